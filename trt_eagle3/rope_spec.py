@@ -24,8 +24,9 @@ class RopeSpec:
         layout: how the pairs are dealt to the temporal, height and width axes. ``chunked`` is
             Qwen2-VL's (first the temporal pairs, then height, then width); ``interleaved`` is
             Qwen3-VL's (T H W T H W ..., the rest T).
-        sections: pairs per axis (T, H, W); sums to head_dim / 2. Empty for ``1d``.
-        inv_freq: float32 radians per position, one per pair (head_dim / 2 of them).
+        sections: pairs per axis (T, H, W); sums to the number of pairs. Empty for ``1d``.
+        inv_freq: float32 radians per position, one per pair: head_dim / 2, or fewer where
+            only the first channels turn.
         attention_scaling: factor on cos and sin (1 except for yarn).
         kind: the name of the frequency schedule it was made from (``default``, ``linear``,
             ``dynamic``, ``llama3``, ``yarn``).
@@ -51,7 +52,7 @@ class RopeSpec:
         elif len(self.sections) != 3 or sum(self.sections) != len(self.inv_freq):
             raise UserError(
                 f"rope: mrope_section {quote(list(self.sections))}: expected 3 counts that sum to "
-                f"head_dim / 2 = {len(self.inv_freq)}"
+                f"half of the channels that turn, {len(self.inv_freq)}"
             )
 
     @classmethod
@@ -65,7 +66,7 @@ class RopeSpec:
 
     @property
     def axis_of_pair(self) -> NDArray[np.int64]:
-        """int64 [head_dim / 2]: 0, 1, 2 = the temporal, height or width position that turns the
+        """int64, one per pair: 0, 1, 2 = the temporal, height or width position that turns the
         pair.
 
         Interleaved: pair i takes H if ``i % 3 == 1 and i < 3 * sections[1]``, W if ``i % 3 == 2 and

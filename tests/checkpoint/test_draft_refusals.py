@@ -268,10 +268,6 @@ CONFLICTS: dict[str, tuple[Change, list[str]]] = {
         lambda c: c.update(rope_scaling={"rope_type": "linear", "factor": 2.0}),
         ["rope_type: default by rope_parameters, linear by rope_scaling", "draft.overrides.rope"],
     ),
-    "rope of half a head": (
-        lambda c: c.update(partial_rotary_factor=0.5),
-        ["partial_rotary_factor", "1, got 0.5"],
-    ),
     "fc_norm": (lambda c: c.update(fc_norm=True), ["fc_norm is True in config.json", "absent"]),
     "activation": (lambda c: c.update(hidden_act="gelu"), ["hidden_act", "silu", "'gelu'"]),
     "sliding window": (

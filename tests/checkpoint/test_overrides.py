@@ -160,7 +160,10 @@ def test_a_whole_rope_overrides_a_config_that_contradicts_itself(tmp_path: Path)
         ({"rope": {"bass": 1e4}}, "nearest known key: base"),
         ({"rope": 1e4}, "expected a mapping of layout, base"),
         ({"rope": {"layout": "2d"}}, "draft.overrides.rope.layout"),
-        ({"rope": {"sections": [1, 2, 3], "layout": "chunked"}}, "sum to head_dim / 2 = 8"),
+        (
+            {"rope": {"sections": [1, 2, 3], "layout": "chunked"}},
+            "sum to half of the channels that turn, 8",
+        ),
         ({"rope": {"kind": "yarn"}}, "needs factor"),
         ({"aux_layers": [4, 1, 3]}, "expected ascending layer numbers, got [4, 1, 3]"),
         ({"aux_layers": [1, 1, 3]}, "expected ascending"),

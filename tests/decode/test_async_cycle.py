@@ -273,6 +273,48 @@ def test_sequences_that_do_not_speculate_are_taken_along(
     assert pool.num_used == pool.num_idle, "pages leaked"
 
 
+def test_sequence_without_draft_goes_on_where_those_that_draft_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass runs for both whose next trees were to be kept to grammars."""
+    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    monkeypatch.setattr(DraftAhead, "filters", lambda *_: True)
+    scheduler, asked = taken_along(0)
+    while min(len(s.tokens) for s in asked) < 3:
+        scheduler.step()
+    scheduler.remove(asked[0])
+    finish(scheduler)
+    assert asked[1].tokens[:MAX_TOKENS] == solo(1)
+
+
+@pytest.mark.parametrize("limit", range(4, 12))
+def test_sequence_without_draft_goes_on_where_those_that_draft_end(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be so long by then that no trees were proposed ahead."""
+    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    scheduler, asked = taken_along(6)
+    asked[0].sampling = SamplingParams(max_tokens=limit)
+    while scheduler.running or scheduler.waiting:
+        for emission in scheduler.step():
+            assert emission.error is None
+            s = emission.sequence
+            if len(s.tokens) >= (limit if s is asked[0] else MAX_TOKENS) or emission.full:
+                scheduler.remove(s)
+    assert asked[0].tokens[:limit] == solo(6)[:limit]
+    assert asked[1].tokens[:MAX_TOKENS] == solo(1)
+
+
+def taken_along(index: int) -> tuple[Scheduler, list[SequenceState]]:
+    """A scheduler with chains, where the prompt ``index`` drafts and that of 1 does not."""
+    pool = fixed_pool()
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN)
+    asked = [sequence(index, pool), sequence(1, pool, drafting=False)]
+    for s in asked:
+        scheduler.add(s)
+    return scheduler, asked
+
+
 @pytest.mark.parametrize("many", [1, 8])
 def test_outcome_is_on_its_way_before_the_draft_works(
     many: int, monkeypatch: pytest.MonkeyPatch
@@ -590,3 +632,17 @@ def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
         assert engine.metrics().kv_pages_used == 0
     with pytest.raises(ClosedError):
         engine.capture_graphs()
+
+
+def test_answer_that_ends_with_its_first_token_ends_beside_others(tmp_path: Path) -> None:
+    """It takes part in the cycle of the step in which its first token is read, for nothing."""
+    limits = {"max_batch_size": 4, "max_seq_len": 256, "max_visual_tokens": 64}
+    with overwriting_llm(build_tiny(tmp_path, limits=limits)) as engine:
+        asked: dict[str, Any] = {"ignore_eos": True, "max_tokens": 20}
+        alone, found = engine.generate("Say nothing.", **asked), list[int]()
+        for chunk in engine.stream("Say nothing.", **asked):
+            found += chunk.token_ids
+            short = engine.generate("What is 12 plus 30?", max_tokens=1)
+            assert len(short.token_ids) == 1
+        assert tuple(found) == alone.token_ids
+        assert engine.metrics().kv_pages_used == 0

@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "sections": (
         "qwen25",
         _text(rope_parameters={"rope_theta": 1e6, "mrope_section": [4, 4, 4]}),
-        "mrope_section [4, 4, 4]: expected 3 counts that sum to head_dim / 2 = 8",
+        "mrope_section [4, 4, 4]: expected 3 counts that sum to half of the channels that turn, 8",
     ),
     "dynamic rope": (
         "qwen25",

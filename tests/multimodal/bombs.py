@@ -33,5 +33,9 @@ def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 def children() -> set[int]:
     """Process ids of this process's children, ended ones that nobody waited for among them."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    while True:
+        tasks = Path("/proc/self/task").iterdir()
+        try:
+            return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+        except OSError:  # a thread ended meanwhile, and another one has its children
+            continue

@@ -13,10 +13,12 @@ from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
 from tests.quantised import add_kv_scales, save_quantised
 from tests.tiny import QUESTIONS, TARGET, build_tiny
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record import options
 from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.options import option_sets
 from trt_eagle3.parity.record.workload import Case, picture
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.report.summary import Found
@@ -61,6 +63,19 @@ def without(*stages: str) -> list[str]:
     return [name for name in CHECKS for stage in stages if name.startswith(_STAGES[stage])]
 
 
+SOME_OPTIONS = ("grammar + penalties", "stop + seed", "min_tokens", "JSON Schema", "named tool")
+"""Of the sets of options, so many that each option is in one."""
+
+
+def ask_few_options(patch: pytest.MonkeyPatch, names: Collection[str] = SOME_OPTIONS) -> None:
+    """Have validations ask with the sets of options ``names`` alone: all of them take seconds."""
+
+    def some(*given: Any) -> dict[str, SamplingParams]:
+        return {name: s for name, s in option_sets(*given).items() if name in names}
+
+    patch.setattr(options, "option_sets", some)
+
+
 SETTINGS = ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties", "bias")
 """Of sampling."""
 
@@ -103,11 +118,13 @@ def inspect(
     looks: Sequence[str] = (),
     settings: Collection[str] = SETTINGS,
     *,
+    asked: Collection[str] | None = SOME_OPTIONS,
     quantised: bool = False,
 ) -> Found:
     """Validate with one prompt, several where a stage wants them.
 
     ``looks``: those of ``OPTIONAL`` that run. ``settings``: those of ``SETTINGS`` that are sampled.
+    ``asked``: the sets of options; None: all.
     ``quantised``: read the sources of the bundle, which are not the tiny pair.
     """
     cases = [case()]
@@ -120,13 +137,14 @@ def inspect(
         ]
     patch.setattr(sampling_check, "_DRAWS", 1000)
     patch.setattr(options, "NUM_CASES", 1)
+    if asked is not None:
+        ask_few_options(patch, asked)
     some = {name: sampling_check._SETTINGS[name] for name in SETTINGS if name in settings}
     patch.setattr(sampling_check, "_SETTINGS", some)
     left_out = without(*(stage for stage in OPTIONAL if stage not in looks))
+    share_reference(patch)
     original, spec, manifest = None, SPEC, MANIFEST
-    if not quantised:
-        share_reference(patch)
-    else:
+    if quantised:
         spec, found = read_sources(engine)
         assert found is not None
         manifest, original = found, read_unquantised(engine, spec)

@@ -1,9 +1,9 @@
-"""The reference of the tiny pair, in which no fault is planted: loaded once for all of them."""
+"""References of the tiny pair's checkpoints, in which no fault is planted: loaded once for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 from transformers import Qwen3VLConfig
 
-from tests.parity.planting import SPEC
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.families.qwen3_vl.processor_reference import Qwen3VLProcessorReference
 from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.parity import run
-from trt_eagle3.parity.reference.target import TargetLayer, VisionStates, load_reference
+from trt_eagle3.parity.reference.target import (
+    TargetLayer,
+    TargetReference,
+    VisionStates,
+    load_reference,
+)
 
 __all__ = ["share_reference"]
 
@@ -25,8 +30,9 @@ __all__ = ["share_reference"]
 class SharedReference(Qwen3VLReference):
     """Keeps its layers, and what it made of images."""
 
-    def __init__(self) -> None:
-        super().__init__(Qwen3VLConfig.from_pretrained(SPEC.path), SPEC.tensors)
+    def __init__(self, spec: TargetCheckpoint, kv_scales: Mapping[int, KVScales]) -> None:
+        super().__init__(Qwen3VLConfig.from_pretrained(spec.path), spec.tensors)
+        self.kv_scales = kv_scales
         self._seen: dict[tuple[Any, ...], VisionStates] = {}
 
     @cached_property
@@ -57,17 +63,34 @@ class SharedProcessor(Qwen3VLProcessorReference):
         return SharedProcessor._loaded
 
 
-@cache
-def _target() -> SharedReference:
-    return SharedReference()
+_KEPT = 4
+_SHARED: list[tuple[Mapping[str, Any], SharedReference]] = []
+"""By their tensors; the latest last."""
+
+
+def _shared(spec: TargetCheckpoint, kv_scales: Mapping[int, KVScales]) -> SharedReference:
+    for tensors, reference in _SHARED:
+        if tensors == spec.tensors and reference.kv_scales == kv_scales:
+            return reference
+    _SHARED.append((spec.tensors, SharedReference(spec, kv_scales)))
+    del _SHARED[:-_KEPT]
+    return _SHARED[-1][1]
 
 
 def share_reference(patch: pytest.MonkeyPatch) -> None:
-    """Have validations of the tiny pair, in float32, use one reference."""
+    """Have validations in float32 of the tiny pair, and of what was quantised of it, use one
+    reference each.
+    """
 
-    def load(spec: TargetCheckpoint, dtype: torch.dtype, device: str, *scales: Any) -> Any:
-        shared = spec.tensors == SPEC.tensors and dtype == torch.float32 and not any(scales)
-        return _target() if shared else load_reference(spec, dtype, device, *scales)
+    def load(
+        spec: TargetCheckpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_scales: Mapping[int, KVScales] | None = None,
+    ) -> TargetReference:
+        if dtype == torch.float32:
+            return _shared(spec, kv_scales or {})
+        return load_reference(spec, dtype, device, kv_scales)
 
     patch.setattr(run, "load_reference", load)
     patch.setattr(FAMILY, "processor_reference", SharedProcessor)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.decode.bundle import config_of, save_pair
-from tests.parity.conftest import inspect, without
+from tests.parity.conftest import ask_few_options, inspect, without
 from tests.tiny import build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.record import answers, options
@@ -128,6 +128,7 @@ def test_tiny_pair_passes_on_every_backend(
 ) -> None:
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
     monkeypatch.setattr(options, "NUM_CASES", 1)
+    ask_few_options(monkeypatch)
     some = {name: sampling_check._SETTINGS[name] for name in ("all filters", "penalties")}
     monkeypatch.setattr(sampling_check, "_SETTINGS", some)
     engine = RecordingEngine(build_tiny(tmp_path, engine={"backend": backend}))
@@ -166,9 +167,12 @@ def test_random_pairs_hold_every_choice() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)))
-def test_random_pair_passes_every_check(number: int) -> None:
+def test_random_pair_passes_every_check(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of options take turns, each with two pairs."""
     pair = PAIRS[number]
     with pair.open() as engine:
+        sets = list(options.option_sets(engine.spec.eos_token_ids, engine.processor.tokenizer))
+        ask_few_options(monkeypatch, sets[number % 4 :: 4])
         case = Case("drawn", "drawn", QUESTIONS[pair.question])
         check = Validation(engine, left_out=without("sampling", "batch"))
         found = check.run([case], 16, *read_sources(engine))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.parity.conftest import ask_few_options
 from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
 from tests.parity.shared_reference import share_reference
@@ -45,8 +46,8 @@ class Ended:
 
 @pytest.fixture
 def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs the command; the page's plots and most settings of sampling, which have tests of
-    their own, are left out.
+    """Runs the command; the page's plots, most settings of sampling and most sets of options,
+    which have tests of their own, are left out.
     """
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
     monkeypatch.setattr(
@@ -54,6 +55,7 @@ def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     )
     monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
     monkeypatch.setattr(options, "NUM_CASES", 1)
+    ask_few_options(monkeypatch, ("grammar + stop", "named tool"))
     share_reference(monkeypatch)
 
     def run(*args: object) -> Ended:

@@ -34,9 +34,15 @@ def test_planted_fault_is_caught_and_named(
     if fault.bundle:
         planted.spec, _ = read_sources(planted.engine())
     fault.plant(planted)
-    settings = {"temperature 0.7", fault.tensor}
-    quantised = bool(fault.bundle)
-    found = inspect(planted.engine(), monkeypatch, fault.looks, settings, quantised=quantised)
+    settings, asked = {"temperature 0.7", fault.tensor}, {"grammar", fault.tensor}
+    found = inspect(
+        planted.engine(),
+        monkeypatch,
+        fault.looks,
+        settings,
+        asked=asked,
+        quantised=bool(fault.bundle),
+    )
     assert found.diagnosis is not None, "no check failed"
     assert (found.diagnosis.check, found.diagnosis.tensor) == (fault.check, fault.tensor)
     assert found.diagnosis.stage == CHECKS[fault.check].stage
@@ -80,7 +86,8 @@ def test_bfloat16_engine_is_sound_and_its_faults_are_named(
 def test_without_a_fault_no_gate_fails(
     tree_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = inspect(plant_in(tree_bundle, tmp_path, monkeypatch).engine(), monkeypatch, OPTIONAL)
+    engine = plant_in(tree_bundle, tmp_path, monkeypatch).engine()
+    found = inspect(engine, monkeypatch, OPTIONAL, asked=None)
     assert found.diagnosis is None
     unmeasured = {check for check in CHECKS if not found.recorder[check].taken}
     assert unmeasured <= {"target.top5"}, "none may be unsure"

@@ -22,8 +22,9 @@ from tests.serving.site import SERVING, Site, serving, wait_for
 from tests.tiny import ROOT, build_tiny
 from tests.triton.hostile import REFUSED
 from tests.triton.server import data_uri
+from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.llm import LLM, load
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.warm_up import warm_up
@@ -291,6 +292,21 @@ def test_big_body_is_refused_while_it_comes(site: Site) -> None:
     assert "the limit" in text or "more than" in text
 
 
+def test_too_large_schema_is_refused_by_its_field(site: Site) -> None:
+    schema = {"schema": {"enum": list(range(70_000))}, "name": "s"}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    status, found = site.chat(messages=QUESTION, response_format=wanted)
+    error = found["error"]
+    assert (status, error["param"]) == (413, "response_format")
+    assert "more than 65536 values" in error["message"]
+
+
+def test_too_long_text_is_refused_by_its_field(engine: LLM) -> None:
+    with serving(engine, SERVING.model_copy(update={"max_text_bytes": 5000})) as site:
+        status, found = site.chat(messages=QUESTION, stop=["x" * 6000])
+    assert (status, found["error"]["param"]) == (413, "stop")
+
+
 def test_overload_is_a_503_that_says_when_to_come_back(narrow: LLM) -> None:
     with serving(narrow) as site, ThreadPoolExecutor(2) as pool:
         with site.hang_up_later({**LONG, "stream": True}):
@@ -480,6 +496,27 @@ def test_fewest_pixels_that_may_be_asked_for_are_enough_to_start(bundle: Path) -
     engine = load(bundle, media=ServingConfig(max_pixels=4096).media())
     assert warm_up(engine) > 0
     engine.close()
+
+
+def test_warm_up_starts_the_process_that_tries_grammars(bundle: Path) -> None:
+    with load(bundle) as engine:
+        warm_up(engine)
+        process = engine.bundle.grammars._worker._process
+        assert process is not None
+        assert process.poll() is None
+    assert process.poll() is not None
+
+
+def test_server_without_grammars_answers_all_the_same(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: GrammarCompiler) -> None:
+        raise EnvironmentMissingError("grammar: cannot start python3")
+
+    monkeypatch.setattr(GrammarCompiler, "warm_up", fail)
+    with load(bundle) as engine, caplog.at_level("WARNING", "trt_eagle3"):
+        assert warm_up(engine) > 0
+    assert "grammar will be refused: grammar: cannot start python3" in caplog.text
 
 
 def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: LLM) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.json_fields import largest_field
 from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_request_json
 
 SERVING = ServingConfig()
@@ -119,3 +120,30 @@ def test_escaped_name_of_a_taken_out_uri_is_harmless() -> None:
         URI,
     ]
     assert parse_request_json(b'["data:0", "data:1"]', "body", SERVING) == ["data:0", "data:1"]
+
+
+def heavy(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", **fields, "n": 1}).encode()
+
+
+SCHEMA = {"json_schema": {"schema": {"properties": {f"p{i}": {"type": "x"} for i in range(99)}}}}
+LONG = [{"role": "user", "content": 'a "quoted" text, [with] {marks} ' * 99}]
+
+
+@pytest.mark.parametrize(
+    ("data", "by_text", "expected"),
+    [
+        (heavy(messages=LONG, response_format=SCHEMA), False, "response_format"),
+        (heavy(messages=LONG, response_format=SCHEMA), True, "messages"),
+        (heavy(messages=LONG, response_format=SCHEMA)[:-300], False, "response_format"),
+        (heavy(messages=[URI * 99], tools=["short, but no data"]), True, "tools"),
+        (b' { "a\\"b" : [[[' + b"{}," * 99, False, 'a\\\\"b'),
+        (b'{"' + "\u00fc".encode() * 99 + b'": [1, 2', False, "\\xfc" * 40),
+        (b"[" + b'{"a": [1]},' * 99, False, None),
+        (b'"text"', True, None),
+        (b"", False, None),
+        (b'{"open', False, None),
+    ],
+)
+def test_largest_field_of_a_body_is_named(data: bytes, by_text: bool, expected: str | None) -> None:
+    assert largest_field(data, by_text) == expected

@@ -35,6 +35,13 @@ from trt_eagle3.serving.tls import tls_context
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 PEMS = Path(__file__).parent / "tls"
 TLS = HttpOptions(tls_cert=PEMS / "cert.pem", tls_key=PEMS / "key.pem")
+OTHER_KEY = b"""\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgqFIzb2zFYjWGOEbP
+96+v6RhNgdBRw803kmqTozQ4OL6hRANCAASSBHGzVobInhe/K4HU6VnSvl2jesZl
+7VW1uEA/jYzYYdxsw1AVI22aIHi1otvfwJFGfPnJgMlPVpKd+KKt2GCl
+-----END PRIVATE KEY-----
+"""
 NAMES = HttpOptions(
     names=("first", "org/second"), cors_origins=("https://a.example",), api_key="secret"
 )
@@ -84,6 +91,28 @@ def test_pages_of_a_listed_origin_may_ask_and_others_may_not(site: Site) -> None
         assert (found.get("access-control-allow-origin") == origin) == allowed
     _, _, found = site.request("GET", "/health", headers={"Origin": "https://a.example"})
     assert found["access-control-allow-origin"] == "https://a.example"
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/models", "/nowhere"])
+def test_page_may_read_id_and_errors(site: Site, path: str) -> None:
+    _, _, found = site.request("GET", path, headers={"Origin": "https://a.example"})
+    assert "x-request-id" in found["access-control-expose-headers"].lower()
+
+
+def test_page_may_read_an_internal_error(
+    site: Site, engine: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine, "submit", fail)
+    headers = {**KEY, "Origin": "https://a.example"}
+    status, text, found = site.request(
+        "POST", "/v1/chat/completions", {"messages": QUESTION}, headers
+    )
+    assert (status, "planted" in text) == (500, False)
+    assert found["access-control-allow-origin"] == "https://a.example"
+    assert found["x-request-id"].startswith("req_")
 
 
 def test_id_of_a_request_is_echoed_if_it_can_be(site: Site) -> None:
@@ -228,6 +257,8 @@ def test_sampling_is_as_the_checkpoint_says_unless_told_otherwise(
         ({"api_key": ""}, "--api-key: it is empty"),
         ({"names": ("",)}, "--served-model-name: it is empty"),
         ({"cors_origins": ("a.example",)}, "--cors-origin: expected"),
+        ({"cors_origins": ("https://a.example/",)}, "--cors-origin: expected"),
+        ({"cors_origins": ("https://A.example",)}, "--cors-origin: expected"),
         ({"tls_cert": Path("x")}, "--tls-key: missing"),
         ({"tls_key": Path("x")}, "--tls-cert: missing"),
     ],
@@ -237,11 +268,49 @@ def test_bad_options_are_refused(options: dict[str, Any], expected: str) -> None
         HttpOptions(**options)
 
 
-def test_bad_pem_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No such file"):
-        tls_context(replace(TLS, tls_cert=tmp_path / "absent.pem"))
-    with pytest.raises(UserError, match="Expected PEM files"):
-        tls_context(replace(TLS, tls_cert=TLS.tls_key))
+@pytest.mark.parametrize(
+    ("cert", "key", "expected"),
+    [
+        ("absent", "key", "--tls-cert .*absent.pem: No such file or directory. Expected a PEM"),
+        ("cert", "absent", "--tls-key .*absent.pem: No such file"),
+        (".", "key", "--tls-cert .*: Is a directory"),
+        ("key", "cert", "--tls-cert .*key.pem: holds none of a certificate chain"),
+        ("cert", "cert", "--tls-key .*cert.pem: holds none of a private key"),
+        ("empty", "key", "--tls-cert .*empty.pem: is empty"),
+        ("junk", "key", "--tls-cert .*junk.pem: holds none of a certificate"),
+        ("cert", "locked", "--tls-key .*locked.pem: has a password. Take it off: openssl"),
+        ("cert", "other", "other.pem: no certificate and its key .*made for"),
+        ("broken", "key", "broken.pem, .*: no certificate and its key"),
+    ],
+)
+def test_bad_pem_files_are_refused_in_one_line(
+    tmp_path: Path, cert: str, key: str, expected: str
+) -> None:
+    files = {
+        "cert": (PEMS / "cert.pem").read_bytes(),
+        "key": (PEMS / "key.pem").read_bytes(),
+        "other": OTHER_KEY,
+        "empty": b"\n",
+        "junk": bytes(range(256)),
+        "locked": OTHER_KEY.replace(b"PRIVATE", b"ENCRYPTED PRIVATE"),
+        "broken": b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    }
+    for name, data in files.items():
+        (tmp_path / f"{name}.pem").write_bytes(data)
+    cert_path = tmp_path if cert == "." else tmp_path / f"{cert}.pem"
+    with pytest.raises(UserError, match=expected) as caught:
+        tls_context(replace(TLS, tls_cert=cert_path, tls_key=tmp_path / f"{key}.pem"))
+    assert "\n" not in str(caught.value)
+
+
+def test_certificate_that_is_over_is_named_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("WARNING", "trt_eagle3"):
+        assert tls_context(TLS) is not None
+        assert not caplog.records
+        assert tls_context(replace(TLS, tls_cert=PEMS / "expired.pem")) is not None
+    assert "expired.pem: expired: clients will refuse it" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -205,6 +205,19 @@ class Server:
             time.sleep(0.05)
         return found
 
+    def settled_metrics(self) -> dict[str, float]:
+        """Metrics that count every request which was answered before.
+
+        They are published series by series now and then: of three changes that are seen one after
+        the other, the second publication began after the call and ended before the third.
+        """
+        prompts = "trt_eagle3_prompt_tokens_total"
+        for _ in range(3):
+            before = self.metrics()[prompts]
+            self.generate(text_input="Hi.", max_tokens=1)
+            self.wait_for_metrics(lambda metrics, seen=before: metrics[prompts] > seen)
+        return self.metrics()
+
     def wait_for_metric(self, name: str, value: float) -> None:
         self.wait_for_metrics(lambda metrics: metrics[name] == value)
 

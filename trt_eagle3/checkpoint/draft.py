@@ -4,6 +4,7 @@ its target.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from trt_eagle3.checkpoint.draft_files import open_draft
 from trt_eagle3.checkpoint.draft_geometry import check_draft_tensors
 from trt_eagle3.checkpoint.draft_vocabulary import resolve_vocabulary
 from trt_eagle3.checkpoint.generic import GENERIC
-from trt_eagle3.checkpoint.manifest import DraftManifest, Source
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest, Source
 from trt_eagle3.checkpoint.modelopt import MODELOPT
 from trt_eagle3.checkpoint.other_drafter import refuse_other_drafters
 from trt_eagle3.checkpoint.producer import Producer, resolve
@@ -27,6 +28,9 @@ from trt_eagle3.spec import TargetSpec
 
 __all__ = ["PRODUCERS", "read_draft"]
 
+_VARIANT = re.compile(r"(_(moe|text|thinker|chat))+$")
+"""What a family's mixtures, language models and parts have behind its name."""
+
 PRODUCERS = (SPECULATORS, ANGELSLIM, SPECFORGE, MODELOPT, SAFEAILAB, GENERIC)
 """Asked in this order whether a draft is theirs; the last takes all."""
 
@@ -36,7 +40,7 @@ def read_draft(
     target: TargetSpec | None,
     overrides: Mapping[str, Any] | None = None,
     cache: Path | None = None,
-) -> DraftManifest:
+) -> Eagle3Manifest:
     """Resolve the draft in ``directory``.
 
     Args:
@@ -101,6 +105,17 @@ def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorR
     return tensors if d2t is None else {**tensors, "d2t": d2t}
 
 
+def _check_named_target(fields: ResolvedFields, family: str) -> None:
+    """Refuse a draft whose config names a target of another generation."""
+    key = "target_model_type"
+    told = fields.files.find(key, "text")
+    if told and _VARIANT.sub("", told) != _VARIANT.sub("", family):
+        raise fields.error(
+            f"{key}: a draft for {quote(told, 80)}, the target is {family}. Use the draft that was "
+            "trained for this target, or correct the key."
+        )
+
+
 def _check_target(fields: ResolvedFields) -> None:
     """Refuse a draft of another target."""
     if fields.target is None:
@@ -112,6 +127,7 @@ def _check_target(fields: ResolvedFields) -> None:
         values["target_hidden_size"],
         fields.files.tensors["fc.weight"],
     )
+    _check_named_target(fields, target.family)
     outside = [k for k in aux if not 0 <= k < target.num_layers]
     if outside:
         raise fields.error(

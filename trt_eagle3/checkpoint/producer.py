@@ -25,7 +25,8 @@ AUX_KEYS = (
     "aux_hidden_states_layer_ids",
 )
 _ROPE_FIX = ", or set layout, kind and base of draft.overrides.rope"
-_OF_ANY_KIND = ("mrope_section", "partial_rotary_factor")
+_PART = "partial_rotary_factor"
+_OF_ANY_KIND = ("mrope_section", _PART)
 """Of a rope config, what holds whatever kind an override says that it is."""
 
 
@@ -55,6 +56,8 @@ class Producer:
             state after j layers, which is out(j - 1).
         positions: what a 1-D rope turns by; a 3-axis rope turns by the target's three axes.
         position_shift, mrope_shift: added to the positions of a 1-D and of a 3-axis draft.
+        whole_heads: whether its code turns all channels of a head, whatever
+            ``partial_rotary_factor`` says.
         quirks: what else its files say, for ``ResolvedFields``.
     """
 
@@ -68,6 +71,7 @@ class Producer:
     positions: Literal["temporal", "linear"] = "temporal"
     position_shift: int = 0
     mrope_shift: int = 0
+    whole_heads: bool = False
     quirks: Callable[[ResolvedFields], None] = lambda _: None
 
 
@@ -226,6 +230,8 @@ def _rope(producer: Producer, fields: ResolvedFields) -> RopeSpec:
     override: Mapping[str, Any] = fields.overrides.get("rope", {})
     config = _rope_config(override, fields)
     interpretation = producer.read_rope(config, fields)
+    if producer.whole_heads:
+        config = _over_whole_heads(config, producer, fields)
     try:
         rope = _rope_of(interpretation, config, override, fields)
     except UserError as error:
@@ -258,6 +264,16 @@ def _rope_config(override: Mapping[str, Any], fields: ResolvedFields) -> RopeCon
     return replace(
         config, values={key: config.values[key] for key in _OF_ANY_KIND if key in config.values}
     )
+
+
+def _over_whole_heads(config: RopeConfig, producer: Producer, fields: ResolvedFields) -> RopeConfig:
+    """``config`` without the part of a head, which it has from a target that turns a part only."""
+    if config.part != 1.0:
+        fields.warn(
+            f"rope: {_PART} {config.part:g} is ignored, as in {producer.name}'s training code, "
+            "which turns whole heads; servers may turn a part"
+        )
+    return replace(config, values={k: v for k, v in config.values.items() if k != _PART})
 
 
 def _rope_of(

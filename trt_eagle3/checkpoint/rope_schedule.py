@@ -53,6 +53,26 @@ class RopeConfig:
         """``mrope_interleaved``."""
         return bool(config_value(self.values, "mrope_interleaved", "flag", self.file))
 
+    @property
+    def part(self) -> float:
+        """``partial_rotary_factor``: of a head's channels, those that turn."""
+        found = config_value(self.values, "partial_rotary_factor", "number", self.file)
+        return 1.0 if found is None else float(found)
+
+    def unscaled(self, rotary_dim: int, sections: tuple[int, ...]) -> RopeSpec:
+        """The unscaled schedule over ``rotary_dim`` channels of a head, interleaved.
+
+        Args:
+            sections: where the config names none.
+        Raises:
+            UserError: sections that do not fit.
+        """
+        assert self.base is not None
+        try:
+            return RopeSpec.plain(rotary_dim, self.base, "interleaved", self.sections or sections)
+        except UserError as error:
+            raise UserError(f"{self.file}: {error}") from error
+
 
 def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> RopeConfig:
     """The rope of a config in either spelling, or in both where they agree.
@@ -91,7 +111,10 @@ def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> Ro
     values, key = new or old, "partial_rotary_factor"
     partial = agree(
         key,
-        {"rope": values.get(key), "the config itself": config_value(config, key, "number", file)},
+        {
+            "rope": config_value(values, key, "number", file),
+            "the config itself": config_value(config, key, "number", file),
+        },
     )
     if partial is not None:
         values = {**values, key: partial}
@@ -140,7 +163,8 @@ def make_rope(
     partial = (parameters or {}).get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise UserError(
-            f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported"
+            f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported. Where "
+            "whole heads turn, set it to 1"
         )
     required, optional, schedule = SCHEDULES[kind]
     numbers = _numbers(kind, parameters or {}, required, optional, max_positions)

@@ -28,7 +28,7 @@ def _read_rope(config: RopeConfig, fields: ResolvedFields) -> RopeReading:
         if config.values or config.base
         else Source("default", "no rope key")
     )
-    if config.interleaved:
+    if config.interleaved and config.part == 1.0:  # else it is a copy of the target's
         return RopeReading(
             "default",
             DEFAULT_BASE,
@@ -82,6 +82,7 @@ SPECFORGE = Producer(
     aux_keys=("eagle_config.eagle_aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids"),
     aux_ids="out",
     aux_pre_deepstack=True,
+    whole_heads=True,
     mrope_shift=1,  # positions of the ids shifted left by one
     quirks=_quirks,
 )

@@ -64,5 +64,6 @@ SPECULATORS = Producer(
     aux_pre_deepstack=False,  # its data come from vLLM
     positions="linear",
     position_shift=1,
+    whole_heads=True,
     quirks=_quirks,
 )

@@ -334,6 +334,8 @@ class EngineCore:
 
     def _deliver(self, emission: Emission) -> None:
         sequence = emission.sequence
+        if id(sequence) not in self._answers:  # ended by its first token, in this very step
+            return
         answer = self._answers[id(sequence)][0]()
         if emission.error is not None:
             self._drop(answer, sequence, _outcome(emission.error), emission.error)

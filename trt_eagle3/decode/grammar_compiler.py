@@ -38,7 +38,8 @@ class _Compiled:
 
 
 class GrammarCompiler:
-    """Makes matchers over one vocabulary; thread-safe. Nothing runs until the first grammar comes.
+    """Makes matchers over one vocabulary; thread-safe. Nothing runs until the first grammar
+    comes, or ``warm_up``.
 
     A grammar is compiled in some milliseconds. One that takes more time or memory than
     ``grammar_worker`` allows is refused within a second, and delays nobody else's.

@@ -127,7 +127,7 @@ class Scheduler:
 
     def step(self) -> list[Emission]:
         """Admit, prefill, decode; return the emitted tokens, for the caller to ``remove`` those
-        that are done.
+        that are done. A sequence may emit twice: its first token, and what a cycle adds to it.
         """
         self.num_draft_tokens = None
         if self._quiet:

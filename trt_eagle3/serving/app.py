@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
 
 try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import ClientDisconnect
     from starlette.requests import Request as HTTPRequest
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
+    from starlette.types import ASGIApp
 except ImportError as missing:
     raise EnvironmentMissingError(
         f"serve: {missing.name} is not installed. Run: pip install starlette uvicorn"
@@ -31,10 +33,9 @@ def make_app(front: Front) -> RequestLog:
     kinds = (TrtEagle3Error, TimeoutError, ClientDisconnect, HTTPException, Exception)
     app = Starlette(
         routes=_routes(front),
-        middleware=_cors(front),
         exception_handlers=dict.fromkeys(kinds, _refuse),
     )
-    return RequestLog(app, enabled=front.http.access_log)
+    return RequestLog(_cors(app, front.http.cors_origins), enabled=front.http.access_log)
 
 
 def _routes(front: Front) -> list[Route]:
@@ -60,18 +61,17 @@ def _routes(front: Front) -> list[Route]:
     ]
 
 
-def _cors(front: Front) -> list[Middleware]:
-    if not front.http.cors_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=front.http.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
-        )
-    ]
+def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``app`` for pages of ``origins``, which may read its failures too."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
+    )
 
 
 async def _refuse(request: HTTPRequest, error: Exception) -> Response:
@@ -89,6 +89,6 @@ async def _refuse(request: HTTPRequest, error: Exception) -> Response:
 
 def _refuse_route(request: HTTPRequest, error: HTTPException) -> Response:
     routes = [route for route in request.app.routes if isinstance(route, Route)]
-    served = ", ".join(f"{min(route.methods or {'GET'})} {route.path}" for route in routes)
+    served = ", ".join(f"{min(route.methods or {'GET'})} {route.path_format}" for route in routes)
     found = describe(f"{error.detail}. Served: {served}.", error.status_code)
     return JSONResponse(found, error.status_code, dict(error.headers or {}))

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from types import TracebackType
+from typing import Any
 
 from trt_eagle3.errors import OverloadedError
 from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.json_fields import largest_field
 from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError
 
 __all__ = ["BodyBudget", "BodyEvictedError", "BodyLease", "BodyTimeoutError"]
@@ -160,11 +162,19 @@ class BodyLease:
         if len(data) + len(block) > self._budget.serving.max_body_bytes:
             limit = self._budget.serving.max_body_bytes
             raise TooLargeError(
-                f"body: more than {limit} bytes (max_body_bytes). Send fewer or smaller images."
+                f"body: more than {limit} bytes (max_body_bytes). Send fewer or smaller images.",
+                "max_body_bytes",
             )
         self._budget.take(self, len(block))
         data += block
-        await asyncio.get_running_loop().run_in_executor(self._budget.pool, scanner.feed, block)
+        try:
+            await self._on_thread(scanner.feed, block)
+        except TooLargeError as error:
+            by_text = error.limit == "max_text_bytes"
+            raise error.about(await self._on_thread(largest_field, data, by_text)) from None
+
+    async def _on_thread(self, run: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._budget.pool, run, *args)
 
     def _extend(self) -> None:
         """The next block may take ``body_timeout_s``; all of them together that long, plus their

@@ -113,7 +113,7 @@ def error_object(error: Exception) -> dict[str, Any]:
         _log.error("a request failed: %s: %s", type(error).__name__, clip(error))
         message = f"internal error: {type(error).__name__}"
     code = error.code if isinstance(error, RefusedError | FieldError) else _CODES.get(status)
-    param = error.param if isinstance(error, RefusedError | FieldError) else None
+    param = error.param if isinstance(error, RefusedError | FieldError | TooLargeError) else None
     return describe(message, status, param, code)
 
 

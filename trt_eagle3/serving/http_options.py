@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from trt_eagle3.errors import UserError
 
 __all__ = ["HttpOptions"]
+
+# as browsers send it: in small letters, and without a slash at the end
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class HttpOptions:
         if not all(self.names):
             raise UserError("--served-model-name: it is empty. Give a name, or leave it out.")
         for origin in self.cors_origins:
-            if origin != "*" and "://" not in origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise UserError(
                     f"--cors-origin: expected * or an origin such as https://example.com, got "
                     f"{origin!r:.80}"

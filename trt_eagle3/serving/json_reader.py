@@ -21,7 +21,23 @@ _LONG = 4096
 
 
 class TooLargeError(UserError):
-    """A body that is bigger than a limit, or holds more values than one."""
+    """A body that is bigger than a limit, or holds more values than one.
+
+    Attributes:
+        limit: the field of ``ServingConfig``. param: the field of the request, where one is to
+            blame.
+    """
+
+    def __init__(self, message: str, limit: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.param = param
+
+    def about(self, param: str | None) -> TooLargeError:
+        """The same, with the field to blame."""
+        if param is None:
+            return self
+        return TooLargeError(f"{self} Most is in {param}.", self.limit, param)
 
 
 class JsonScanner:
@@ -111,7 +127,9 @@ class JsonScanner:
         for count, field, unit in limits:
             limit = getattr(self._serving, field)
             if count > limit:
-                raise TooLargeError(f"{self._name}: more than {limit} {unit} The limit is {field}.")
+                raise TooLargeError(
+                    f"{self._name}: more than {limit} {unit} The limit is {field}.", field
+                )
 
 
 def parse_request_json(

@@ -63,9 +63,9 @@ def serve(
         UserError: no bundle, a certificate that cannot be read, or no such address to listen on.
     """
     with contextlib.ExitStack() as stack:
+        _set_up_log(log_level)
         tls = tls_context(http)
         sockets = [stack.enter_context(bound) for bound in _bind(host, port)]
-        _set_up_log(log_level)
         if http.api_key is None and host not in _LOOPBACK:
             _log.warning(
                 "listening on %s without an API key: whoever reaches this port is answered", host

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.serving.certificate import certificate_warning, read_certificate
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.connection import SEND_BUFFER, BoundedConnection
 from trt_eagle3.serving.http_options import HttpOptions
@@ -20,24 +20,16 @@ _SHUTDOWN_S = 3.0  # for a client to take its leave
 
 
 def tls_context(http: HttpOptions) -> ssl.SSLContext | None:
-    """A server's context of TLS 1.2 and above; None where no certificate is named.
+    """The context of the certificate that ``http`` names; None where it names none.
 
     Raises:
-        UserError: a file that cannot be read, or a key that is not the certificate's.
+        UserError: as for ``read_certificate``.
     """
     if http.tls_cert is None or http.tls_key is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(http.tls_cert, http.tls_key, password=lambda: "")
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(
-            f"--tls-cert {http.tls_cert}, --tls-key {http.tls_key}: {reason}. Expected PEM files "
-            "of a certificate chain and its key, without a password."
-        ) from error
+    context = read_certificate(http.tls_cert, http.tls_key)
+    if (warning := certificate_warning(context, http.tls_cert)) is not None:
+        _log.warning(warning)
     return context
 
 

@@ -305,7 +305,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "sections": (
         _text(rope_parameters={"rope_theta": 1e5, "mrope_section": [1, 1, 1]}),
-        r"mrope_section \[1, 1, 1\]: expected 3 counts that sum to head_dim / 2 = 8",
+        r"mrope_section \[1, 1, 1\]: expected 3 counts that sum to half of the channels",
     ),
     "two thetas": (
         _text(rope_theta=5e6),

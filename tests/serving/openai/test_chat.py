@@ -209,6 +209,10 @@ def test_calls_that_are_cut_off_end_with_length(model: ServedModel) -> None:
 def test_several_answers_have_indices_and_one_prompt(model: ServedModel) -> None:
     call = read(model, n=2, temperature=1.0, seed=2**64 - 1)
     assert [request.sampling.seed for request in call.requests] == [2**64 - 1, 0]
+    call = read(model, n=2, temperature=1.0, seed=-1)  # as OpenAI allows
+    assert [request.sampling.seed for request in call.requests] == [2**64 - 1, 0]
+    with pytest.raises(UserError, match="seed: expected a whole number from 0"):
+        read(model, seed=-(2**63) - 1)
     found = call.reply.whole([generation("a"), generation("b")])
     said = [(c["index"], c["message"]["content"]) for c in found["choices"]]
     assert said == [(0, "a"), (1, "b")]

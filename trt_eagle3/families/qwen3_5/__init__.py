@@ -27,7 +27,7 @@ class _Qwen35(Qwen3VLFamily):
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
 
-        return read_qwen3_5(config, "qwen3_5", "Qwen3_5ForConditionalGeneration")
+        return read_qwen3_5(config, "qwen3_5", "Qwen3_5")
 
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
@@ -46,9 +46,9 @@ class _Qwen35Text(Qwen3Family):
     title = "Qwen3.5, text-only"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
-        from trt_eagle3.families.qwen3_5.reader import read_qwen3_5_text
+        from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
 
-        return read_qwen3_5_text(config, "qwen3_5_text", "Qwen3_5ForCausalLM")
+        return read_qwen3_5(config, "qwen3_5", "Qwen3_5")
 
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str

@@ -55,6 +55,13 @@ class HybridConfig(DecoderConfig):
             raise self.config.error(f"{where}: expected a layer of {_FULL}, got none")
         return found
 
+    def check(self) -> None:
+        """Refuse what a Qwen3.5's decoder can be and this program cannot compute."""
+        super().check()
+        key = f"{self.section}attn_output_gate"
+        if not self.config.get(key, "flag", True):
+            raise self.config.error(f"{key}: expected true, got false: not supported")
+
     def check_layer_types(self, names: Collection[str]) -> None:
         """Refuse tensors ``names`` of another kind of layer than ``layer_types`` says."""
         kinds = self.layer_types

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_5.decoder import HybridConfig
+from trt_eagle3.families.qwen3_5.mtp import split_head, without_head
 from trt_eagle3.families.qwen3_vl.reader import vision_spec
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import RopeSpec, VisionSpec
 
-__all__ = ["read_qwen3_5", "read_qwen3_5_text"]
+__all__ = ["read_qwen3_5"]
 
 _SECTION = "text_config."
 _ROTARY = 0.25  # transformers' default partial_rotary_factor
-_MTP = "mtp."
+_SECTIONS = (11, 11, 10)  # and mrope_section
 
 
 def read_qwen3_5(
     config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
 ) -> TargetCheckpoint:
-    """Read a Qwen3.5 checkpoint with its vision tower.
+    """Read a Qwen3.5 checkpoint; one of text alone is of ``<family>_text``.
 
     Args:
-        architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
+        architecture: how its architectures' names begin. sparse: reads the layers of a mixture of
+            experts.
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
-    _check_architecture(config, architecture)
+    if _is_text(config, architecture):
+        section = _SECTION if config.get(_SECTION[:-1], "object") else ""
+        return _read(HybridConfig(config, section, sparse), f"{family}_text", None)
     for section in ("text_config", "vision_config"):
         if not config.get(section, "object"):
             raise config.error(f"{section}: expected an object, got none")
@@ -41,18 +44,22 @@ def read_qwen3_5(
     return _read(decoder, family, vision_spec(config, decoder, ()))
 
 
-def read_qwen3_5_text(
-    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
-) -> TargetCheckpoint:
-    """Read a Qwen3.5 checkpoint of text alone.
+def _is_text(config: ModelConfig, architecture: str) -> bool:
+    """Whether it has no tower, by its type or its architecture.
 
-    Args:
-        architecture, sparse: as for ``read_qwen3_5``.
     Raises:
-        UserError: as for ``read_qwen3_5``.
+        UserError: an architecture that does not generate text.
     """
-    _check_architecture(config, architecture)
-    return _read(HybridConfig(config, sparse=sparse), family, None)
+    told = (config.get("architectures", "texts") or [None])[0]
+    text, whole = (f"{architecture}For{end}" for end in ("CausalLM", "ConditionalGeneration"))
+    by_type = config.get("model_type", "text", "").endswith("_text")
+    known = (text,) if by_type else (whole, text)
+    if told not in {None, *known}:
+        raise UserError(
+            f"{config.file.parent}: expected a Qwen3.5 ({' or '.join(known)}), got architecture "
+            f"{quote(told, 80)}."
+        )
+    return bool(by_type or told == text)
 
 
 def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> TargetCheckpoint:
@@ -63,24 +70,18 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
     if max(decoder.num_layers, vision.depth if vision else 0) > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
     decoder.check_layer_types(tensors)
-    return decoder.checkpoint(
+    layers = decoder.layers(rope)
+    own, head = split_head(decoder, layers, tensors)
+    target = decoder.checkpoint(
         family,
-        decoder.layers(rope),
-        _without_mtp(decoder, tensors),
+        layers,
+        own,
         max_position_embeddings=decoder.max_position_embeddings,
-        quantisation=quantisation,
+        quantisation=without_head(quantisation),
         vision=vision,
         vision_shapes=vision_shapes(vision) if vision else None,
     )
-
-
-def _check_architecture(config: ModelConfig, expected: str) -> None:
-    architecture = (config.get("architectures", "texts") or [None])[0]
-    if architecture not in {None, expected}:
-        raise UserError(
-            f"{config.file.parent}: expected a Qwen3.5 ({expected}), got architecture "
-            f"{quote(architecture, 80)}."
-        )
+    return replace(target, mtp=head)
 
 
 def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
@@ -89,7 +90,7 @@ def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
     where = f"{decoder.section}rope_parameters"
     if rope.base is None or rope.base <= 1:
         raise config.error(f"{where}.rope_theta: expected a number above 1, got {rope.base}")
-    if rope.kind() not in {"default", "mrope"}:
+    if rope.kind() != "default":
         raise config.error(f"{where}: rope_type {quote(rope.kind())}: not supported")
     part = rope.values.get("partial_rotary_factor", _ROTARY)
     turned = decoder.head_dim * part
@@ -98,26 +99,4 @@ def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
             f"{where}.partial_rotary_factor: expected an even part of {decoder.head_dim} channels, "
             f"got {part}"
         )
-    return RopeSpec.plain(int(turned), rope.base, "interleaved", rope.sections or (11, 11, 10))
-
-
-def _without_mtp(decoder: HybridConfig, tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
-    """The target's own tensors; those of its MTP head are a draft's (``checkpoint/mtp.py``).
-
-    Raises:
-        UserError: a head that the config announces and the checkpoint lacks, or the reverse.
-    """
-    key = f"{decoder.section}mtp_num_hidden_layers"
-    announced = decoder.config.whole(key, 0, least=0) > 0
-    present = any(name.startswith(_MTP) for name in tensors)
-    if announced and not present:
-        raise decoder.config.error(
-            f"{key}: an MTP head is announced, and the checkpoint has no {_MTP}* tensors. Use the "
-            "whole checkpoint, or set it to 0."
-        )
-    if present and not announced and decoder.config.get(key, "any") is not None:
-        raise decoder.config.error(
-            f"{key}: expected 1 or more beside {_MTP}* tensors, got 0. Use the checkpoint's own "
-            "config.json."
-        )
-    return {name: ref for name, ref in tensors.items() if not name.startswith(_MTP)}
+    return rope.unscaled(int(turned), _SECTIONS)

@@ -28,8 +28,7 @@ class _Qwen35Moe(Qwen3VLFamily):
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
 
-        architecture = "Qwen3_5MoeForConditionalGeneration"
-        return read_qwen3_5(config, "qwen3_5_moe", architecture, _sparse())
+        return read_qwen3_5(config, "qwen3_5_moe", "Qwen3_5Moe", _sparse())
 
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
@@ -48,10 +47,9 @@ class _Qwen35MoeText(Qwen3Family):
     title = "Qwen3.5-MoE, text-only"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
-        from trt_eagle3.families.qwen3_5.reader import read_qwen3_5_text
+        from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
 
-        architecture = "Qwen3_5MoeForCausalLM"
-        return read_qwen3_5_text(config, "qwen3_5_moe_text", architecture, _sparse())
+        return read_qwen3_5(config, "qwen3_5_moe", "Qwen3_5Moe", _sparse())
 
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str

@@ -102,7 +102,7 @@ def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:
         raise config.error(
             f"text_config rope_type: expected default, got {quote(kind)}: not supported"
         )
-    return RopeSpec.plain(head_dim, rope.base, "interleaved", rope.sections or (24, 20, 20))
+    return rope.unscaled(head_dim, (24, 20, 20))
 
 
 def vision_spec(

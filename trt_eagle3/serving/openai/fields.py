@@ -195,13 +195,18 @@ def sampling(
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         logit_bias=read_biases(fields.logit_bias),
-        seed=fields.seed,
+        seed=_seed(fields.seed),
         max_tokens=served.max_seq_len if max_tokens is None else max_tokens,
         min_tokens=fields.min_tokens,
         stop=fields.stop,
         stop_token_ids=fields.stop_token_ids,
         ignore_eos=fields.ignore_eos,
     )
+
+
+def _seed(seed: int | None) -> int | None:
+    """OpenAI's seeds have a sign, ours have none: a negative one is read as unsigned."""
+    return seed + 2**64 if seed is not None and -(2**63) <= seed < 0 else seed
 
 
 def read_biases(raw: Mapping[str, Any]) -> dict[int, Any]:
