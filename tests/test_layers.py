@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("checkpoint",),
     ("multimodal",),
     ("config",),
-    ("families", "graph"),
+    ("families", "graph", "drafts"),
     ("engine",),
     ("prompts",),
     ("decode",),
@@ -40,8 +40,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 # A config asks the backend that it names, whose object is light, what it can run.
 EXCEPTIONS = {"config imports engine.backend"}
-# What a family is made of serves other levels, and is imported when it is asked for.
-FAMILY_PARTS = {"vision_graph": "graph", "reference": "parity", "processor_reference": "parity"}
+# What a family or a kind of drafts is made of serves other levels, and is imported when it is asked
+# for.
+PARTS = {
+    "vision_graph": "graph",
+    "reference": "parity",
+    "processor_reference": "parity",
+    "factors": "probe",
+}
+ROOMS = ("families", "drafts")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
@@ -102,7 +109,7 @@ def function_lengths(source: str) -> list[int]:
 def level(name: str) -> int:
     """Of a module, by its dotted name below the package."""
     first, *rest = name.split(".")
-    part = FAMILY_PARTS.get(rest[-1]) if first == "families" and len(rest) == 2 else None
+    part = PARTS.get(rest[-1]) if first in ROOMS and len(rest) == 2 else None
     return LEVEL[part or first]
 
 
@@ -116,8 +123,9 @@ def upward(known: dict[str, Path]) -> list[str]:
             if other in {"", "__init__"}:
                 continue
             # its own, or of the family that it is built on
-            of_family = name.startswith("families.") and other.startswith("families.")
-            if level(other) > level(name) and not of_family:
+            own = name.partition(".")[0]
+            in_room = own in ROOMS and other.startswith(f"{own}.")
+            if level(other) > level(name) and not in_room:
                 found.append(f"{name} imports {other}")
     return found
 

@@ -64,7 +64,8 @@ class DraftConfig(Section):
     """The draft.
 
     Attributes:
-        checkpoint: a directory or a Hub id.
+        checkpoint: a directory or a Hub id; ``mtp`` is the head for multi-token prediction in the
+            target's own checkpoint (a folder of that name is ``./mtp``).
         revision: of a Hub id: a branch, tag or commit. Left out: the newest.
         overrides: fields of the draft manifest by name, where you know better than its files;
             ``build --override`` sets one.

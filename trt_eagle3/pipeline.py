@@ -15,7 +15,6 @@ from trt_eagle3.atomic_io import atomic_directory, check_replaceable, create_fil
 from trt_eagle3.calibration.prompts import CalibrationPrompts, read_prompts
 from trt_eagle3.calibration.reckoning import calibration_device, reckon
 from trt_eagle3.calibration.run import calibrate
-from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.header_check import check_headers
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
@@ -25,6 +24,7 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
+from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.build_job import BuildJob, Engines, TreeSizes, Written
 from trt_eagle3.engine.bundle import (
@@ -192,16 +192,10 @@ def _tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> list[Ten
 
 
 def _read_draft(config: BuildConfig, spec: TargetCheckpoint) -> DraftManifest | None:
-    """The draft's manifest, with the target's head in its tensors where it has none of its own."""
-    if config.draft is None:
+    draft = config.draft
+    if draft is None:
         return None
-    path = resolve_checkpoint(config.draft.checkpoint, config.draft.revision)
-    manifest = read_draft(path, spec, config.draft.overrides)
-    if manifest.head == "own":
-        return manifest
-    return dataclasses.replace(
-        manifest, tensors={**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]}
-    )
+    return find_draft(draft.checkpoint, spec, draft.overrides, draft.revision)
 
 
 def _check_weights(config: BuildConfig, spec: TargetCheckpoint, reference: bool) -> None:

@@ -26,7 +26,7 @@ from tests.checkpoint.drafts import (
 )
 from trt_eagle3.checkpoint.convert import DESTINATIONS, Layout, convert_draft
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.errors import UserError
 
@@ -35,11 +35,11 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Write = Callable[..., Any]
 
 
-def _meaning(manifest: DraftManifest) -> dict[str, Any]:
+def _meaning(manifest: Eagle3Manifest) -> dict[str, Any]:
     return {f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in SAME_BUT}
 
 
-def _bytes(manifest: DraftManifest) -> dict[str, Any]:
+def _bytes(manifest: Eagle3Manifest) -> dict[str, Any]:
     return {
         name: (ref.dtype, ref.shape, read_tensor(ref).numpy().tobytes())
         for name, ref in manifest.tensors.items()
@@ -86,7 +86,7 @@ SOURCES: dict[str, tuple[Write, dict[str, Any], frozenset[str]]] = {
 OWN = {"specforge": "specforge", "speculators": "speculators", "modelopt": "modelopt"}
 
 
-def _read(source: str, folder: Path) -> tuple[DraftManifest, Geometry]:
+def _read(source: str, folder: Path) -> tuple[Eagle3Manifest, Geometry]:
     write, options, _ = SOURCES[source]
     write(folder / "draft", **options)
     geometry = options.get("geometry", Geometry())

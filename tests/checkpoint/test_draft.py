@@ -26,12 +26,12 @@ from tests.checkpoint.drafts import (
 )
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import (
-    DraftManifest,
+    Eagle3Manifest,
     Source,
-    manifest_from_dict,
     manifest_to_dict,
 )
 from trt_eagle3.checkpoint.tensor_index import read_tensor
+from trt_eagle3.drafts.registry import manifest_from_dict
 from trt_eagle3.spec import RopeSpec
 
 MROPE = {"rope_type": "mrope", "mrope_section": [4, 2, 2]}
@@ -234,7 +234,7 @@ def test_every_field_says_where_it_is_from(kind: str, tmp_path: Path) -> None:
     write, options, _ = KINDS[kind]
     write(tmp_path / "draft", **options)
     manifest = read_draft(tmp_path / "draft", target_spec(), cache=tmp_path / "cache")
-    stated = {f.name for f in fields(DraftManifest)} - {"path", "tensors", "sources", "warnings"}
+    stated = {f.name for f in fields(Eagle3Manifest)} - {"path", "tensors", "sources", "warnings"}
     assert manifest.sources.keys() == stated | {"d2t"}
     assert all(source.detail for source in manifest.sources.values())
     assert not any("\n" in warning for warning in manifest.warnings)

@@ -20,10 +20,10 @@ from tests.checkpoint.drafts import Geometry, target_spec
 from tests.checkpoint.record_goldens import GOLDENS, HIDDEN, ROWS, TARGET_LAYERS, VOCAB
 from trt_eagle3.checkpoint.convert import convert_draft
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
+from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.errors import UserError
-from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 FLOAT32 = 5e-6  # theirs is float32 throughout, ours float64; the worst seen is 1.6e-6
 DEVIATION = 1e-3  # a wrong field changes outputs of order 1 by at least this
@@ -54,14 +54,14 @@ TARGET = target_spec(
 )
 
 
-def _read(case: str, folder: Path, **changes: Any) -> DraftManifest:
+def _read(case: str, folder: Path, **changes: Any) -> Eagle3Manifest:
     return read_draft(GOLDENS / case, TARGET, {**CASES[case][1], **changes}, cache=folder)
 
 
-def _deviation(manifest: DraftManifest, case: str) -> tuple[float, float]:
+def _deviation(manifest: Eagle3Manifest, case: str) -> tuple[float, float]:
     """How far logits and features are from the producer's, at most."""
     golden = load_file(GOLDENS / f"{case}.safetensors")
-    draft = ReferenceDraft(
+    draft = Eagle3Reference(
         manifest, {name: read_tensor(ref) for name, ref in manifest.tensors.items()}
     )
     mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()

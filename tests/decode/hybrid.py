@@ -22,6 +22,7 @@ from tests.decode.pair import (
 )
 from tests.decode.recurrent import ANSWERS, GuessingDecoder
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish, prompts_of
+from tests.drafts.mtp.head import add_head, read_head
 from tests.hybrid import save_qwen3_5, save_qwen3_5_moe
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target
@@ -32,13 +33,14 @@ from trt_eagle3.decode.recurrent import RecurrentStates
 from trt_eagle3.decode.runner import TargetRunner
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.state import LayerStates, PagedStates
+from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
+from trt_eagle3.drafts.mtp.reference import MtpReference
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 __all__ = ["KINDS", "LAYOUTS", "ROOM", "SESSIONS", "Hybrid", "all_free", "hybrid"]
 
@@ -55,19 +57,25 @@ def hybrid(kind: str = "dense") -> Hybrid:
 
 
 class Hybrid:
-    """A Qwen3.5 and a draft of its width, with ONNX Runtime's sessions of the draft."""
+    """A Qwen3.5 and a draft of its width, with ONNX Runtime's sessions of the draft.
+
+    ``kind``: of ``KINDS``; with ``+mtp`` its draft is an MTP head of its own.
+    """
 
     def __init__(self, kind: str) -> None:
         directory = Path(mkdtemp(prefix="trt-eagle3-test-"))
-        model = KINDS[kind](directory, vocab_size=VOCAB, seed=3)
+        name, _, head = kind.partition("+")
+        model = KINDS[name](directory, vocab_size=VOCAB, seed=3)
+        if head:
+            add_head(directory)
         spec = read_target(directory)
-        sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB}
-        draft: ReferenceDraft = random_draft(directory, seed=1, **sizes)
+        draft: Any = _head(directory) if head else _eagle3(directory)
         m = draft.manifest
+        place = ("float32", PAGE_SIZE, file_name)
+        normed = {"aux_normed": m.takes_normed}
         graphs = {
-            "target": target_graph(spec, m.aux_layers, False, "float32", PAGE_SIZE, file_name),
-            "fuse": fuse_graph(m, "float32", file_name),
-            "draft": draft_graph(m, "float32", PAGE_SIZE, file_name),
+            "target": target_graph(spec, m.aux_layers, False, *place, **normed),
+            **kind_of(m).graphs(m, *place),
         }
         sessions = {}
         for name, graph in graphs.items():
@@ -137,6 +145,14 @@ class Hybrid:
             scheduler.add(s)
         output_ids = finish(scheduler)
         return [output_ids[id(s)][:MAX_TOKENS] for s in asked]
+
+
+def _eagle3(directory: Path) -> Eagle3Reference:
+    return random_draft(directory, seed=1, vocab_size=VOCAB, draft_vocab_size=DRAFT_VOCAB)
+
+
+def _head(directory: Path) -> MtpReference:
+    return MtpReference.load(read_head(directory), torch.float32)
 
 
 def all_free(states: RecurrentStates) -> bool:

@@ -30,12 +30,12 @@ from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunne
 from trt_eagle3.decode.sequence import DraftState, SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import Tree
+from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
+from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.session import Reduction
-from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 VOCAB, DRAFT_VOCAB = 12, 8  # so few that a random draft is right now and then
 PAGE_SIZE, NUM_PAGES, PREFILL_CHUNK = 4, 25, 5
@@ -156,7 +156,7 @@ class Pair:
     """Target and draft with open sessions. ``tables``: token tables of target and draft."""
 
     target: Target
-    draft: ReferenceDraft
+    draft: Eagle3Reference
     tables: tuple[EmbeddingTable, EmbeddingTable]
     sessions: dict[str, OnnxRuntimeSession]
 
@@ -211,7 +211,7 @@ def make_pair(directory: Path, seed: int = 0, **fields: Any) -> Pair:
         head = target.spec.tensors["lm_head.weight"]
         weights = {**draft.weights, "lm_head.weight": target.model.lm_head.weight.detach()}
         m = dataclasses.replace(m, tensors={**m.tensors, "lm_head.weight": head})
-        draft = ReferenceDraft(m, weights)
+        draft = Eagle3Reference(m, weights)
     models = {
         "target": target_graph(
             target.spec, m.aux_layers, m.aux_pre_deepstack, "float32", PAGE_SIZE, file_name

@@ -273,6 +273,48 @@ def test_sequences_that_do_not_speculate_are_taken_along(
     assert pool.num_used == pool.num_idle, "pages leaked"
 
 
+def test_sequence_without_draft_goes_on_where_those_that_draft_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass runs for both whose next trees were to be kept to grammars."""
+    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    monkeypatch.setattr(DraftAhead, "filters", lambda *_: True)
+    scheduler, asked = taken_along(0)
+    while min(len(s.tokens) for s in asked) < 3:
+        scheduler.step()
+    scheduler.remove(asked[0])
+    finish(scheduler)
+    assert asked[1].tokens[:MAX_TOKENS] == solo(1)
+
+
+@pytest.mark.parametrize("limit", range(4, 12))
+def test_sequence_without_draft_goes_on_where_those_that_draft_end(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be so long by then that no trees were proposed ahead."""
+    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    scheduler, asked = taken_along(6)
+    asked[0].sampling = SamplingParams(max_tokens=limit)
+    while scheduler.running or scheduler.waiting:
+        for emission in scheduler.step():
+            assert emission.error is None
+            s = emission.sequence
+            if len(s.tokens) >= (limit if s is asked[0] else MAX_TOKENS) or emission.full:
+                scheduler.remove(s)
+    assert asked[0].tokens[:limit] == solo(6)[:limit]
+    assert asked[1].tokens[:MAX_TOKENS] == solo(1)
+
+
+def taken_along(index: int) -> tuple[Scheduler, list[SequenceState]]:
+    """A scheduler with chains, where the prompt ``index`` drafts and that of 1 does not."""
+    pool = fixed_pool()
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN)
+    asked = [sequence(index, pool), sequence(1, pool, drafting=False)]
+    for s in asked:
+        scheduler.add(s)
+    return scheduler, asked
+
+
 @pytest.mark.parametrize("many", [1, 8])
 def test_outcome_is_on_its_way_before_the_draft_works(
     many: int, monkeypatch: pytest.MonkeyPatch

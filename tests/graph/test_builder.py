@@ -16,12 +16,12 @@ from tests.reference.checkpoint import file_name, random_draft, write_tensors
 from tests.reference.target import random_target
 from tests.weight_exprs import no_integers
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl.vision_graph import vision_graph
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
-from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.ops import DOMAIN, OPS, reference_function
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.weight_nodes import with_weight_nodes

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.state import layer_states
+from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
+from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
-from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.parity.metrics import relative_error
-from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.spec import RopeSpec
 
 PAGE_SIZE = 4
@@ -42,7 +42,7 @@ YARN = dataclasses.replace(
 )
 
 
-def open_draft(manifest: DraftManifest) -> DraftRunner:
+def open_draft(manifest: Eagle3Manifest) -> DraftRunner:
     sessions = []
     models = (
         fuse_graph(manifest, "float32", file_name),
@@ -72,7 +72,7 @@ class Rows:
     positions: Tensor
 
     @classmethod
-    def draw(cls, m: DraftManifest, parents: Sequence[int], seed: int) -> Rows:
+    def draw(cls, m: Eagle3Manifest, parents: Sequence[int], seed: int) -> Rows:
         generator = torch.Generator().manual_seed(seed)
         count = PROMPT_ROWS + len(parents)
         return cls(
@@ -136,7 +136,7 @@ class Rows:
             out.append(parts[1][0])
         return torch.cat(logits), torch.cat(out)
 
-    def reference(self, draft: ReferenceDraft) -> tuple[Tensor, Tensor]:
+    def reference(self, draft: Eagle3Reference) -> tuple[Tensor, Tensor]:
         """The same, recomputed over all rows so far at every level."""
         features = draft.fuse(self.aux)
         for level in [*self.levels, []]:
@@ -151,7 +151,7 @@ class Rows:
             features = torch.cat([features, torch.stack(fed)]) if fed else features
         return logits, out
 
-    def error(self, runner: DraftRunner, draft: ReferenceDraft) -> float:
+    def error(self, runner: DraftRunner, draft: Eagle3Reference) -> float:
         found, expected = self.run(runner), self.reference(draft)
         return max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
 

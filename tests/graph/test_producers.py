@@ -18,19 +18,19 @@ from tests.checkpoint.test_draft import KINDS
 from tests.graph.test_draft import CHAIN, PAGE_SIZE, TREE, Rows
 from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
 from trt_eagle3.decode.runner import DraftRunner
 from trt_eagle3.decode.state import layer_states
+from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
+from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
-from trt_eagle3.graph.draft import draft_graph, fuse_graph
-from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 
 def open_runner(
-    manifest: DraftManifest, table: TensorRef, backend: str, folder: Path
+    manifest: Eagle3Manifest, table: TensorRef, backend: str, folder: Path
 ) -> DraftRunner:
     sessions = []
     graphs = {
@@ -45,8 +45,8 @@ def open_runner(
 
 
 def with_target_head(
-    manifest: DraftManifest, weights: Mapping[str, Tensor], folder: Path
-) -> tuple[DraftManifest, dict[str, Tensor]]:
+    manifest: Eagle3Manifest, weights: Mapping[str, Tensor], folder: Path
+) -> tuple[Eagle3Manifest, dict[str, Tensor]]:
     """A draft without a head of its own reads the target's."""
     if manifest.head == "own":
         return manifest, dict(weights)
@@ -70,4 +70,4 @@ def test_draft_of_every_producer_equals_plain_pytorch(
     manifest, weights = with_target_head(manifest, weights, tmp_path / "head")
     rows = Rows.draw(manifest, parents, seed=2)
     runner = open_runner(manifest, manifest.tensors["lm_head.weight"], backend, tmp_path)
-    assert rows.error(runner, ReferenceDraft(manifest, weights)) < FLOAT32_TOLERANCE
+    assert rows.error(runner, Eagle3Reference(manifest, weights)) < FLOAT32_TOLERANCE

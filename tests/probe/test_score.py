@@ -27,11 +27,11 @@ from trt_eagle3.decode.propose import (
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.drafts.eagle3.graph import draft_graph
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.draft import draft_graph
 from trt_eagle3.probe.record import Recording
 from trt_eagle3.probe.score import draft_ids
 from trt_eagle3.spec import RopeSpec

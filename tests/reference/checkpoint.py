@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.parity.reference.draft import ReferenceDraft
+from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.spec import RopeSpec
 
 
@@ -88,11 +88,11 @@ DRAFT_FIELDS: dict[str, Any] = {
 
 def random_draft(
     directory: Path, *, stored: torch.dtype = torch.float32, seed: int = 0, **fields: Any
-) -> ReferenceDraft:
+) -> Eagle3Reference:
     """A draft whose file holds every tensor that any variant could want, so that a test can
     plant any deviation.
     """
-    m = DraftManifest(path=directory, tensors={}, **{**DRAFT_FIELDS, **fields})
+    m = Eagle3Manifest(path=directory, tensors={}, **{**DRAFT_FIELDS, **fields})
     generator = torch.Generator().manual_seed(seed)
     weights = {
         name: random_tensor(name, shape, generator).to(stored) for name, shape in _shapes(m).items()
@@ -101,13 +101,13 @@ def random_draft(
         kept = torch.randperm(m.vocab_size, generator=generator)[: m.draft_vocab_size].sort().values
         weights["d2t"] = kept - torch.arange(m.draft_vocab_size)
     refs = write_tensors(directory / "draft.safetensors", weights)
-    manifest = DraftManifest(path=directory, tensors=refs, **{**DRAFT_FIELDS, **fields})
-    return ReferenceDraft(
+    manifest = Eagle3Manifest(path=directory, tensors=refs, **{**DRAFT_FIELDS, **fields})
+    return Eagle3Reference(
         manifest, {n: w.float() if w.is_floating_point() else w for n, w in weights.items()}
     )
 
 
-def _shapes(m: DraftManifest) -> dict[str, tuple[int, ...]]:
+def _shapes(m: Eagle3Manifest) -> dict[str, tuple[int, ...]]:
     hidden, target, num_aux = m.hidden_size, m.target_hidden_size, len(m.aux_layers)
     linears = {"fc": (hidden, num_aux * target)}
     norms = {

@@ -15,8 +15,8 @@ import yaml
 from tests.tiny import TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.decode.llm import load
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import UserError
-from trt_eagle3.runtimes.folder import draft_differences
 from trt_eagle3.runtimes.vllm.bundle import deploy
 
 # ``vllm serve --help=all`` of 0.25.1; by hand, so that a slip shows
@@ -141,7 +141,7 @@ def test_each_difference_of_a_draft_is_named(bundle: Path) -> None:
     loaded = load(bundle).bundle
     assert loaded.manifest is not None
     other = replace(loaded.manifest, aux_pre_deepstack=False, image_rows="vision", position_shift=1)
-    names = [note.split(":")[0] for note in draft_differences(other, loaded.spec)]
+    names = [note.split(":")[0] for note in kind_of(other).differences(other, loaded.spec)]
     assert names == ["image_rows", "position_shift"]
 
 

@@ -115,12 +115,13 @@ def soak_engine(
 
 
 def cases_of(questions: Sequence[Question]) -> list[Case]:
-    """Each question shortly and long, plainly, and sampled in both ways."""
+    """Each question shortly and long, for one token, plainly, and sampled in both ways."""
     short, long = (SamplingParams(max_tokens=n) for n in (_SHORT, _LONG))
     sampled = SamplingParams(max_tokens=_SHORT, temperature=0.8, top_k=40, seed=7)
     ways = (
         ("greedy", short, True),
         ("long", long.updated(ignore_eos=True), True),
+        ("one token", short.updated(max_tokens=1), True),
         ("plain", short, False),
         ("sampled", sampled, True),
         ("sampled plain", sampled, False),

@@ -14,7 +14,7 @@ import numpy as np
 
 from trt_eagle3.atomic_io import atomic_directory, create_file
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.checkpoint.resolved_fields import EXTENSION
 from trt_eagle3.checkpoint.tensor_file import (
     Content,
@@ -59,16 +59,16 @@ class Destination:
             t2d ever is.
     """
 
-    config: Callable[[DraftManifest], dict[str, Any]]
+    config: Callable[[Eagle3Manifest], dict[str, Any]]
     only: Mapping[str, tuple[Any, ...]]
     rope_layouts: tuple[str, ...] = ("1d",)
     layer_zero: str = "layers.0."
-    cannot: Callable[[DraftManifest], str] = lambda _: ""
+    cannot: Callable[[Eagle3Manifest], str] = lambda _: ""
     t2d: bool = False
     full_vocab_map: bool = False
 
 
-def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tuple[str, ...]:
+def convert_draft(manifest: Eagle3Manifest, destination: Path, to: Layout) -> tuple[str, ...]:
     """Write ``manifest``'s draft to the folder ``destination`` in the layout ``to``, whole or not
     at all.
 
@@ -100,7 +100,7 @@ def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tup
     return _left_to_the_server(manifest, to)
 
 
-def _refuse_inexpressible(manifest: DraftManifest, layout: Destination, to: str) -> None:
+def _refuse_inexpressible(manifest: Eagle3Manifest, layout: Destination, to: str) -> None:
     for field, values in layout.only.items():
         value = getattr(manifest, field)
         if value not in values:
@@ -119,16 +119,16 @@ def _refuse_inexpressible(manifest: DraftManifest, layout: Destination, to: str)
         raise _inexpressible(manifest, other, to)
 
 
-def _refuse_changed(manifest: DraftManifest, copy: DraftManifest, to: str) -> None:
+def _refuse_changed(manifest: Eagle3Manifest, copy: Eagle3Manifest, to: str) -> None:
     """The copy is read back, and must mean the same."""
-    for field in fields(DraftManifest):
+    for field in fields(Eagle3Manifest):
         before, after = getattr(manifest, field.name), getattr(copy, field.name)
         if field.name not in _PLACES and before != after:
             what = f"{field.name} {_short(before)} (it would be read back as {_short(after)})"
             raise _inexpressible(manifest, what, to)
 
 
-def _inexpressible(manifest: DraftManifest, what: str, to: str) -> UserError:
+def _inexpressible(manifest: Eagle3Manifest, what: str, to: str) -> UserError:
     others = ", ".join(name for name in DESTINATIONS if name != to)
     return UserError(
         f"{manifest.path}: the {to} layout cannot express {what}. Choose another of {others}."
@@ -140,7 +140,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _left_to_the_server(manifest: DraftManifest, to: str) -> tuple[str, ...]:
+def _left_to_the_server(manifest: Eagle3Manifest, to: str) -> tuple[str, ...]:
     said = {
         field: getattr(manifest, field)
         for field in ("aux_pre_deepstack", "image_rows", "positions")
@@ -151,7 +151,7 @@ def _left_to_the_server(manifest: DraftManifest, to: str) -> tuple[str, ...]:
     )
 
 
-def _contents(manifest: DraftManifest, layout: Destination) -> dict[str, Content]:
+def _contents(manifest: Eagle3Manifest, layout: Destination) -> dict[str, Content]:
     contents = {
         layout.layer_zero + name.removeprefix("layers.0.")
         if name.startswith("layers.0.")
@@ -172,7 +172,7 @@ def _contents(manifest: DraftManifest, layout: Destination) -> dict[str, Content
     return contents
 
 
-def _geometry(m: DraftManifest) -> dict[str, Any]:
+def _geometry(m: Eagle3Manifest) -> dict[str, Any]:
     geometry = {
         "attention_bias": m.attention_bias,
         "head_dim": m.head_dim,
@@ -191,7 +191,7 @@ def _geometry(m: DraftManifest) -> dict[str, Any]:
     )
 
 
-def _rope(m: DraftManifest) -> dict[str, Any]:
+def _rope(m: Eagle3Manifest) -> dict[str, Any]:
     """Both spellings: transformers 5 reads the first, older servers the other two."""
     kind = {
         "rope_type": "mrope" if m.rope.layout == "chunked" else m.rope.kind,
@@ -207,7 +207,7 @@ def _rope(m: DraftManifest) -> dict[str, Any]:
     }
 
 
-def _draft_keys(m: DraftManifest) -> dict[str, Any]:
+def _draft_keys(m: Eagle3Manifest) -> dict[str, Any]:
     keys: dict[str, Any] = {"draft_vocab_size": m.draft_vocab_size}
     return keys | (
         {"target_hidden_size": m.target_hidden_size}
@@ -216,7 +216,7 @@ def _draft_keys(m: DraftManifest) -> dict[str, Any]:
     )
 
 
-def _specforge(m: DraftManifest) -> dict[str, Any]:
+def _specforge(m: Eagle3Manifest) -> dict[str, Any]:
     eagle = {"eagle_aux_hidden_state_layer_ids": list(m.aux_layers), "use_aux_hidden_state": True}
     # norm_output is left out: to SpecForge that means a final norm, to sglang features fed back
     # before it
@@ -224,7 +224,7 @@ def _specforge(m: DraftManifest) -> dict[str, Any]:
     return _BASE | _geometry(m) | _rope(m) | _draft_keys(m) | norms | {"eagle_config": eagle}
 
 
-def _speculators(m: DraftManifest) -> dict[str, Any]:
+def _speculators(m: Eagle3Manifest) -> dict[str, Any]:
     layer = {
         "model_type": "qwen3" if m.qk_norm else "llama",
         **_geometry(m),
@@ -265,7 +265,7 @@ def _speculators(m: DraftManifest) -> dict[str, Any]:
     }
 
 
-def _modelopt(m: DraftManifest) -> dict[str, Any]:
+def _modelopt(m: Eagle3Manifest) -> dict[str, Any]:
     eagle = {
         "eagle_aux_hidden_state_layer_ids": list(m.aux_layers),
         "use_aux_hidden_state": True,
@@ -281,7 +281,7 @@ def _modelopt(m: DraftManifest) -> dict[str, Any]:
     return _BASE | _geometry(m) | rope | _draft_keys(m) | {"eagle_config": eagle}
 
 
-def _tensorrt_llm(m: DraftManifest) -> dict[str, Any]:
+def _tensorrt_llm(m: Eagle3Manifest) -> dict[str, Any]:
     config = _modelopt(m) | _rope(m) | {"bias": m.fc_bias}
     config["eagle_config"] |= {
         "norm_before_fc": m.norm_before_fc,
@@ -291,17 +291,17 @@ def _tensorrt_llm(m: DraftManifest) -> dict[str, Any]:
     return config
 
 
-def _write_speculative_config(folder: Path, m: DraftManifest) -> None:
+def _write_speculative_config(folder: Path, m: Eagle3Manifest) -> None:
     """TensorRT-LLM takes the aux layers from its speculative config, not from the draft's."""
     text = f"decoding_type: Eagle\neagle3_layers_to_capture: {list(m.aux_layers)}\n"
     create_file(folder / "speculative_config.yaml", text.encode())
 
 
-def _not_three(m: DraftManifest) -> str:
+def _not_three(m: Eagle3Manifest) -> str:
     return "" if len(m.aux_layers) == 3 else f"{len(m.aux_layers)} aux layers, only 3"
 
 
-def _other_width(m: DraftManifest) -> str:
+def _other_width(m: Eagle3Manifest) -> str:
     same = m.target_hidden_size == m.hidden_size
     return (
         ""
@@ -310,7 +310,7 @@ def _other_width(m: DraftManifest) -> str:
     )
 
 
-def _unspeculative(m: DraftManifest) -> str:
+def _unspeculative(m: Eagle3Manifest) -> str:
     if m.norm_before_fc and m.fc_norm:
         return "norm_before_fc and fc_norm together"
     return "mlp_bias beside qk_norm" if m.mlp_bias and m.qk_norm else ""

@@ -14,7 +14,7 @@ from trt_eagle3.checkpoint.draft_files import open_draft
 from trt_eagle3.checkpoint.draft_geometry import check_draft_tensors
 from trt_eagle3.checkpoint.draft_vocabulary import resolve_vocabulary
 from trt_eagle3.checkpoint.generic import GENERIC
-from trt_eagle3.checkpoint.manifest import DraftManifest, Source
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest, Source
 from trt_eagle3.checkpoint.modelopt import MODELOPT
 from trt_eagle3.checkpoint.other_drafter import refuse_other_drafters
 from trt_eagle3.checkpoint.producer import Producer, resolve
@@ -40,7 +40,7 @@ def read_draft(
     target: TargetSpec | None,
     overrides: Mapping[str, Any] | None = None,
     cache: Path | None = None,
-) -> DraftManifest:
+) -> Eagle3Manifest:
     """Resolve the draft in ``directory``.
 
     Args:

@@ -35,7 +35,7 @@ class DraftFiles:
     """What lies in a draft's folder.
 
     Attributes:
-        tensors: canonical name (see ``DraftManifest``; ``t2d`` too) -> place.
+        tensors: canonical name (see ``Eagle3Manifest``; ``t2d`` too) -> place.
         layer_prefix: ``midlayer`` or ``layers``, as the file has it; empty where it has neither.
     """
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from trt_eagle3.checkpoint.config_value import Kind
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.target_tensors import check_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef
@@ -232,7 +232,7 @@ def _vocabularies(fields: ResolvedFields, section: str) -> None:
     )
 
 
-def draft_shapes(manifest: DraftManifest) -> dict[str, tuple[int, ...]]:
+def draft_shapes(manifest: Eagle3Manifest) -> dict[str, tuple[int, ...]]:
     """Canonical name and shape of every weight of a draft of this geometry; d2t is not among
     them.
     """
@@ -268,7 +268,7 @@ def draft_shapes(manifest: DraftManifest) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_draft_tensors(manifest: DraftManifest) -> None:
+def check_draft_tensors(manifest: Eagle3Manifest) -> None:
     """Refuse tensors that the manifest does not account for, or that it accounts for and are not
     there.
     """

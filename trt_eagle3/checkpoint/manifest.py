@@ -1,4 +1,4 @@
-"""DraftManifest: what an EAGLE-3 draft is, with every ambiguity resolved."""
+"""DraftManifest: what a draft is, with every ambiguity resolved."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.spec import RopeSpec
 
-__all__ = ["DraftManifest", "Source", "SourceKind", "manifest_from_dict", "manifest_to_dict"]
+__all__ = [
+    "DraftManifest",
+    "Eagle3Manifest",
+    "Source",
+    "SourceKind",
+    "manifest_from_dict",
+    "manifest_to_dict",
+]
 
 SourceKind = Literal["tensor", "config", "convention", "default", "override"]
 
@@ -32,23 +39,18 @@ class Source:
     detail: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftManifest:
-    """One draft, fully resolved.
+    """One draft of any kind (``drafts/kind.py``), fully resolved: what the target graph, decoding
+    and parity need to know of it. Each kind has a manifest of its own, with what only its graphs
+    need.
 
     Attributes:
         producer: the reader that resolved it.
-        num_layers: decoder layers, counted from the tensors. Layer 0 takes concat[embedding,
-            hidden].
+        num_layers: decoder layers, counted from the tensors.
         aux_layers: out(k) ids, ascending: output of target decoder layer k with its residual.
         aux_pre_deepstack: whether out(k) is taken before the deepstack level of layer k is added.
-        residual: what layer 0 adds its attention to: the raw hidden or its hidden_norm.
-        first_norm: ``single`` = hidden_norm(h); ``double`` = hidden_norm(input_layernorm(h))
-            (ModelOpt 0.47).
-        norm_before_fc: one RMSNorm (``input_norm``) over the concatenated aux states.
-        fc_norm: one RMSNorm per aux state before fc (EAGLE-3.1).
         feedback: the features fed to the next draft step: before or after the final norm.
-        qk_norm: per-head RMSNorm of q and k (qwen3-style drafts).
         embedding, head: the draft's own tensor or the target's.
         image_rows: the embedding at image positions: the pad token's text embedding, or the vision
             rows.
@@ -56,39 +58,30 @@ class DraftManifest:
         positions: the rope positions of draft rows: the target's three axes, its temporal axis, or
             a linear count.
         position_shift: added to every draft position.
-        tensors: canonical name -> place on disk: ``fc.weight``, ``fc.bias``,
-            ``fc_norm.{i}.weight``, ``input_norm.weight``, ``layers.{n}.{self_attn,mlp}...``,
-            ``layers.{n}.hidden_norm.weight``, ``layers.{n}.input_layernorm.weight``,
-            ``layers.{n}.post_attention_layernorm.weight``, ``norm.weight``, ``lm_head.weight``,
-            ``embed_tokens.weight``, ``d2t``.
+        tensors: canonical name -> place on disk; the kind's manifest lists the names. With
+            ``head: target`` the target's ``lm_head.weight`` is among them once a pair is read.
         max_position_embeddings: the longest context its config names, 0 where it names none.
         sources: field -> where it came from. warnings: what a user should know, one line each.
     """
+
+    kind: ClassVar[str]
+    decided: ClassVar[frozenset[str]]
+    """Fields that tensors decide; an override could only contradict them."""
 
     producer: str
     path: Path
     num_layers: int
     hidden_size: int
     target_hidden_size: int
-    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
     vocab_size: int
     draft_vocab_size: int
     rope: RopeSpec
     aux_layers: tuple[int, ...]
     aux_pre_deepstack: bool
-    residual: Literal["hidden", "normed"]
-    first_norm: Literal["single", "double"]
-    norm_before_fc: bool
-    fc_norm: bool
     feedback: Literal["pre_norm", "post_norm"]
-    qk_norm: bool
-    attention_bias: bool
-    mlp_bias: bool
-    fc_bias: bool
     embedding: Literal["own", "target"]
     head: Literal["own", "target"]
     image_rows: Literal["pad", "vision"]
@@ -100,21 +93,75 @@ class DraftManifest:
     sources: Mapping[str, Source] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    @property
+    def takes_normed(self) -> bool:
+        """Whether it takes the target's last hidden state after its final norm, in the place of
+        the one ``aux_layers`` names.
+        """
+        return False
+
+    @property
+    def aux_names(self) -> tuple[str, ...]:
+        """What the aux hidden states are, in words: ``out(k)``, or ``norm``."""
+        return ("norm",) if self.takes_normed else tuple(f"out({k})" for k in self.aux_layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Manifest(DraftManifest):
+    """An EAGLE-3 draft. Layer 0 takes concat[embedding, hidden].
+
+    Attributes:
+        residual: what layer 0 adds its attention to: the raw hidden or its hidden_norm.
+        first_norm: ``single`` = hidden_norm(h); ``double`` = hidden_norm(input_layernorm(h))
+            (ModelOpt 0.47).
+        norm_before_fc: one RMSNorm (``input_norm``) over the concatenated aux states.
+        fc_norm: one RMSNorm per aux state before fc (EAGLE-3.1).
+        qk_norm: per-head RMSNorm of q and k (qwen3-style drafts).
+        tensors: ``fc.weight``, ``fc.bias``, ``fc_norm.{i}.weight``, ``input_norm.weight``,
+            ``layers.{n}.{self_attn,mlp}...``, ``layers.{n}.hidden_norm.weight``,
+            ``layers.{n}.input_layernorm.weight``, ``layers.{n}.post_attention_layernorm.weight``,
+            ``norm.weight``, ``lm_head.weight``, ``embed_tokens.weight``, ``d2t``.
+    """
+
+    kind: ClassVar[str] = "eagle3"
+    decided: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("path", "tensors", "sources", "warnings", "num_layers", "hidden_size"),
+            *("target_hidden_size", "intermediate_size", "draft_vocab_size", "norm_before_fc"),
+            *("fc_norm", "qk_norm", "attention_bias", "mlp_bias", "fc_bias"),
+        }
+    )
+
+    intermediate_size: int
+    rms_norm_eps: float
+    residual: Literal["hidden", "normed"]
+    first_norm: Literal["single", "double"]
+    norm_before_fc: bool
+    fc_norm: bool
+    qk_norm: bool
+    attention_bias: bool
+    mlp_bias: bool
+    fc_bias: bool
+
 
 _PLACES = ("path", "tensors")  # where a draft was read from; not part of what it is
 
 
 def manifest_to_dict(manifest: DraftManifest) -> dict[str, Any]:
-    """What the draft is, as plain JSON values, without where it lies."""
-    plain: dict[str, Any] = _adapter().dump_python(manifest, mode="json", exclude=set(_PLACES))
-    return plain
+    """What the draft is, as plain JSON values, its kind first, without where it lies."""
+    kind: Any = type(manifest)  # hashable, which type checkers deny
+    plain: dict[str, Any] = _adapter(kind).dump_python(manifest, mode="json", exclude=set(_PLACES))
+    return {"kind": manifest.kind, **plain}
 
 
-def manifest_from_dict(plain: Mapping[str, Any]) -> DraftManifest:
-    """The manifest that ``manifest_to_dict`` wrote; it has no tensors."""
-    return _adapter().validate_python({**plain, "path": ".", "tensors": {}})
+def manifest_from_dict(kind: type[DraftManifest], plain: Mapping[str, Any]) -> DraftManifest:
+    """The manifest of class ``kind`` that ``manifest_to_dict`` wrote; it has no tensors."""
+    own: Any = kind
+    fields = {name: value for name, value in plain.items() if name != "kind"}
+    found: DraftManifest = _adapter(own).validate_python({**fields, "path": ".", "tensors": {}})
+    return found
 
 
 @cache
-def _adapter() -> TypeAdapter[DraftManifest]:
-    return TypeAdapter(DraftManifest)
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

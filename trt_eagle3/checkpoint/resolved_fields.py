@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
-from trt_eagle3.checkpoint.manifest import DraftManifest, Source, SourceKind
+from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest, Source, SourceKind
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.spec import TargetSpec
@@ -23,36 +23,13 @@ __all__ = ["EXTENSION", "ResolvedFields", "check_overrides"]
 EXTENSION = "trt_eagle3"
 """Key of a draft's config.json under which this program keeps what the format has no key for."""
 
-# What tensors decide; an override could only contradict them.
-_FIXED = frozenset(
-    {
-        *(
-            "path",
-            "tensors",
-            "sources",
-            "warnings",
-            "num_layers",
-            "hidden_size",
-            "target_hidden_size",
-            "intermediate_size",
-        ),
-        *(
-            "draft_vocab_size",
-            "norm_before_fc",
-            "fc_norm",
-            "qk_norm",
-            "attention_bias",
-            "mlp_bias",
-            "fc_bias",
-        ),
-    }
-)
 _ROPE_KEYS = (
     *("layout", "base", "sections", "kind", "factor", "low_freq_factor", "high_freq_factor"),
     *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     *("attention_factor", "truncate"),
 )
 _D2T = ("offset", "absolute")
+_PARTS = ("rope", "d2t")
 _COUNT: tuple[str, Callable[[Any], bool]] = ("a positive whole number", lambda n: 0 < n < 2**31)
 _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "vocab_size"), _COUNT),
@@ -119,7 +96,7 @@ class ResolvedFields:
         for other, another in given[1:]:
             if another != value:
                 fix = "Correct config.json" + (
-                    "." if field in _FIXED else f", or set draft.overrides.{field}."
+                    "." if field in Eagle3Manifest.decided else f", or set draft.overrides.{field}."
                 )
                 raise self.error(
                     f"{_words(field)}: {place} says {clip(value, 80)}, {other} says "
@@ -127,11 +104,11 @@ class ResolvedFields:
                 )
         return value, place
 
-    def manifest(self) -> DraftManifest:
+    def manifest(self) -> Eagle3Manifest:
         """The resolved record."""
-        known = {f.name for f in fields(DraftManifest)}
+        known = {f.name for f in fields(Eagle3Manifest)}
         assert self.values.keys() <= known, self.values.keys() - known
-        return DraftManifest(
+        return Eagle3Manifest(
             path=self.files.directory,
             sources=dict(self.sources),
             warnings=tuple(self.warnings),
@@ -144,9 +121,11 @@ def _words(field: str) -> str:
 
 
 def check_overrides(
-    overrides: Mapping[str, Any], origin: str = "draft.overrides"
+    overrides: Mapping[str, Any],
+    origin: str = "draft.overrides",
+    manifest: type[DraftManifest] = Eagle3Manifest,
 ) -> dict[str, Any]:
-    """Overrides with their values in the types of ``DraftManifest``.
+    """Overrides with their values in the types of ``manifest``.
 
     ``d2t: absolute`` converts a vocabulary map of target ids; ``rope`` is a mapping of the parts to
     change.
@@ -157,11 +136,12 @@ def check_overrides(
         UserError: an unknown key (the message names the nearest known one), or a value that does
             not fit.
     """
-    adapters = _adapters()
-    known = [*adapters, "rope", "d2t"]
+    kind: Any = manifest
+    adapters = _adapters(kind)
+    known = [*adapters, *(name for name in _PARTS if name not in manifest.decided)]
     checked: dict[str, Any] = {}
     for key, value in overrides.items():
-        if key in _FIXED:
+        if key in manifest.decided:
             raise UserError(
                 f"{origin}.{key}: the tensors decide it; it cannot be overridden. Leave it out."
             )
@@ -233,8 +213,8 @@ def _hints() -> dict[str, Any]:
 
 
 @cache
-def _adapters() -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(DraftManifest)
-    return {
-        name: TypeAdapter(hint) for name, hint in hints.items() if name not in _FIXED | {"rope"}
-    }
+def _adapters(manifest: Any) -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(manifest)
+    names = (field.name for field in fields(manifest))
+    closed = manifest.decided | {"rope"}
+    return {name: TypeAdapter(hints[name]) for name in names if name not in closed}

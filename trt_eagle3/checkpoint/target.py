@@ -14,9 +14,27 @@ from pydantic import TypeAdapter
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.spec import TargetSpec
+from trt_eagle3.spec import LayerSpec, TargetSpec
 
-__all__ = ["TargetCheckpoint", "target_from_dict", "target_to_dict"]
+__all__ = ["MtpHead", "TargetCheckpoint", "target_from_dict", "target_to_dict"]
+
+
+@dataclass(frozen=True)
+class MtpHead:
+    """A head for multi-token prediction that is part of a target's checkpoint, as it was found:
+    ``drafts/mtp`` checks it once somebody wants to draft with it.
+
+    Attributes:
+        layer: its decoder layer, by the config; a mixture of experts where the target's are.
+        tensors: name in the checkpoint less ``mtp.`` -> place, a quantised weight's several as one:
+            ``fc.weight``, ``pre_fc_norm_embedding.weight``, ``pre_fc_norm_hidden.weight``,
+            ``norm.weight``, ``layers.0.`` and a decoder layer's names. Experts are as on disk.
+        fp8_block: rows and columns that share a scale of stacked FP8 experts.
+    """
+
+    layer: LayerSpec
+    tensors: Mapping[str, TensorRef]
+    fp8_block: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -31,12 +49,14 @@ class TargetCheckpoint(TargetSpec):
             table's place when the head is tied.
         quantisation: what it says of its quantised weights; None where there are none.
         kv_scales: layer -> scales of an FP8 KV cache; of layers that are not named they are 1.
+        mtp: its own head for multi-token prediction; None where it has none.
     """
 
     path: Path
     tensors: Mapping[str, TensorRef]
     quantisation: Quantisation | None = None
     kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
+    mtp: MtpHead | None = None
 
 
 _MAX_LAYERS = 1 << 14  # of a kind; no decoder has as many

@@ -25,9 +25,9 @@ __all__ = ["convert_draft", "inspect"]
 @json_option
 def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Say what these checkpoints are: geometry, draft manifest, refusals."""
-    from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.commands import report
+    from trt_eagle3.drafts.registry import find_draft
     from trt_eagle3.families.registry import read_target
     from trt_eagle3.io.assignments import parse_assignments
 
@@ -38,7 +38,7 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
         )
     spec = read_target(resolve_checkpoint(target))
     manifest = (
-        read_draft(resolve_checkpoint(draft), spec, parse_assignments(overrides, "--override"))
+        find_draft(draft, spec, parse_assignments(overrides, "--override"))
         if draft is not None
         else None
     )

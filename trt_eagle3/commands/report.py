@@ -11,6 +11,7 @@ from rich.table import Table
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
 from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.errors import clip
@@ -51,6 +52,8 @@ def inspection_lines(
     parts += [_quantisation_line(spec.quantisation)] if spec.quantisation else []
     if manifest:
         parts += [_draft_line(manifest), _meaning_table(manifest)]
+    elif spec.mtp:
+        parts.append("  has an MTP head: to draft with it, draft.checkpoint: mtp")
     parts.append(_kv_line(spec, manifest))
     return parts + [f"warning: {warning}" for warning in (manifest.warnings if manifest else ())]
 
@@ -133,7 +136,7 @@ def _quantisation_line(found: Quantisation) -> str:
 def _draft_line(manifest: DraftManifest) -> str:
     m = manifest
     return (
-        f"draft {m.path}: EAGLE-3 by {m.producer}, {m.num_layers} "
+        f"draft {m.path}: {kind_of(m).title} by {m.producer}, {m.num_layers} "
         f"layer{'s' if m.num_layers > 1 else ''}, hidden {m.hidden_size}, "
         f"{m.num_heads}/{m.num_kv_heads} heads of {m.head_dim}, vocabulary {m.draft_vocab_size} of "
         f"{m.vocab_size}"
@@ -148,6 +151,7 @@ _GEOMETRY = {
     "num_heads",
     "num_kv_heads",
     "head_dim",
+    "layer",
 }
 _SIZES = {"vocab_size", "draft_vocab_size", "max_position_embeddings"}
 _NOT_MEANING = {*_GEOMETRY, *_SIZES, "path", "tensors", "sources", "warnings"}

@@ -147,7 +147,7 @@ class AsyncCycles:
         found = self._say(running, sequences)
         if tree is not None and isinstance(running, _TreePass) and len(sequences) >= _MANY:
             going = [s for s in sequences if self._goes_on(s, -1)]
-            if going and all(self._fits(s, tree) for s in going):
+            if _any_drafts(going) and all(self._fits(s, tree) for s in going):
                 self._flying = self._launch_trees(going, tree)
         return found
 
@@ -283,7 +283,7 @@ class AsyncCycles:
             assert self._draft is not None
             advanced, seated = [s for s, _ in present], [row for _, row in present]
             self._draft.keep(advanced, seated, done.tree, done.tail)
-            if done.filtered and advanced:
+            if done.filtered and _any_drafts(advanced):
                 self._prepare(advanced, done.tree)
         tree = done.tree if isinstance(done, _TreePass) else None
         return CycleOutcome([found[row] if row >= 0 else None for row in rows], tree)
@@ -351,6 +351,11 @@ class AsyncCycles:
             first = batch.lengths[:, None]
             nodes = torch.arange(tree.num_nodes, device=first.device)
             self._states.move(batch.state_inputs, first + outcome.path, first + nodes, page_size)
+
+
+def _any_drafts(sequences: Sequence[SequenceState]) -> bool:
+    """Whether there is anything to propose for: those that draft may have left the others."""
+    return any(s.draft for s in sequences)
 
 
 def _advance(sequence: SequenceState, accepted: Accepted, aux: Tensor | None, row: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_from_dict
+from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
@@ -24,6 +24,7 @@ from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, PatchBuckets, TargetRunner, VisionRunner
 from trt_eagle3.decode.state import LayerStates, layer_states
 from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.drafts.registry import manifest_from_dict
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,

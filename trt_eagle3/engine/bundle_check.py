@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from trt_eagle3.checkpoint.draft_geometry import draft_shapes
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_file
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.bundle_record import BUNDLE_FILE, BundleRecord, FileRecord, TensorRecord
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.graph.weights import DESCRIBED, WeightExpr, descriptions, weight_expr
@@ -94,7 +94,7 @@ def check_tables(
     shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, spec.hidden_size)}
     if manifest is not None:
         tensors |= {f"draft {name}": tensor for name, tensor in record.draft_tensors.items()}
-        of_draft = draft_shapes(manifest) | {"d2t": (manifest.draft_vocab_size,)}
+        of_draft = {**kind_of(manifest).shapes(manifest), "d2t": (manifest.draft_vocab_size,)}
         shapes |= {f"draft {name}": shape for name, shape in of_draft.items()}
         if manifest.embedding == "own" and "embed_tokens.weight" not in record.draft_tensors:
             raise _refusal(

@@ -12,6 +12,7 @@ from math import prod
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import EngineConfig, LimitsConfig
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.errors import DeviceMemoryError, UserError
 from trt_eagle3.families.registry import tower_of
@@ -94,10 +95,9 @@ def memory_need(
         num_nodes: of a tree, the root included. packed_savings: ``BundleRecord.packed_savings``.
     """
     item = dtype_named(engine.dtype).num_bytes(1)
-    draft_values = sum(prod(ref.shape) for ref in manifest.tensors.values()) if manifest else 0
     kv_token = kv_bytes_per_token(spec, manifest, engine.dtype, engine.kv_dtype)
     return MemoryNeed(
-        weights=max(1, item * (_target_values(spec) + draft_values) - packed_savings),
+        weights=max(1, item * (_target_values(spec) + _draft_values(manifest)) - packed_savings),
         kv_cache=kv_token * num_pages(limits, engine.page_size) * engine.page_size,
         images=item * _image_values(spec, limits.max_visual_tokens),
         prefill=item * engine.prefill_chunk * _row_values(spec)
@@ -240,6 +240,14 @@ def _target_values(spec: TargetSpec) -> int:
     layers = sum(_layer_values(layer, spec.hidden_size) for layer in spec.layers)
     tower = tower_of(spec).sizes(spec.vision).num_values if spec.vision else 0
     return layers + 2 * spec.vocab_size * spec.hidden_size + tower
+
+
+def _draft_values(manifest: DraftManifest | None) -> int:
+    """Numbers in the draft's weights, with the target's head where it has none of its own."""
+    if manifest is None:
+        return 0
+    head = manifest.draft_vocab_size * manifest.hidden_size if manifest.head == "target" else 0
+    return head + sum(prod(shape) for shape in kind_of(manifest).shapes(manifest).values())
 
 
 def _layer_values(layer: LayerSpec, hidden: int) -> int:

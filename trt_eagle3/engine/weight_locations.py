@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import FileRecord, TensorRecord, header_digest, reference_location
@@ -96,7 +95,7 @@ class FileLocations:
             {
                 name: self._record(ref)
                 for name, ref in self._manifest.tensors.items()
-                if not isinstance(ref, QuantisedRef)  # a target's head; no one reads it by row
+                if type(ref) is TensorRef  # quantised ones and experts are never read by row
             }
             if self._manifest
             else {}

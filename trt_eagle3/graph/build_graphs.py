@@ -7,9 +7,9 @@ import onnx
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.graph.builder import ResolveLocation
-from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 
@@ -39,12 +39,12 @@ def build_graphs(
             resolve,
             residual,
             engine.kv_dtype == "fp8",
+            aux_normed=manifest is not None and manifest.takes_normed,
         ),
     }
     vision = family_of(spec).vision if spec.vision else None
     if vision is not None:
         models["vision"] = vision.graph(spec, engine.dtype, resolve)
     if manifest:
-        models["fuse"] = fuse_graph(manifest, engine.dtype, resolve)
-        models["draft"] = draft_graph(manifest, engine.dtype, engine.page_size, resolve)
+        models |= kind_of(manifest).graphs(manifest, engine.dtype, engine.page_size, resolve)
     return models

@@ -186,9 +186,9 @@ class Attention:
         """The overload of ``QKNormMRope`` and its attributes besides head counts."""
         if norm is None:
             return "", {}
-        if not norm.weight_offset:
-            return "norm", {"epsilon": norm.eps}
         rotary = 2 * len(self.spec.rope.inv_freq)
+        if not norm.weight_offset and rotary == self.spec.head_dim:
+            return "norm", {"epsilon": norm.eps}
         offset = {"weight_offset": norm.weight_offset, "rotary_dim": rotary}
         return "norm_offset", {"epsilon": norm.eps, **offset}
 

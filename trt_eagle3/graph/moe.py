@@ -1,4 +1,4 @@
-"""A mixture of experts in a decoder layer."""
+"""The MLP of a decoder layer: dense, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.graph.builder import GraphBuilder, Value
 from trt_eagle3.graph.decoder import swiglu
-from trt_eagle3.spec import SparseMoe
+from trt_eagle3.spec import DenseMlp, SparseMoe
 
-__all__ = ["sparse_moe"]
+__all__ = ["mlp"]
 
 
-def sparse_moe(
+def mlp(
+    b: GraphBuilder,
+    x: Value,
+    tensors: Mapping[str, TensorRef],
+    prefix: str,
+    spec: DenseMlp | SparseMoe,
+    scale: float = 1.0,
+) -> Value:
+    """``x [n, H]`` through a layer's MLP; ``scale`` multiplies ``up`` and so all of it."""
+    if isinstance(spec, SparseMoe):
+        return _sparse_moe(b, x, tensors, prefix, spec, scale)
+    return swiglu(b, x, tensors, prefix, bias=False, scale=scale)
+
+
+def _sparse_moe(
     b: GraphBuilder,
     x: Value,
     tensors: Mapping[str, TensorRef],
     prefix: str,
     spec: SparseMoe,
-    scale: float = 1.0,
+    scale: float,
 ) -> Value:
     """``x [n, H]`` through its experts, and through the shared one where there is one; ``scale``
     multiplies ``up`` and so all of it.

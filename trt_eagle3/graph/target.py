@@ -10,17 +10,15 @@ from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
-from trt_eagle3.graph.decoder import Attention, Context, by_row, context_inputs, head, rows, swiglu
+from trt_eagle3.graph.decoder import Attention, Context, by_row, context_inputs, head, rows
 from trt_eagle3.graph.delta_net import DeltaNet
-from trt_eagle3.graph.moe import sparse_moe
+from trt_eagle3.graph.moe import mlp
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.spec import (
     AttentionSpec,
-    DenseMlp,
     GatedDeltaSpec,
     LayerSpec,
     NormSpec,
-    SparseMoe,
     TargetSpec,
 )
 
@@ -38,6 +36,8 @@ def target_graph(
     resolve: ResolveLocation,
     residual: Residual = _COMPUTE_TYPE,
     fp8_kv: bool = False,
+    *,
+    aux_normed: bool = False,
 ) -> onnx.ModelProto:
     """Build the target graph; the contract of its inputs and outputs is in
     ``docs/architecture.md``.
@@ -48,6 +48,7 @@ def target_graph(
         aux_pre_deepstack: take out(k) before the visual level of layer k is added.
         dtype: compute type, ``float32``, ``float16`` or ``bfloat16``.
         residual: how the residual stream is held.
+        aux_normed: ``aux_hidden_states`` are the last norm's rows, in the place of ``aux_layers``.
         fp8_kv: keep keys and values as FP8, with the scales of ``spec.kv_scales``.
     Raises:
         UserError: an aux layer that this decoder does not have.
@@ -64,6 +65,7 @@ def target_graph(
     b.output(logits, "logits", ("batch", "rows", spec.vocab_size))
     if aux_layers:
         parts = [residual.leave(b, decoder.outputs[k], f"aux.{k}") for k in aux_layers]
+        parts = [normed] if aux_normed else parts
         states = b.op("Concat", *parts, name="aux_rows", axis=-1)
         aux_width = len(aux_layers) * width
         by_rows = by_row(b, states, decoder.context, aux_width, "aux")
@@ -108,13 +110,8 @@ class _Decoder:
                 layer.norm,
                 ("post_attention_layernorm", "attention_residual"),
             )
-            return hidden, self._mlp(layer.mlp, normed, f"{prefix}mlp.")
-
-    def _mlp(self, spec: DenseMlp | SparseMoe, normed: Value, prefix: str) -> Value:
-        b, tensors, scale = self.b, self.spec.tensors, self.residual.scale
-        if isinstance(spec, SparseMoe):
-            return sparse_moe(b, normed, tensors, prefix, spec, scale)
-        return swiglu(b, normed, tensors, prefix, bias=False, scale=scale)
+            scale = self.residual.scale
+            return hidden, mlp(b, normed, tensors, f"{prefix}mlp.", layer.mlp, scale)
 
     def _mixer(self, spec: AttentionSpec | GatedDeltaSpec, k: int) -> Attention | DeltaNet:
         if isinstance(spec, GatedDeltaSpec):

@@ -13,6 +13,7 @@ import torch
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import EngineFailedError, UserError
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.parity import SUITES, bundle_comparison
@@ -24,7 +25,6 @@ from trt_eagle3.parity.checks.thresholds import Thresholds, read_overrides
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.record import Record, record_engine
 from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, read_cases
-from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.parity.reference.draft_rows import compare_drafts
 from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import expect_prompts
@@ -230,7 +230,7 @@ class Validation:
 
     def _refer_draft(self, evidence: Evidence, manifest: DraftManifest) -> Evidence:
         reference = evidence.reference
-        draft = ReferenceDraft.load(manifest, self._dtype, reference.device)
+        draft = kind_of(manifest).reference(manifest, self._dtype, reference.device)
         speculation = self.engine.record.config.speculation
         drafting = DraftReference(draft, reference, speculation)
         with self._stage("reference: draft", len(evidence.expected)) as step:

@@ -21,11 +21,14 @@ from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import UserError
+from trt_eagle3.probe.interpretation import takes_norm
 from trt_eagle3.prompts.prompt_file import Question
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["MIN_TOKENS", "Recording", "record", "intermediate"]
+__all__ = ["MIN_TOKENS", "NORM", "Recording", "record", "intermediate"]
 
+NORM = "norm"
+"""The target's last norm in its graph."""
 # of answers, without each one's first: signed ranks of fewer never reach the 4 sigma of a verdict
 MIN_TOKENS = 24
 
@@ -59,6 +62,7 @@ class Recording:
             intermediate(k, manifest.aux_pre_deepstack, num_visual_levels)
             for k in manifest.aux_layers
         ]
+        names = [NORM] if manifest.takes_normed else names
         return torch.cat([self.states[name] for name in names], dim=-1)
 
 
@@ -87,9 +91,10 @@ def record(
         UserError: a prompt that the bundle does not take, or answers too short to say anything.
     """
     count = bundle.spec.num_visual_levels
-    session = _Tapped(
-        bundle, sorted({intermediate(k, pre, count) for k in layers for pre in (True, False)})
-    )
+    names = {intermediate(k, pre, count) for k in layers for pre in (True, False)}
+    if bundle.manifest is not None and takes_norm(bundle.manifest, bundle.spec):
+        names.add(NORM)
+    session = _Tapped(bundle, sorted(names))
     decoder, pool = bundle.decoder_over(session), bundle.page_pool()
     preprocessor, encoder = PromptPreprocessor(bundle), VisionEncoder(bundle)
     recordings: list[Recording] = []

@@ -20,10 +20,10 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.propose import draft_decode_position, draft_positions, put_draft_visual
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.state import LayerStates, layer_states
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.draft import draft_graph
 from trt_eagle3.probe.record import Recording
 
 __all__ = ["Score", "Scorer", "draft_ids"]
@@ -97,7 +97,6 @@ class Scorer:
         self.num_steps = config.speculation.steps
         self._bundle, self._recordings, self._folder = bundle, recordings, folder
         self._ids = draft_ids(manifest)
-        self._fuse = bundle.open_graph("fuse")
         self._embedding = bundle.draft_embedding
         size = config.engine.page_size
         rows = max(_num_slots(r, self.num_steps) for r in recordings)
@@ -106,8 +105,9 @@ class Scorer:
         self._pages.reserve(rows)
         self._num_slots = pool.num_pages * size
         self._states: LayerStates | None = None  # alike in every interpretation
-        self._open: tuple[bytes, DraftRunner] | None = None
-        self._known: dict[tuple[object, ...], Score] = {}
+        self._sessions: dict[str, tuple[bytes, Session]] = {}
+        self._open: DraftRunner | None = None
+        self._known: dict[str, Score] = {}
 
     def score(self, manifest: DraftManifest) -> Score:
         """The score of one interpretation of the bundle's draft."""
@@ -121,18 +121,30 @@ class Scorer:
         graph.
         """
         config = self._bundle.record.config.engine
-        model = draft_graph(
+        graphs = kind_of(manifest).graphs(
             manifest, config.dtype, config.page_size, reference_location
-        ).SerializeToString()
-        if self._open is None or self._open[0] != model:
-            file = self._folder / "draft.onnx"
-            file.write_bytes(model)
+        )
+        models = {name: graph.SerializeToString() for name, graph in graphs.items()}
+        if self._open is None or any(self._opened(name) != m for name, m in models.items()):
             self._open = None  # first forget the old session: two drafts need not fit
-            draft = open_session(config.backend, file, REFERENCE_ROOT, device=config.device)
+            fuse, draft = (self._session(name, models[name]) for name in ("fuse", "draft"))
             if self._states is None:
                 self._states = layer_states(draft.states, self._num_slots, config.device)
-            self._open = model, DraftRunner(self._fuse, draft, self._states, self._embedding, None)
-        return self._open[1]
+            self._open = DraftRunner(fuse, draft, self._states, self._embedding, None)
+        return self._open
+
+    def _opened(self, name: str) -> bytes | None:
+        """The graph whose session is open under ``name``."""
+        return self._sessions[name][0] if name in self._sessions else None
+
+    def _session(self, name: str, model: bytes) -> Session:
+        if self._opened(name) != model:
+            self._sessions.pop(name, None)
+            config, file = self._bundle.record.config.engine, self._folder / f"{name}.onnx"
+            file.write_bytes(model)
+            session = open_session(config.backend, file, REFERENCE_ROOT, device=config.device)
+            self._sessions[name] = model, session
+        return self._sessions[name][1]
 
     def _cells(self, manifest: DraftManifest, recording: Recording) -> _Cells:
         logits = self.chain(manifest, recording)
@@ -222,17 +234,16 @@ def _num_slots(recording: Recording, num_steps: int) -> int:
     return recording.num_rows + (num_steps - 1) * len(recording.target_probs)
 
 
-def _key(manifest: DraftManifest) -> tuple[object, ...]:
+_NOT_READ = frozenset({"path", "tensors", "sources", "warnings", "rope", "image_rows_rotated"})
+
+
+def _key(manifest: DraftManifest) -> str:
     """All that interpretations differ in."""
     m, rope = manifest, manifest.rope
-    rows = (
-        m.image_rows,
-        m.image_rows == "vision" and m.image_rows_rotated,
-        m.positions,
-        m.position_shift,
-    )
     turns = (rope.layout, rope.sections, rope.inv_freq, rope.attention_scaling)
-    return m.aux_layers, m.aux_pre_deepstack, *rows, *turns, m.residual, m.feedback, m.first_norm
+    rotated = m.image_rows == "vision" and m.image_rows_rotated
+    rest = {name: value for name, value in vars(m).items() if name not in _NOT_READ}
+    return repr((turns, rotated, rest))
 
 
 def _score(prompts: Sequence[_Cells]) -> Score:

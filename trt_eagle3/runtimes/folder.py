@@ -1,16 +1,12 @@
-"""What all runtimes' folders have in common: where they may lie, which target they serve, and what
-their runtime reads otherwise than a draft's manifest.
-"""
+"""What all runtimes' folders have in common: where they may lie, and which target they serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trt_eagle3.atomic_io import FolderKind, check_replaceable
-from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.engine.bundle import BundleRecord, SourceRecord
 from trt_eagle3.engine.output_check import (
     check_apart,
@@ -21,7 +17,7 @@ from trt_eagle3.engine.output_check import (
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["RuntimeFolder", "check_heads", "check_place", "draft_differences", "target_source"]
+__all__ = ["RuntimeFolder", "check_heads", "check_place", "target_source"]
 
 
 @dataclass(frozen=True)
@@ -85,22 +81,3 @@ def check_heads(spec: TargetSpec, size: int) -> None:
 def target_source(source: SourceRecord) -> str:
     """The checkpoint's folder, or its Hub id where the folder is gone."""
     return str(Path(source.path).absolute()) if Path(source.path).is_dir() else source.checkpoint
-
-
-def draft_differences(manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
-    """What a runtime reads otherwise than ``manifest``, if it takes aux hidden states after
-    deepstack, has pad embeddings at image positions, and shifts no position.
-    """
-    caught = [k for k in manifest.aux_layers if spec.layers[k].visual_level is not None]
-    if manifest.aux_pre_deepstack and caught:
-        yield (
-            f"aux_pre_deepstack: it takes out({caught}) after the deepstack level is added, here "
-            "before"
-        )
-    if manifest.image_rows != "pad":
-        yield (
-            "image_rows: its draft sees the pad token's embedding at image positions, here the "
-            "vision rows"
-        )
-    if manifest.position_shift:
-        yield f"position_shift: it knows none, here {manifest.position_shift}"

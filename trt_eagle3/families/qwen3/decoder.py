@@ -121,7 +121,7 @@ class DecoderConfig:
             UserError: tensors that are missing, surplus or misshapen, by name.
         """
         directory = self.config.file.parent
-        tensors = gather_experts(tensors, layers, self.hidden_size, directory, self._fp8_block())
+        tensors = gather_experts(tensors, layers, self.hidden_size, directory, self.fp8_block())
         if quantisation is not None:
             quantisation = replace(quantisation, weights=titles(matrices(tensors.values())))
         tied = tied_head(self.config, tensors, tuple(dict.fromkeys(("", self.section))))
@@ -146,7 +146,7 @@ class DecoderConfig:
             kv_scales=read_kv_scales(scales, len(layers), kv_heads),
         )
 
-    def _fp8_block(self) -> tuple[int, int] | None:
+    def fp8_block(self) -> tuple[int, int] | None:
         """Rows and columns that share a scale of an FP8 weight, where the config says so."""
         claim = find_claim(self.config, tuple(dict.fromkeys(("", self.section))))
         block = None if claim is None else claim.get("weight_block_size", "wholes")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_5.decoder import HybridConfig
+from trt_eagle3.families.qwen3_5.mtp import split_head, without_head
 from trt_eagle3.families.qwen3_vl.reader import vision_spec
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import RopeSpec, VisionSpec
@@ -21,7 +21,6 @@ __all__ = ["read_qwen3_5"]
 _SECTION = "text_config."
 _ROTARY = 0.25  # transformers' default partial_rotary_factor
 _SECTIONS = (11, 11, 10)  # and mrope_section
-_MTP = "mtp."
 
 
 def read_qwen3_5(
@@ -71,15 +70,18 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
     if max(decoder.num_layers, vision.depth if vision else 0) > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
     decoder.check_layer_types(tensors)
-    return decoder.checkpoint(
+    layers = decoder.layers(rope)
+    own, head = split_head(decoder, layers, tensors)
+    target = decoder.checkpoint(
         family,
-        decoder.layers(rope),
-        _without_mtp(decoder, tensors),
+        layers,
+        own,
         max_position_embeddings=decoder.max_position_embeddings,
-        quantisation=quantisation,
+        quantisation=without_head(quantisation),
         vision=vision,
         vision_shapes=vision_shapes(vision) if vision else None,
     )
+    return replace(target, mtp=head)
 
 
 def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
@@ -98,25 +100,3 @@ def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
             f"got {part}"
         )
     return rope.unscaled(int(turned), _SECTIONS)
-
-
-def _without_mtp(decoder: HybridConfig, tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
-    """The target's own tensors; those of its MTP head are a draft's (``checkpoint/mtp.py``).
-
-    Raises:
-        UserError: a head that the config announces and the checkpoint lacks, or the reverse.
-    """
-    key = f"{decoder.section}mtp_num_hidden_layers"
-    announced = decoder.config.whole(key, 0, least=0) > 0
-    present = any(name.startswith(_MTP) for name in tensors)
-    if announced and not present:
-        raise decoder.config.error(
-            f"{key}: an MTP head is announced, and the checkpoint has no {_MTP}* tensors. Use the "
-            "whole checkpoint, or set it to 0."
-        )
-    if present and not announced and decoder.config.get(key, "any") is not None:
-        raise decoder.config.error(
-            f"{key}: expected 1 or more beside {_MTP}* tensors, got 0. Use the checkpoint's own "
-            "config.json."
-        )
-    return {name: ref for name, ref in tensors.items() if not name.startswith(_MTP)}

@@ -79,10 +79,10 @@ def check_files(e: Evidence, m: Measurements) -> None:
     hold their weights inside: of those there are no files.
     """
     engine = e.engine
-    roles: dict[str, Refs] = {
-        "target": e.checkpoint.tensors,
-        "draft": e.manifest.tensors if e.manifest else {},
-    }
+    of_draft = e.manifest.tensors if e.manifest else {}
+    # of a draft that is part of the target's checkpoint, some may lie in the target's files
+    shared = {f"draft {name}": ref for name, ref in of_draft.items()}
+    roles: dict[str, Refs] = {"target": {**e.checkpoint.tensors, **shared}, "draft": of_draft}
     for role, source in engine.record.sources.items():
         root = engine.record.weights_root(engine.path)
         copies = [root / location for location in source.files if location != TABLE_FILE]

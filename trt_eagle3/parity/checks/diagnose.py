@@ -40,18 +40,6 @@ _VISION_BLOCK = (
     *("mlp.inner", "mlp.output"),
     "output",
 )
-_DRAFT_ORDER = ("hidden_norm", "embedding_and_hidden")
-_DRAFT_LAYER = (
-    "self_attn.qkv",
-    "self_attn.q",
-    "self_attn.k",
-    "self_attn.out",
-    "self_attn.output",
-    "attention_residual",
-    "post_attention_layernorm",
-    "mlp.output",
-    "output",
-)
 
 
 @dataclass(frozen=True)
@@ -195,10 +183,11 @@ def _inside_draft(
 ) -> Errors:
     """The tensors of the draft's first prompt forward, from what it was given."""
     forwards = [f for f in record.forwards if int(f.inputs["past_lengths"].max()) == 0][:1]
-    names = _draft_names(reference.manifest.num_layers, evidence)
-    outputs = _replayed(evidence, "draft", names, forwards)
     rows = [record.committed[i] for i in range(len(embeds_of(forwards)))]
     expected = _run_committed(rows, e, reference)
+    known = tensor_names(evidence.engine, "draft")
+    names = [name for name in expected.intermediates if name in known]
+    outputs = _replayed(evidence, "draft", names, forwards)
     for name in names:
         found = outputs_of(forwards, outputs, name)
         yield name, errors_or_infinite(found, expected.intermediates[name])
@@ -215,10 +204,3 @@ def _run_committed(
     embeds = torch.stack([r.embeds for r in rows]).to(features)
     mask = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
     return reference.draft.run(embeds, features, positions.T, mask)
-
-
-def _draft_names(num_layers: int, evidence: Evidence) -> list[str]:
-    """Tensors of the draft graph that can be asked for, in the order of the data."""
-    layers = [f"layers.{i}.{name}" for i in range(num_layers) for name in _DRAFT_LAYER]
-    known = tensor_names(evidence.engine, "draft")
-    return [name for name in (*_DRAFT_ORDER, *layers, "norm") if name in known]

@@ -75,11 +75,12 @@ def _compare_aux(
     reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
 ) -> Tensor:
     """The aux rows that went into ``fuse``, and the features [n, Hd] that should have come out."""
-    layers = reference.manifest.aux_layers
+    m = reference.manifest
     aux = torch.stack([r.aux for r in rows])
-    for k, part in zip(layers, aux.chunk(len(layers), dim=-1), strict=True):
+    parts = aux.chunk(len(m.aux_layers), dim=-1)
+    for k, name, part in zip(m.aux_layers, m.aux_names, parts, strict=True):
         errors = row_errors(part, e.aux[k][: len(rows)])
-        draft.aux.append(RowErrors(draft.case, f"aux_hidden_states[out({k})]", errors))
+        draft.aux.append(RowErrors(draft.case, f"aux_hidden_states[{name}]", errors))
     features = reference.draft.fuse(aux.to(reference.target.device))
     errors = row_errors(torch.stack([r.fused for r in rows]), features)
     draft.fused.append(RowErrors(draft.case, "features", errors))

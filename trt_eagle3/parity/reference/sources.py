@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
+from trt_eagle3.drafts.registry import kind_of, read_draft
 from trt_eagle3.engine.bundle import header_digest
 from trt_eagle3.engine.weight_locations import TABLE_FILE
 from trt_eagle3.engine.weight_quantiser import made_location, made_target
@@ -109,12 +107,9 @@ def read_sources(
     if built.weights:
         file = engine.path / made_location(built.weights)
         spec = made_target(spec, built.weights, file, head=built.quantise_head)
-    config = engine.record.config.draft
-    if config is None:
+    config, manifest = engine.record.config.draft, engine.manifest
+    if config is None or manifest is None:
         return spec, None
-    overrides: Mapping[str, Any] = config.overrides
-    manifest = read_draft(find_checkpoint(engine, "draft", draft), spec, overrides)
-    if manifest.head == "target":
-        tensors = {**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]}
-        manifest = manifest.__class__(**{**vars(manifest), "tensors": tensors})
-    return spec, manifest
+    kind = kind_of(manifest)
+    path = spec.path if kind.in_target else find_checkpoint(engine, "draft", draft)
+    return spec, read_draft(kind, path, spec, config.overrides)

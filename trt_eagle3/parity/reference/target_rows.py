@@ -35,6 +35,8 @@ def run_layers(
             _run_layer(reference, e, layer, rope, manifest)
         progress()
     for e in expected:
+        if manifest is not None and manifest.takes_normed:
+            e.aux = {k: reference.norm(e.hidden).cpu() for k in manifest.aux_layers}
         e.aux_errors = _aux_errors(e, manifest)
     _run_head(reference, expected)
 
@@ -92,10 +94,10 @@ def _aux_errors(e: ExpectedAnswer, manifest: DraftManifest | None) -> list[RowEr
     if manifest is None or "aux_hidden_states" not in forwards[0].outputs:
         return []
     found = outputs_of(forwards, [f.outputs for f in forwards], "aux_hidden_states")
-    parts = zip(manifest.aux_layers, found.chunk(len(manifest.aux_layers), dim=-1), strict=True)
+    m, parts = manifest, found.chunk(len(manifest.aux_layers), dim=-1)
     return [
-        RowErrors(e.answer.name, f"aux_hidden_states[out({k})]", row_errors(part, e.aux[k]))
-        for k, part in parts
+        RowErrors(e.answer.name, f"aux_hidden_states[{name}]", row_errors(part, e.aux[k]))
+        for k, name, part in zip(m.aux_layers, m.aux_names, parts, strict=True)
     ]
 
 

@@ -12,15 +12,16 @@ import yaml
 
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
 from trt_eagle3.checkpoint.convert import convert_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.drafts.registry import kind_of
+from trt_eagle3.errors import UserError
 from trt_eagle3.io.template import render
 from trt_eagle3.runtimes.folder import (
     RuntimeFolder,
     check_heads,
     check_place,
-    draft_differences,
     target_source,
 )
 from trt_eagle3.runtimes.tensorrt_llm.schema import Version, resolve_version
@@ -46,11 +47,12 @@ def deploy(
     loaded = LoadedBundle.open(bundle)
     spec, manifest, config = loaded.spec, loaded.manifest, loaded.record.config
     check_heads(spec, tensor_parallel_size)
+    _check_kind(bundle, manifest, release)
     check_place(bundle, repository, loaded.record, _KIND)
     target = target_source(loaded.record.sources["target"])
     notes = tuple(_differences(manifest, spec, config, release))
     with atomic_directory(repository, _KIND) as folder:
-        if manifest:
+        if isinstance(manifest, Eagle3Manifest):
             convert_draft(manifest, folder / "draft", "tensorrt-llm")
             (folder / "draft" / "speculative_config.yaml").unlink()  # llm_api.yaml says it all
         options = llm_api_config(config, manifest, release, tensor_parallel_size, "draft")
@@ -75,6 +77,15 @@ def deploy(
                 folder / name, render("trt_eagle3.runtimes.tensorrt_llm", name, values), mode
             )
     return RuntimeFolder(repository, "TensorRT-LLM", release.name, notes)
+
+
+def _check_kind(bundle: Path, manifest: DraftManifest | None, release: Version) -> None:
+    """Refuse a draft of a kind that the runtime cannot be given."""
+    if manifest is not None and not kind_of(manifest).tensorrt_llm:
+        raise UserError(
+            f"{bundle}: TensorRT-LLM {release.name} cannot be given this target's "
+            f"{kind_of(manifest).title}. Use --target vllm, or build with an EAGLE-3 draft."
+        )
 
 
 def llm_api_config(
@@ -128,7 +139,7 @@ def _differences(
     """Where the runtime's own reading of a draft is not the manifest's."""
     if manifest is None:
         return
-    yield from draft_differences(manifest, spec)
+    yield from kind_of(manifest).differences(manifest, spec)
     if manifest.positions == "3d":
         yield "positions: its draft counts rope positions on one axis, here on the target's three"
     if config.speculation.mode == "tree":

@@ -20,16 +20,16 @@ import yaml
 
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
 from trt_eagle3.checkpoint.convert import Layout, convert_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.template import render
 from trt_eagle3.runtimes.folder import (
     RuntimeFolder,
     check_heads,
     check_place,
-    draft_differences,
     target_source,
 )
 from trt_eagle3.spec import TargetSpec
@@ -75,12 +75,12 @@ def deploy(
     )
     notes = tuple(_differences(manifest, spec, config))
     values = _values(config.name, target_source(loaded.record.sources["target"]), options) | {
-        "draft": manifest is not None,
+        "draft": manifest is not None and not kind_of(manifest).in_target,
         "gpus": tensor_parallel_size * data_parallel_size,
         "notes": notes,
     }
     with atomic_directory(repository, _KIND) as folder:
-        if manifest:
+        if isinstance(manifest, Eagle3Manifest):
             convert_draft(manifest, folder / "draft", _LAYOUT)
         create_file(folder / "config.yaml", _yaml(options))
         for name, mode in _TEMPLATES.items():
@@ -95,7 +95,9 @@ def serve_config(
     tensor_parallel_size: int = 1,
     copies: int = 1,
 ) -> dict[str, Any]:
-    """Options of ``vllm serve`` but the target; the draft lies in ``draft``, beside them."""
+    """Options of ``vllm serve`` but the target; a draft with files of its own lies in ``draft``,
+    beside them.
+    """
     options: dict[str, Any] = {
         "served-model-name": config.name,
         "dtype": config.engine.dtype,
@@ -108,9 +110,10 @@ def serve_config(
     if not config.limits.prefix_cache:
         options["no-enable-prefix-caching"] = True
     if manifest is not None:
+        kind = kind_of(manifest)
         options["speculative-config"] = {
-            "method": "eagle3",
-            "model": "draft",
+            "method": kind.vllm_method,
+            **({} if kind.in_target else {"model": "draft"}),
             "num_speculative_tokens": config.speculation.steps,
         }
     return options
@@ -122,7 +125,7 @@ def _differences(
     """Where vLLM's own reading of a draft is not the manifest's."""
     if manifest is None:
         return
-    yield from draft_differences(manifest, spec)
+    yield from kind_of(manifest).differences(manifest, spec)
     if manifest.positions == "linear" and spec.vision is not None:
         yield (
             "positions: after a picture its draft counts on the target's temporal axis, here every "

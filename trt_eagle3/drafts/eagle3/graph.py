@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, rows, swiglu
 from trt_eagle3.graph.residual import Residual
@@ -20,7 +20,7 @@ __all__ = ["draft_graph", "fuse_graph"]
 _STREAM = Residual()  # of the compute type: a draft only proposes
 
 
-def fuse_graph(manifest: DraftManifest, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
+def fuse_graph(manifest: Eagle3Manifest, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """``aux_hidden_states [n, k * Ht]`` -> ``features [n, Hd]``: the norms before fc, then fc."""
     b = GraphBuilder("fuse", dtype, resolve)
     num_aux, width, tensors = (
@@ -49,7 +49,7 @@ def fuse_graph(manifest: DraftManifest, dtype: str, resolve: ResolveLocation) ->
 
 
 def draft_graph(
-    manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
+    manifest: Eagle3Manifest, dtype: str, page_size: int, resolve: ResolveLocation
 ) -> onnx.ModelProto:
     """Build the draft graph; a draft that shares the target's head finds it under
     ``lm_head.weight`` too.
@@ -99,7 +99,7 @@ def draft_graph(
 
 
 def _first_layer_input(
-    b: GraphBuilder, embeds: Value, features: Value, manifest: DraftManifest
+    b: GraphBuilder, embeds: Value, features: Value, manifest: Eagle3Manifest
 ) -> tuple[Value, Value]:
     """``(concat[embedding, hidden] [n, 2 Hd], residual [n, Hd])`` of layer 0: the embedding
     comes first.

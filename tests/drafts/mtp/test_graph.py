@@ -1,0 +1,150 @@
+"""MTP heads: the graphs against the formula, and both against transformers' layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.drafts.mtp.head import add_head, hf_head, read_head
+from tests.hybrid import ROPE, save_qwen3_5_moe_text, save_qwen3_5_text
+from tests.reference.checkpoint import file_name
+from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
+from trt_eagle3.decode.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows, causal_mask
+from trt_eagle3.decode.state import layer_states
+from trt_eagle3.drafts.mtp.manifest import MtpManifest
+from trt_eagle3.drafts.mtp.reference import MtpReference
+from trt_eagle3.drafts.registry import kind_of
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.torch.session import TorchSession
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.parity.metrics import relative_error
+
+PAGE_SIZE, ROWS = 4, 11
+SESSIONS = {"onnxruntime": OnnxRuntimeSession, "torch": TorchSession}
+WHOLE_ROPE = ROPE | {"partial_rotary_factor": 1.0, "mrope_section": [4, 2, 2]}
+TARGETS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "dense": (save_qwen3_5_text, {}),
+    "tied head, biases, whole rope": (
+        save_qwen3_5_text,
+        {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": WHOLE_ROPE},
+    ),
+    "mixture of experts": (save_qwen3_5_moe_text, {}),
+}
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    save, changes = TARGETS[name]
+    save(folder, **changes)
+    return add_head(folder)
+
+
+def inputs(width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings, hidden states, and positions of a picture between texts."""
+    generator = torch.Generator().manual_seed(2)
+    embeds, hidden = torch.randn(2, ROWS, width, generator=generator)
+    positions = torch.arange(ROWS).expand(3, -1).clone()
+    positions[:, 3:7] = torch.tensor([[3, 3, 3, 3], [3, 3, 4, 4], [3, 4, 3, 4]])
+    positions[:, 7:] -= 2
+    return embeds, hidden, positions
+
+
+class Engine:
+    """The graphs of a head in a session."""
+
+    def __init__(self, manifest: MtpManifest, folder: Path, backend: str) -> None:
+        graphs = kind_of(manifest).graphs(manifest, "float32", PAGE_SIZE, file_name)
+        sessions = []
+        for name in ("fuse", "draft"):
+            file = folder / f"{name}.onnx"
+            file.write_bytes(graphs[name].SerializeToString())
+            sessions.append(SESSIONS[backend](file, folder))
+        fuse, draft = sessions
+        table = EmbeddingTable(
+            read_target(folder).tensors["embed_tokens.weight"], torch.float32, "cpu"
+        )
+        states = layer_states(draft.states, 20 * PAGE_SIZE)
+        self.runner = DraftRunner(fuse, draft, states, table, None)
+        self._pages = PageTable(PagePool(20, PAGE_SIZE))
+        self._pages.reserve(4 * ROWS)
+
+    def run(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, past: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """A run of rows behind ``past`` others."""
+        count = len(embeds)
+        pages = self._pages.pages(past + count)
+        metadata = AttentionMetadata.single(past, pages, causal_mask(count), positions.int())
+        (logits,), (out,) = self.runner.forward(
+            embeds[None], features[None], metadata, all_rows(1, count)
+        )
+        return logits, out
+
+
+@pytest.mark.parametrize("backend", SESSIONS)
+@pytest.mark.parametrize("name", TARGETS)
+def test_graphs_and_formula_equal_transformers_layers(
+    name: str, backend: str, tmp_path: Path
+) -> None:
+    manifest = read_head(checkpoint(name, tmp_path))
+    embeds, hidden, positions = inputs(manifest.hidden_size)
+    expected, following = hf_head(tmp_path, embeds, hidden, positions)
+    reference = MtpReference.load(manifest, torch.float32)
+    mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
+    found = reference.run(embeds, reference.fuse(hidden), positions, mask)
+    assert relative_error(found.logits, expected) < FLOAT32_TOLERANCE
+    assert relative_error(found.features, reference.fuse(following)) < FLOAT32_TOLERANCE
+    engine = Engine(manifest, tmp_path, backend)
+    logits, out = engine.run(embeds, engine.runner.fuse(hidden), positions)
+    assert relative_error(logits, expected) < FLOAT32_TOLERANCE
+    assert relative_error(out, reference.fuse(following)) < FLOAT32_TOLERANCE
+
+
+def test_a_chain_of_steps_equals_the_formula(tmp_path: Path) -> None:
+    """Each on the features of the one before, over the keys and values of all."""
+    manifest = read_head(checkpoint("dense", tmp_path))
+    embeds, hidden, positions = inputs(manifest.hidden_size)
+    reference = MtpReference.load(manifest)
+    engine = Engine(manifest, tmp_path, "onnxruntime")
+    mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
+    rows = reference.run(embeds, reference.fuse(hidden), positions, mask)
+    memory, fed = list(rows.memory), rows.features[-1:]
+    _, out = engine.run(embeds, engine.runner.fuse(hidden), positions)
+    ours = out[-1:]
+    for step in range(3):
+        count = ROWS + step
+        token, at = embeds[step : step + 1], torch.full((3, 1), count - 2)
+        whole = torch.ones(1, count + 1, dtype=torch.bool)
+        rows = reference.run(token, fed, at, whole, memory)
+        memory = [
+            (torch.cat([k, a]), torch.cat([v, b]))
+            for (k, v), (a, b) in zip(memory, rows.memory, strict=True)
+        ]
+        logits, ours = engine.run(token, ours, at, past=count)
+        assert relative_error(logits, rows.logits) < FLOAT32_TOLERANCE, step
+        fed = rows.features
+
+
+DEVIATIONS: dict[str, dict[str, Any]] = {
+    "halves exchanged": {"concat": "hidden_first"},
+    "norm without the one": {"norm_offset": 0.0},
+    "fed back before the norm": {"feedback": "pre_norm"},
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_a_wrong_field_is_seen(name: str, tmp_path: Path) -> None:
+    folder = checkpoint("dense", tmp_path)
+    embeds, hidden, positions = inputs(24)
+    expected, following = hf_head(folder, embeds, hidden, positions)
+    following = MtpReference.load(read_head(folder), torch.float32).fuse(following)
+    engine = Engine(read_head(folder, **DEVIATIONS[name]), folder, "onnxruntime")
+    logits, out = engine.run(embeds, engine.runner.fuse(hidden), positions)
+    worst = max(relative_error(logits, expected), relative_error(out, following))
+    assert worst > FAULT_FLOOR * FLOAT32_TOLERANCE

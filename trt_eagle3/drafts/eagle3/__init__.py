@@ -1,0 +1,95 @@
+"""EAGLE-3 drafts, of every producer whose files are known (``checkpoint/draft.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.spec import TargetSpec
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+    from trt_eagle3.graph.builder import ResolveLocation
+    from trt_eagle3.parity.reference.draft import ReferenceDraft
+    from trt_eagle3.probe.interpretation import Factor
+
+__all__ = ["KIND", "own"]
+
+
+class _Eagle3:
+    """``drafts.kind.DraftKind``."""
+
+    title = "EAGLE-3"
+    manifest: type[DraftManifest] = Eagle3Manifest
+    in_target = False
+    vllm_method = "eagle3"
+    tensorrt_llm = True
+
+    def claims(self, _checkpoint: str, /) -> bool:
+        return True
+
+    def read(
+        self, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
+    ) -> DraftManifest:
+        from trt_eagle3.checkpoint.draft import read_draft
+
+        return read_draft(path, target, overrides)
+
+    def shapes(self, manifest: DraftManifest) -> Mapping[str, tuple[int, ...]]:
+        from trt_eagle3.checkpoint.draft_geometry import draft_shapes
+
+        return draft_shapes(own(manifest))
+
+    def graphs(
+        self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
+    ) -> dict[str, onnx.ModelProto]:
+        from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
+
+        return {
+            "fuse": fuse_graph(own(manifest), dtype, resolve),
+            "draft": draft_graph(own(manifest), dtype, page_size, resolve),
+        }
+
+    def reference(
+        self, manifest: DraftManifest, dtype: torch.dtype, device: torch.device | str
+    ) -> ReferenceDraft:
+        from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
+
+        return Eagle3Reference.load(own(manifest), dtype, device)
+
+    def factors(self) -> Mapping[str, Factor]:
+        from trt_eagle3.drafts.eagle3.factors import FACTORS
+
+        return FACTORS
+
+    def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
+        """If a runtime takes aux hidden states after deepstack, has pad embeddings at image
+        positions, and shifts no position.
+        """
+        caught = [k for k in manifest.aux_layers if spec.layers[k].visual_level is not None]
+        if manifest.aux_pre_deepstack and caught:
+            yield (
+                f"aux_pre_deepstack: it takes out({caught}) after the deepstack level is added, "
+                "here before"
+            )
+        if manifest.image_rows != "pad":
+            yield (
+                "image_rows: its draft sees the pad token's embedding at image positions, here the "
+                "vision rows"
+            )
+        if manifest.position_shift:
+            yield f"position_shift: it knows none, here {manifest.position_shift}"
+
+
+def own(manifest: DraftManifest) -> Eagle3Manifest:
+    """``manifest`` as what it is: of this kind."""
+    assert isinstance(manifest, Eagle3Manifest), type(manifest)
+    return manifest
+
+
+KIND = _Eagle3()

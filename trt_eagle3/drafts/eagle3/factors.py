@@ -1,0 +1,70 @@
+"""What is ambiguous in EAGLE-3 drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.probe.interpretation import Change, Factor, choice, image_rows, positions
+from trt_eagle3.spec import TargetSpec
+
+__all__ = ["FACTORS"]
+
+# of EAGLE's own code, of Qwen2-VL and of Qwen3-VL
+ROPE_BASES = (10_000.0, 1_000_000.0, 5_000_000.0)
+
+
+def _aux_layers(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+    """One layer up and down (state ids read as output ids, and the reverse), and what producers
+    take by default.
+    """
+    layers, n = manifest.aux_layers, spec.num_layers
+    shifted = [tuple(k + step for k in layers) for step in (-1, 1)]
+    for other in (*shifted, (1, n // 2 - 1, n - 4), (2, n // 2, n - 3)):
+        if len(other) == len(layers) and min(other) >= 0 and max(other) < n:
+            yield {"aux_layers": other}
+
+
+def _aux_pre_deepstack(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+    if any(
+        spec.layers[k].visual_level is not None
+        for change in ({}, *_aux_layers(manifest, spec))
+        for k in _layers(manifest, change)
+    ):
+        yield {"aux_pre_deepstack": not manifest.aux_pre_deepstack}
+
+
+def _layers(manifest: DraftManifest, change: Change) -> tuple[int, ...]:
+    return tuple(change.get("aux_layers", manifest.aux_layers))
+
+
+def _rope_schedule(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+    for base in dict.fromkeys((*ROPE_BASES, manifest.rope.base, spec.attention.rope.base)):
+        yield {"rope.kind": "default", "rope.base": base}
+
+
+def _rope_layout(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+    """One axis, or three with the draft's own sections, else the target's where they fit."""
+    yield {"rope.layout": "1d", "rope.sections": ()}
+    positions = {} if manifest.positions == "linear" else {"positions": "3d"}
+    sections = manifest.rope.sections or spec.attention.rope.sections
+    if sections and 2 * sum(sections) == manifest.head_dim:
+        for layout in ("chunked", "interleaved"):
+            yield {"rope.layout": layout, "rope.sections": tuple(sections), **positions}
+
+
+FACTORS: Mapping[str, Factor] = {
+    # those that leave the draft's graph as it is come first: its session is kept while they are
+    # scored
+    "aux offset": _aux_layers,
+    "deepstack": _aux_pre_deepstack,
+    "image rows": image_rows,
+    "positions": positions,
+    "position shift": choice("position_shift", 0, 1),
+    "rope schedule": _rope_schedule,
+    "rope layout": _rope_layout,
+    "residual": choice("residual", "hidden", "normed"),
+    "feedback": choice("feedback", "pre_norm", "post_norm"),
+    "first norm": choice("first_norm", "single", "double"),
+}
+"""Factor -> the values that it may have."""

@@ -1,0 +1,100 @@
+"""MTP heads: the draft that a target's own checkpoint holds (``TargetCheckpoint.mtp``).
+
+Row t takes the embedding of token t + 1 and the target's hidden state of row t; one decoder layer
+follows, and the target's own head. Chained, each step takes the hidden state of the step before:
+
+    x = fc(cat[norm(embedding), norm(hidden)])     norms: pre_fc_norm_embedding, pre_fc_norm_hidden
+    y = norm(layer(x))                             logits = head(y); y is the next step's hidden
+
+``pre_fc_norm_hidden`` is ``fuse`` here: features are hidden states behind it, those that the draft
+graph feeds back too.
+
+Facts: vLLM's ``qwen3_5_mtp.py`` (order, norms, vision rows), llama.cpp #24025 and LightLLM #1402
+(the hidden state after the target's final norm: before it, acceptance falls from 2.7 to 1.8 tokens
+and no answer changes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.drafts.mtp.manifest import MtpManifest, as_served
+from trt_eagle3.spec import TargetSpec
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+    from trt_eagle3.graph.builder import ResolveLocation
+    from trt_eagle3.parity.reference.draft import ReferenceDraft
+    from trt_eagle3.probe.interpretation import Factor
+
+__all__ = ["KIND", "NAME", "own"]
+
+NAME = "mtp"
+"""``draft.checkpoint`` of a target's own head."""
+
+
+class _Mtp:
+    """``drafts.kind.DraftKind``."""
+
+    title = "MTP head"
+    manifest: type[DraftManifest] = MtpManifest
+    in_target = True
+    vllm_method = "mtp"
+    tensorrt_llm = False
+
+    def claims(self, checkpoint: str) -> bool:
+        return checkpoint == NAME
+
+    def read(
+        self, _path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any], /
+    ) -> DraftManifest:
+        from trt_eagle3.drafts.mtp.reader import read_head
+
+        return read_head(target, overrides)
+
+    def shapes(self, manifest: DraftManifest) -> Mapping[str, tuple[int, ...]]:
+        from trt_eagle3.drafts.mtp.reader import head_shapes
+
+        return head_shapes(own(manifest))
+
+    def graphs(
+        self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
+    ) -> dict[str, onnx.ModelProto]:
+        from trt_eagle3.drafts.mtp.graph import draft_graph, fuse_graph
+
+        return {
+            "fuse": fuse_graph(own(manifest), dtype, resolve),
+            "draft": draft_graph(own(manifest), dtype, page_size, resolve),
+        }
+
+    def reference(
+        self, manifest: DraftManifest, dtype: torch.dtype, device: torch.device | str
+    ) -> ReferenceDraft:
+        from trt_eagle3.drafts.mtp.reference import MtpReference
+
+        return MtpReference.load(own(manifest), dtype, device)
+
+    def factors(self) -> Mapping[str, Factor]:
+        from trt_eagle3.drafts.mtp.factors import FACTORS
+
+        return FACTORS
+
+    def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
+        for field, value in as_served(spec).items():
+            if getattr(manifest, field) != value:
+                yield f"{field}: it takes {value}, here {getattr(manifest, field)}"
+
+
+def own(manifest: DraftManifest) -> MtpManifest:
+    """``manifest`` as what it is: of this kind."""
+    assert isinstance(manifest, MtpManifest), type(manifest)
+    return manifest
+
+
+KIND = _Mtp()

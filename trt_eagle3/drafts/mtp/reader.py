@@ -1,0 +1,114 @@
+"""Reading a target's own MTP head into a manifest.
+
+Everything is in the target as its family read it: the tensors and the layer in ``MtpHead``, the
+width, norms and vocabulary in the spec. So the head of a mixture of experts needs nothing here: its
+``MtpHead.layer`` has a ``SparseMoe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trt_eagle3.checkpoint.experts import gather_experts
+from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.resolved_fields import check_overrides
+from trt_eagle3.checkpoint.target import MtpHead, TargetCheckpoint
+from trt_eagle3.checkpoint.target_tensors import check_tensors, decoder_shapes
+from trt_eagle3.drafts.mtp.manifest import MtpManifest, as_served
+from trt_eagle3.errors import UserError, clip
+from trt_eagle3.spec import AttentionSpec
+
+__all__ = ["head_shapes", "read_head"]
+
+_WHY = {
+    "hidden": "servers of Qwen3.5 take it so; probe measures it",
+    "norm_offset": "the target's norms",
+    "image_rows": "the target's own embeddings, vision rows among them",
+}
+_CONVENTION = "as Qwen3.5's heads are served"
+_TABLES = ("embed_tokens.", "lm_head.", "shared_head.")
+
+
+def read_head(target: TargetCheckpoint, overrides: Mapping[str, Any]) -> MtpManifest:
+    """The MTP head of ``target``.
+
+    Args:
+        overrides: manifest field -> value, of fields that no tensor decides.
+    Raises:
+        UserError: it has none, one of several layers or with a table of its own, or tensors that
+            are missing, surplus or misshapen, by name.
+    """
+    given = check_overrides(overrides, manifest=MtpManifest)
+    head = target.mtp
+    if head is None:
+        raise UserError(
+            f"draft.checkpoint: mtp: {target.path} has no MTP head (no mtp.* tensors). Name a "
+            "draft's folder or Hub id, or leave the draft out."
+        )
+    _check_supported(target, head)
+    mixer, size = head.layer.mixer, target.hidden_size
+    assert isinstance(mixer, AttentionSpec), "a family's MTP layer attends"
+    served = as_served(target)
+    manifest = MtpManifest(
+        producer=target.family,
+        path=target.path,
+        num_layers=1,
+        hidden_size=size,
+        target_hidden_size=size,
+        num_heads=mixer.num_heads,
+        num_kv_heads=mixer.num_kv_heads,
+        head_dim=mixer.head_dim,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        rope=mixer.rope,
+        aux_layers=(target.num_layers - 1,),
+        aux_pre_deepstack=False,
+        embedding="target",
+        head="target",
+        tensors=gather_experts(head.tensors, [head.layer], size, target.path, head.fp8_block),
+        max_position_embeddings=target.max_position_embeddings,
+        sources=_sources(served, given),
+        rms_norm_eps=target.norm.eps,
+        layer=head.layer,
+        **{**served, **given},
+    )
+    _check_shapes(manifest)
+    return manifest
+
+
+def head_shapes(manifest: MtpManifest) -> dict[str, tuple[int, ...]]:
+    """Canonical name and shape of every weight that is the head's own."""
+    size = manifest.hidden_size
+    layer = decoder_shapes([manifest.layer], size, manifest.vocab_size, tied_head=True)
+    del layer["embed_tokens.weight"]  # the target's
+    norms = {f"pre_fc_norm_{part}.weight": (size,) for part in ("embedding", "hidden")}
+    return {"fc.weight": (size, 2 * size), **norms, **layer}
+
+
+def _sources(served: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Source]:
+    """Where each field is from that no tensor decides."""
+    told = {name: Source("convention", _WHY.get(name, _CONVENTION)) for name in served}
+    return told | {name: Source("override", f"draft.overrides.{name}") for name in given}
+
+
+def _check_supported(target: TargetCheckpoint, head: MtpHead) -> None:
+    """Refuse heads of other forms than Qwen3.5's."""
+    numbers = {name.split(".")[1] for name in head.tensors if name.startswith("layers.")}
+    if len(numbers) > 1:
+        raise UserError(
+            f"{target.path}: an MTP head of {len(numbers)} layers: expected one. Use another draft."
+        )
+    own = next((name for name in head.tensors if name.startswith(_TABLES)), None)
+    if own is not None:
+        raise UserError(
+            f"{target.path}: mtp.{clip(own)}: an MTP head with a table of its own: not supported. "
+            "Use another draft."
+        )
+
+
+def _check_shapes(manifest: MtpManifest) -> None:
+    """Refuse tensors that are missing, surplus or misshapen, as they are called on disk."""
+    tensors = {f"mtp.{name}": ref for name, ref in manifest.tensors.items()}
+    shapes = {f"mtp.{name}": shape for name, shape in head_shapes(manifest).items()}
+    check_tensors(tensors, shapes, manifest.path)

@@ -1,0 +1,88 @@
+"""Finding a draft's kind: a kind is a folder here and a line in ``KINDS``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import manifest_from_dict as manifest_of_kind
+from trt_eagle3.checkpoint.source import resolve_checkpoint
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.drafts.kind import DraftKind
+from trt_eagle3.errors import UserError, quote
+
+__all__ = ["KINDS", "find_draft", "kind_named", "kind_of", "manifest_from_dict", "read_draft"]
+
+KINDS = {
+    "mtp": "trt_eagle3.drafts.mtp:KIND",
+    "eagle3": "trt_eagle3.drafts.eagle3:KIND",
+}
+"""``DraftManifest.kind`` -> where it is. Asked in this order whether a draft is theirs; the last
+takes all.
+"""
+
+
+def find_draft(
+    checkpoint: str,
+    target: TargetCheckpoint,
+    overrides: Mapping[str, Any],
+    revision: str | None = None,
+) -> DraftManifest:
+    """Read the draft that ``draft.checkpoint`` names.
+
+    Raises:
+        UserError: there is none, or it is not one of ``target``.
+    """
+    kind = next(k for k in map(kind_named, KINDS) if k.claims(checkpoint))
+    path = target.path if kind.in_target else resolve_checkpoint(checkpoint, revision)
+    return read_draft(kind, path, target, overrides)
+
+
+def read_draft(
+    kind: DraftKind, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
+) -> DraftManifest:
+    """The draft in ``path``, with the target's head among its tensors where it has none of its
+    own.
+
+    Raises:
+        UserError: as for ``find_draft``.
+    """
+    manifest = kind.read(path, target, overrides)
+    if manifest.head == "own":
+        return manifest
+    head = target.tensors["lm_head.weight"]
+    return dataclasses.replace(manifest, tensors={**manifest.tensors, "lm_head.weight": head})
+
+
+def kind_of(manifest: DraftManifest) -> DraftKind:
+    """The kind of a draft."""
+    return kind_named(manifest.kind)
+
+
+@cache
+def kind_named(name: str) -> DraftKind:
+    """A kind by ``DraftManifest.kind``.
+
+    Raises:
+        UserError: there is no such kind.
+    """
+    if name not in KINDS:
+        raise UserError(
+            f"draft kind: expected one of {', '.join(KINDS)}, got {quote(name, 80)}. "
+            "Rebuild the bundle, or update trt-eagle3."
+        )
+    module, attribute = KINDS[name].split(":")
+    kind: DraftKind = getattr(import_module(module), attribute)
+    return kind
+
+
+def manifest_from_dict(plain: Mapping[str, Any]) -> DraftManifest:
+    """The manifest that ``manifest_to_dict`` wrote; it has no tensors. Bundles that name no kind
+    are of EAGLE-3 drafts.
+    """
+    return manifest_of_kind(kind_named(str(plain.get("kind", "eagle3"))).manifest, plain)
