@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.global_state import global_state
 from tests.sharing import shared_decoders, shared_sessions
 
 settings.register_profile(
@@ -56,6 +57,16 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """A test that changes what others share, and does not put it back, fails itself."""
+    before = global_state()
+    yield
+    after = global_state()
+    left = {name: after.get(name) for name in before if after.get(name) != before[name]}
+    assert not left, f"left changed by this test: {left}"
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.parity.conftest import LIMITS, OPTIONAL, TREE, inspect
+from tests.parity.fault import MORE_TOKENS
 from tests.parity.faults import DOCUMENT, FAULTS, with_tables
 from tests.parity.planting import plant_in
 from tests.tiny import build_tiny
@@ -41,6 +42,7 @@ def test_planted_fault_is_caught_and_named(
         fault.looks,
         settings,
         asked=asked,
+        max_tokens=fault.max_tokens,
         quantised=bool(fault.bundle),
     )
     assert found.diagnosis is not None, "no check failed"
@@ -78,7 +80,7 @@ def test_bfloat16_engine_is_sound_and_its_faults_are_named(
     planted = plant_in(bfloat16_bundle, tmp_path, monkeypatch)
     if name:
         FAULTS[name].plant(planted)
-    found = inspect(planted.engine(), monkeypatch)
+    found = inspect(planted.engine(), monkeypatch, max_tokens=MORE_TOKENS)
     expected = (FAULTS[name].check, FAULTS[name].tensor) if name else None
     assert (found.diagnosis and (found.diagnosis.check, found.diagnosis.tensor)) == expected
 

@@ -141,6 +141,13 @@ def test_expert_that_is_missing_is_told(tmp_path: Path) -> None:
     assert "layers.0.mlp.experts.3.up_proj.weight" in told(tmp_path)
 
 
+def test_target_as_its_own_draft_is_told_how_to_name_its_head(tmp_path: Path) -> None:
+    save_qwen3_5_text(tmp_path)
+    add_head(tmp_path)
+    with pytest.raises(UserError, match=r"the target itself\. .* draft\.checkpoint: mtp\.$"):
+        find_draft(str(tmp_path), read_target(tmp_path), {})
+
+
 def test_target_without_a_head_is_told(tmp_path: Path) -> None:
     save_qwen3_5_text(tmp_path)
     assert "has no MTP head (no mtp.* tensors)" in told(tmp_path)
