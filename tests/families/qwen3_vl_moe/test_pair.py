@@ -99,14 +99,6 @@ def test_text_only_mixture_answers_as_the_dense_one(dense: LLM, tmp_path: Path) 
     assert found.accepted_lengths == expected.accepted_lengths
 
 
-def test_calibration_of_experts_is_refused_in_one_line(target: Path, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.json"
-    prompts.write_text(json.dumps([{"prompt": "What is 12 plus 30?"}]))
-    with pytest.raises(UserError, match=r"is a mixture of experts, .* without data") as caught:
-        build_tiny(tmp_path, target=target, engine={"weights": "int4"}, calibration=prompts)
-    assert "\n" not in str(caught.value)
-
-
 def test_aux_layer_beyond_the_mixtures_layers_is_refused(target: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
