@@ -47,7 +47,6 @@ from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.multimodal import copy_processor_files
 from trt_eagle3.prompts.kept import keep_questions
 from trt_eagle3.prompts.prompt_file import read_questions
-from trt_eagle3.spec import SparseMoe
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
@@ -135,8 +134,8 @@ def build(
         _copy_processor(spec, folder / "processor")
         if config.prompts:
             keep_questions(config.prompts, folder)
+        found = None
         with TemporaryDirectory(dir=folder) as scratch:
-            found = None
             if prompts is not None:
                 clock.begin("calibration")
                 device, int4 = calibration_device(config.engine), config.engine.weights == "int4"
@@ -167,8 +166,17 @@ def build(
         tuple(dict.fromkeys(written.placed)),
         memory,
         written.engines,
-        str(prompts or ""),
+        _calibrated_on(prompts, found),
     )
+
+
+def _calibrated_on(prompts: CalibrationPrompts | None, found: Calibration | None) -> str:
+    """For people; empty without a calibration."""
+    if found is None:
+        return ""
+    few = found.experts_without_data
+    made = f"; {few} experts with too few rows are quantised without data" if few else ""
+    return f"{prompts}{made}"
 
 
 def _tree_sizes(config: BuildConfig, tree: Tree | DynamicTree) -> TreeSizes:
@@ -223,11 +231,6 @@ def _calibration_prompts(
             f"--calibration {file}: is for INT4 weights and FP8 keys and values, and "
             f"engine.weights is {made}. Set engine.weights: int4 or engine.kv_dtype: fp8, or leave "
             "it out."
-        )
-    if engine.weights == "int4" and any(isinstance(x.mlp, SparseMoe) for x in spec.layers):
-        raise UserError(
-            f"--calibration {file}: {spec.path} is a mixture of experts, whose weights are "
-            "quantised without data. Leave it out, or set engine.weights: fp8."
         )
     if spec.recurrent_layers:
         raise UserError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from tests.bench.fake_vllm import write_fake_vllm
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.bench.against import against
+from trt_eagle3.bench.peers import vllm_peer
 from trt_eagle3.bench.peers.job import PeerOptions, shared_limits
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
@@ -83,6 +85,12 @@ def test_peer_that_is_too_old_is_one_line(tmp_path: Path) -> None:
         EnvironmentMissingError, match=r"vllm: expected 0\.25 or later .*got 0\.6\.3"
     ):
         wait(python)
+
+
+def test_vllm_is_told_to_draft_with_a_head_of_the_target_itself() -> None:
+    job = replace(JOB, draft=JOB.target, draft_method="mtp")
+    told = vllm_peer._arguments(job)["speculative_config"]
+    assert told == {"method": "mtp", "num_speculative_tokens": 5}
 
 
 def test_vllm_is_stepped_with_so_many_in_flight_and_given_the_bundle_s_draft(

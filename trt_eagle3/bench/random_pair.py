@@ -124,7 +124,8 @@ def random_pair(
     )
     embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
     target = TargetRunner(sessions["target"], target_states, embedding, spec.num_visual_levels)
-    d2t = torch.arange(manifest.draft_vocab_size, device=_DEVICE)
+    whole = manifest.draft_vocab_size == spec.vocab_size
+    d2t = None if whole else torch.arange(manifest.draft_vocab_size, device=_DEVICE)
     draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_states, embedding, d2t)
     return RandomPair(spec, manifest, target, draft, pool, max_seq_len)
 

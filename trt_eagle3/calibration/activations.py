@@ -1,37 +1,38 @@
 """What a decoder layer's products are multiplied with, over all prompts.
 
-Shapes: n rows of a prompt, K channels of an input.
+Shapes: n rows of a prompt, K channels of an input, H hidden, E experts, k experts of a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.spec import AttentionSpec, LayerSpec
+from trt_eagle3.engine.calibration import expert_names
+from trt_eagle3.spec import AttentionSpec, LayerSpec, SparseMoe
 
-__all__ = ["MAX_SAMPLES", "LayerActivations", "RowStatistics", "inputs_of_layer"]
+__all__ = ["MAX_SAMPLES", "ExpertRows", "LayerActivations", "RowStatistics", "inputs_of_layer"]
 
 MAX_SAMPLES = 512
 """Rows of all prompts that are kept to measure errors with."""
 _LEAST = 1e-9
 
 
-def inputs_of_layer(index: int) -> Mapping[str, tuple[str, ...]]:
+def inputs_of_layer(layer: LayerSpec, index: int) -> Mapping[str, tuple[str, ...]]:
     """Graph name of an input in decoder layer ``index`` -> canonical names of the weights that it
-    is multiplied with.
+    is multiplied with. What the experts' second weight is multiplied with is each expert's own.
     """
     p = f"layers.{index}."
-    weights = {
-        f"{p}input_layernorm": [f"self_attn.{name}" for name in "qkv"],
-        f"{p}self_attn.out": ["self_attn.o"],
-        f"{p}post_attention_layernorm": ["mlp.gate", "mlp.up"],
-        f"{p}mlp.inner": ["mlp.down"],
+    found = {
+        f"{p}input_layernorm": tuple(f"{p}self_attn.{name}_proj.weight" for name in "qkv"),
+        f"{p}self_attn.out": (f"{p}self_attn.o_proj.weight",),
     }
-    return {x: tuple(f"{p}{name}_proj.weight" for name in of) for x, of in weights.items()}
+    if isinstance(layer.mlp, SparseMoe):
+        return {**found, f"{p}post_attention_layernorm": expert_names(index)[:1]}
+    gate, up, down = (f"{p}mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+    return {**found, f"{p}post_attention_layernorm": (gate, up), f"{p}mlp.inner": (down,)}
 
 
 class RowStatistics:
@@ -53,7 +54,8 @@ class RowStatistics:
         else:
             self._products.addmm_(found.T, found)
             self._magnitudes += found.abs().sum(dim=0)
-        self._samples.append(found[-self._rows % self._stride :: self._stride])
+        sample = found[-self._rows % self._stride :: self._stride]
+        self._samples.append(sample.clone())  # a view would keep all rows
         self._rows += len(rows)
 
     @property
@@ -61,11 +63,16 @@ class RowStatistics:
         """Of all prompts."""
         return self._rows
 
-    @cached_property
-    def mean_products(self) -> Tensor:
-        """float32 [K, K]: of each two channels; read it when all rows are added."""
-        assert self._products is not None
-        return self._products.div_(self._rows)
+    @property
+    def device(self) -> torch.device:
+        """Of the rows."""
+        return self._samples[0].device
+
+    def take_mean_products(self) -> Tensor:
+        """float32 [K, K]: of each two channels. Once, when all rows are added: they are let go."""
+        assert self._products is not None, "taken already"
+        products, self._products = self._products, None
+        return products.div_(self._rows)
 
     @property
     def mean_magnitude(self) -> Tensor:
@@ -79,9 +86,28 @@ class RowStatistics:
         return torch.cat(self._samples)
 
 
+class ExpertRows:
+    """Rows [n, H] that a layer's experts are multiplied with, and the experts of each."""
+
+    def __init__(self, top_k: int) -> None:
+        self._top_k = top_k
+        self._rows: list[Tensor] = []
+        self._experts: list[Tensor] = []
+
+    def add(self, rows: Tensor, router_logits: Tensor) -> None:
+        """Count a prompt's; logits [n, E]."""
+        self._rows.append(rows)
+        self._experts.append(router_logits.topk(self._top_k, dim=-1).indices)
+
+    def of(self, expert: int) -> Tensor:
+        """float32 [rows, H]: of all prompts, those that go through ``expert``."""
+        pairs = zip(self._rows, self._experts, strict=True)
+        return torch.cat([rows[(own == expert).any(dim=-1)] for rows, own in pairs])
+
+
 class LayerActivations:
     """Statistics of a layer's inputs, where ``weights`` are made by them; the largest key of each
-    head, and value of each channel.
+    head, and value of each channel. ``experts``: of a mixture's; None: it has none.
     """
 
     def __init__(
@@ -89,9 +115,12 @@ class LayerActivations:
     ) -> None:
         stride = -(-num_tokens // MAX_SAMPLES)
         assert isinstance(layer.mixer, AttentionSpec), "calibration refuses recurrent layers"
-        self._heads, self._prefix = layer.mixer.num_kv_heads, f"layers.{index}.self_attn."
-        names = inputs_of_layer(index) if weights else ()
+        self._heads, self._prefix = layer.mixer.num_kv_heads, f"layers.{index}."
+        names = inputs_of_layer(layer, index) if weights else ()
         self.inputs = {name: RowStatistics(stride) for name in names}
+        self.experts: ExpertRows | None = None
+        if weights and isinstance(layer.mlp, SparseMoe):
+            self.experts = ExpertRows(layer.mlp.top_k)
         self._k = torch.zeros(self._heads)
         self._v = torch.zeros(self._heads * layer.mixer.head_dim)
 
@@ -99,7 +128,12 @@ class LayerActivations:
         """Count a prompt's tensors, as ``TargetLayer.trace`` names them."""
         for name, statistics in self.inputs.items():
             statistics.add(traced[name])
-        k, v = (traced[f"{self._prefix}{p}"].abs().amax(dim=0).cpu() for p in "kv")
+        if self.experts is not None:
+            names = (
+                f"{self._prefix}{n}" for n in ("post_attention_layernorm", "mlp.router_logits")
+            )
+            self.experts.add(*(traced[name] for name in names))
+        k, v = (traced[f"{self._prefix}self_attn.{p}"].abs().amax(dim=0).cpu() for p in "kv")
         self._k = torch.maximum(self._k, k.view(self._heads, -1).amax(dim=1))
         self._v = torch.maximum(self._v, v)
 

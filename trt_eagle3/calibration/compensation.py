@@ -36,21 +36,29 @@ class Compensated:
 def inverse_factor(products: Tensor, num_rows: int) -> Tensor:
     """Upper U float32 [K, K] with ``U.T @ U`` the inverse of the mean ``products`` of channels over
     ``num_rows``, a part of their mean square added to each square: a fifth of K / rows, a hundredth
-    at least, and more until there is an inverse.
+    at least, and more until there is an inverse. ``products`` is damped in place.
     """
-    mean = products.diagonal().mean().clamp(min=_LEAST)
+    squares = products.diagonal().clone()
+    mean = squares.mean().clamp(min=_LEAST)
     damping = min(_MOST_DAMPING, max(_LEAST_DAMPING, _SHRINKAGE * len(products) / num_rows))
     while True:
-        damped = products.clone()
-        damped.diagonal().add_(damping * mean)
-        factor, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-        if not failed:
-            inverse: Tensor = upper
-            return inverse
+        products.diagonal().copy_(squares + damping * mean)
+        upper = _inverse_factor(products)
+        if upper is not None:
+            return upper
         assert damping < 100 * _MOST_DAMPING, "products of channels are no numbers"
         damping *= 10
+
+
+def _inverse_factor(products: Tensor) -> Tensor | None:
+    """Of the products as they are; None where they are not positive definite."""
+    factor, failed = torch.linalg.cholesky_ex(products)
+    if failed:
+        return None
+    inverse = torch.cholesky_inverse(factor)
+    del factor
+    upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+    return None if failed else upper
 
 
 def compensated(weight: Tensor, factor: Tensor, importance: Tensor) -> Compensated:

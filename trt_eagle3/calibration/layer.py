@@ -3,45 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.calibration.activations import RowStatistics, inputs_of_layer
-from trt_eagle3.calibration.compensation import compensated, inverse_factor
+from trt_eagle3.calibration.activations import LayerActivations, RowStatistics, inputs_of_layer
+from trt_eagle3.calibration.experts import make_experts
+from trt_eagle3.calibration.rounding import INT4, InputRounding
 from trt_eagle3.calibration.search import search_scales
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_file import tensor_content, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_file, read_tensor
-from trt_eagle3.engine.calibration import ChannelScales, Fold, folds_of_layer
-from trt_eagle3.engine.weight_quantiser import rows_of
-from trt_eagle3.engine.weight_schemes import SCHEMES
+from trt_eagle3.engine.calibration import ChannelScales, Fold, expert_names, folds_of_layer
+from trt_eagle3.engine.weight_quantiser import is_quantised_here, rows_of
 
-__all__ = ["MadeWeights", "layer_scales", "quantise_head", "quantise_layer"]
+__all__ = ["MadeLayer", "MadeWeights", "make_layer", "quantise_head"]
 
 MadeWeights = dict[str, dict[str, TensorRef]]
 """``Calibration.weights``."""
-_INT4 = SCHEMES["int4"]
 _HEAD = "lm_head.weight"
 
 
-def layer_scales(
+@dataclass(frozen=True)
+class MadeLayer:
+    """What calibration makes of a layer: its weights on disk, its scales by producer, and how many
+    of its experts have weights without data.
+    """
+
+    weights: MadeWeights = field(default_factory=dict)
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
+    experts_without_data: int = 0
+
+
+def make_layer(
+    spec: TargetCheckpoint,
+    index: int,
+    weights: Mapping[str, Tensor],
+    seen: LayerActivations,
+    file: Path,
+) -> MadeLayer:
+    """Search scales, and write the layer's weights, as INT4 with them in it, to ``file``.
+
+    Args:
+        weights: float32, by canonical name. seen: the products of its inputs are let go.
+    """
+    scales = ChannelScales(spec, dict(_searched(spec, index, weights, seen.inputs)))
+    found = dict(_rounded(spec, index, weights, seen.inputs, scales))
+    if seen.experts is None:
+        return MadeLayer(_written(file, found), scales.by_producer)
+    gate_up, down = expert_names(index)
+    columns = scales.columns(gate_up)
+    made = make_experts(weights[gate_up], weights[down], seen.experts, columns)
+    found |= {**_named(gate_up, *made.gate_up), **_named(down, *made.down)}
+    own = {**scales.by_producer, gate_up: made.scales}
+    return MadeLayer(_written(file, found), own, made.without_data)
+
+
+def _rounded(
+    spec: TargetCheckpoint,
+    index: int,
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, RowStatistics],
+    scales: ChannelScales,
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name in the file, but for the experts'."""
+    for name, consumers in inputs_of_layer(spec.layers[index], index).items():
+        if consumers[0] not in expert_names(index):
+            rounding = InputRounding(inputs[name], scales.columns(consumers[0]))
+            for weight in consumers:
+                made = rounding.round(scales.scaled(weight, weights[weight]))
+                yield from _named(weight, *made).items()
+
+
+def _searched(
     spec: TargetCheckpoint,
     index: int,
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, RowStatistics],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Scales by their producer.
-
-    Args:
-        weights: float32, by canonical name. inputs: by the graph's name.
-    """
-    of_consumers = {of: inputs[name] for name, of in inputs_of_layer(index).items()}
+    """Scales by their producer, but for the experts', which each expert's rows decide."""
+    of_weights = inputs_of_layer(spec.layers[index], index).items()
+    statistics = {weight: inputs[name] for name, found in of_weights for weight in found}
     for fold in folds_of_layer(spec.layers[index], index):
-        consumers = [weights[name] for name in fold.consumers]
-        statistics = of_consumers[fold.consumers]
-        yield fold.producer, search_scales(fold, consumers, statistics, _norm(spec, fold)).cpu()
+        made = [name for name in fold.consumers if is_quantised_here(name)]
+        if made[0] in statistics:
+            consumers = [weights[name].flatten(0, -2) for name in made]
+            found = search_scales(fold, consumers, statistics[made[0]], _norm(spec, fold))
+            yield fold.producer, found.cpu()
 
 
 def _norm(spec: TargetCheckpoint, fold: Fold) -> Tensor | None:
@@ -50,57 +100,22 @@ def _norm(spec: TargetCheckpoint, fold: Fold) -> Tensor | None:
     return read_tensor(ref) if len(ref.shape) == 1 else None
 
 
-def quantise_layer(
-    index: int,
-    weights: Mapping[str, Tensor],
-    inputs: Mapping[str, RowStatistics],
-    scales: ChannelScales,
-    file: Path,
-) -> MadeWeights:
-    """Write the layer's weights, as INT4 with ``scales`` in them, to ``file``."""
-    found: dict[str, Tensor] = {}
-    for name, consumers in inputs_of_layer(index).items():
-        made = _Input(inputs[name], scales.columns(consumers[0]))
-        for weight in consumers:
-            found |= _named(weight, *made.quantise(scales.scaled(weight, weights[weight])))
-    return _written(file, found)
-
-
 def quantise_head(ref: TensorRef, inputs: RowStatistics, file: Path) -> MadeWeights:
     """Write the head as INT4 to ``file``, its rows piece by piece."""
-    made, device = _Input(inputs, None), inputs.mean_products.device
-    parts = [made.quantise(rows.to(device)) for rows in rows_of(ref)]
+    rounding = InputRounding(inputs, None)
+    parts = [rounding.round(rows.to(inputs.device)) for rows in rows_of(ref)]
     codes, scales = (torch.cat(column) for column in zip(*parts, strict=True))
     return _written(file, _named(_HEAD, codes, scales))
 
 
-class _Input:
-    """What weights are multiplied with, its channels divided by ``columns``."""
-
-    def __init__(self, rows: RowStatistics, columns: Tensor | None) -> None:
-        products = rows.mean_products
-        if columns is not None:
-            own = columns.to(products.device)
-            products = products / own[:, None] / own
-        self._importance = products.diagonal().contiguous()
-        self._factor = inverse_factor(products, rows.num_rows)
-
-    def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes and scales of a weight with the columns' scales in it, on the CPU."""
-        made = compensated(weight, self._factor, self._importance)
-        codes = _INT4.codes(made.values, made.scales.float(), _INT4.block(weight.shape[1]))
-        return codes.cpu(), made.scales.cpu()
-
-
 def _named(weight: str, codes: Tensor, scales: Tensor) -> dict[str, Tensor]:
-    module = weight.removesuffix(".weight")
-    return {f"{module}.{n}": t for n, t in zip(_INT4.names, (codes, scales), strict=True)}
+    return {f"{weight}/{n}": t for n, t in zip(INT4.names, (codes, scales), strict=True)}
 
 
 def _written(file: Path, tensors: Mapping[str, Tensor]) -> MadeWeights:
     write_tensors(file, {name: tensor_content(tensor) for name, tensor in tensors.items()})
     made: MadeWeights = {}
     for name, ref in open_file(file).items():
-        module, _, last = name.rpartition(".")
-        made.setdefault(f"{module}.weight", {})[last] = ref
+        weight, _, last = name.rpartition("/")
+        made.setdefault(weight, {})[last] = ref
     return made

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.calibration.activations import LayerActivations, RowStatistics
-from trt_eagle3.calibration.layer import MadeWeights, layer_scales, quantise_head, quantise_layer
+from trt_eagle3.calibration.layer import MadeLayer, MadeWeights, make_layer, quantise_head
 from trt_eagle3.calibration.prompt_rows import PromptRows, encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -51,6 +51,7 @@ def calibrate(
     for layer in reference.layers():
         show(f"decoder layer {layer.index + 1} of {spec.num_layers}")
         run.step(layer, weights=weights)
+        del layer  # before the next one is loaded
     if head:
         show("head")
         run.quantise_head()
@@ -70,6 +71,7 @@ class _Run:
     weights: MadeWeights = field(default_factory=dict)
     k_amax: list[Tensor] = field(default_factory=list)
     v_amax: list[Tensor] = field(default_factory=list)
+    experts_without_data: int = 0
 
     def step(self, layer: TargetLayer, *, weights: bool) -> None:
         """Run a layer, and quantise it."""
@@ -77,19 +79,15 @@ class _Run:
         found = LayerActivations(self.spec.layers[index], index, self.num_tokens, weights=weights)
         for prompt in self.prompts:
             found.add(prompt.step(layer))
-        own = self._quantise(layer, found) if weights else {}
+        made = MadeLayer()
+        if weights:
+            file = self.scratch / f"layer-{index}.safetensors"
+            made = make_layer(self.spec, index, layer.weights(), found, file)
+        self.weights |= made.weights
+        self.scales |= made.scales
+        self.experts_without_data += made.experts_without_data
         self.k_amax.append(found.k_amax)
-        self.v_amax.append(found.v_amax(own.get(f"layers.{index}.self_attn.v_proj.weight")))
-
-    def _quantise(self, layer: TargetLayer, found: LayerActivations) -> dict[str, Tensor]:
-        """Write the layer's weights; returns its scales by producer."""
-        index, weights = layer.index, layer.weights()
-        own = dict(layer_scales(self.spec, index, weights, found.inputs))
-        scales = ChannelScales(self.spec, own)
-        file = self.scratch / f"layer-{index}.safetensors"
-        self.weights |= quantise_layer(index, weights, found.inputs, scales, file)
-        self.scales |= own
-        return own
+        self.v_amax.append(found.v_amax(made.scales.get(f"layers.{index}.self_attn.v_proj.weight")))
 
     def quantise_head(self) -> None:
         """By the last norm's rows."""
@@ -109,4 +107,5 @@ class _Run:
             torch.stack(self.v_amax),
             num_prompts,
             self.num_tokens,
+            self.experts_without_data,
         )

@@ -40,7 +40,7 @@ def search_scales(
     x = statistics.samples
     magnitude = statistics.mean_magnitude
     candidates = [
-        scales if norm is None else _held(norm.to(scales.device), scales)
+        scales if norm is None else _held(norm.to(scales.device), _exact(fold, scales))
         for scales in _candidates(fold, sampled, magnitude)
     ]
     return min(candidates, key=lambda scales: _error(sampled, x, fold.to_columns(scales)))
@@ -62,6 +62,11 @@ def _relative(weight: Tensor) -> Tensor:
     relative = groups / groups.amax(dim=-1, keepdim=True).clamp(min=_LEAST)
     sizes: Tensor = relative.flatten(1).mean(dim=0)
     return sizes
+
+
+def _exact(fold: Fold, scales: Tensor) -> Tensor:
+    """The nearest powers of two, where a fold asks for them."""
+    return scales.log2().round().exp2() if fold.exact else scales
 
 
 def _held(norm: Tensor, scales: Tensor) -> Tensor:

@@ -40,6 +40,11 @@ def find_draft(
     """
     kind = next(k for k in map(kind_named, KINDS) if k.claims(checkpoint))
     path = target.path if kind.in_target else resolve_checkpoint(checkpoint, revision)
+    if not kind.in_target and path.resolve() == target.path.resolve():
+        head = "To draft with its MTP head: draft.checkpoint: mtp." if target.mtp else ""
+        raise UserError(
+            f"draft.checkpoint: {checkpoint}: the target itself. {head or 'Name a draft.'}"
+        )
     return read_draft(kind, path, target, overrides)
 
 

@@ -5,7 +5,7 @@ so that the product is the same and the columns that matter are rounded less (AW
 section 3.2). What makes the input is a norm, whose weight is divided, or a projection, whose rows
 are: the graph stays as it is.
 
-Shapes: K input channels of a weight [N, K].
+Shapes: K input channels of a weight [N, K]; E experts of inner width I.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import LARGEST_FP8
-from trt_eagle3.spec import AttentionSpec, LayerSpec, TargetSpec
+from trt_eagle3.spec import AttentionSpec, LayerSpec, SparseMoe, TargetSpec
 
-__all__ = ["Calibration", "ChannelScales", "Fold", "folds_of_layer"]
+__all__ = ["Calibration", "ChannelScales", "Fold", "expert_names", "folds_of_layer"]
 
 _HEADROOM = 2.0
 _LEAST = 1e-6
@@ -36,6 +36,8 @@ class Fold:
         consumers: of the weights whose columns are multiplied.
         heads, head_dim, repeats: of the producer's channels, where each head of values is read by
             so many heads of queries; 1 everywhere else.
+        unscaled: the producer's first channels that the consumers do not read: gates.
+        exact: scales are powers of two, because a consumer keeps its 16-bit numbers.
     """
 
     producer: str
@@ -43,11 +45,13 @@ class Fold:
     heads: int = 1
     head_dim: int = 1
     repeats: int = 1
+    unscaled: int = 0
+    exact: bool = False
 
     def to_columns(self, scales: Tensor) -> Tensor:
-        """[K] of the consumers' columns, of ``scales`` of the producer's channels."""
+        """[..., K] of the consumers' columns, of ``scales`` of the producer's channels."""
         if self.repeats == 1:
-            return scales
+            return scales[..., self.unscaled :]
         by_head = scales.view(self.heads, self.head_dim)
         return by_head.repeat_interleave(self.repeats, dim=0).flatten()
 
@@ -61,21 +65,37 @@ class Fold:
 def folds_of_layer(layer: LayerSpec, index: int) -> list[Fold]:
     """Where the scales of decoder layer ``index`` go: q, k, v; o; gate, up; down.
 
-    A layer whose values have a bias has no scales for o: the bias would have to be divided too.
+    A layer whose values have a bias has no scales for o: the bias would have to be divided too. The
+    norm before experts is read by their router too, which stays as it is but for powers of two.
     """
     prefix, mixer = f"layers.{index}.", layer.mixer
     assert isinstance(mixer, AttentionSpec), "calibration refuses recurrent layers"
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    found = [
-        _fold(f"{prefix}input_layernorm", *(f"{attention}{p}_proj" for p in "qkv")),
-        _fold(f"{prefix}post_attention_layernorm", f"{mlp}gate_proj", f"{mlp}up_proj"),
-        _fold(f"{mlp}up_proj", f"{mlp}down_proj"),
-    ]
+    found = [_fold(f"{prefix}input_layernorm", *(f"{attention}{p}_proj" for p in "qkv"))]
+    norm = f"{prefix}post_attention_layernorm"
+    if isinstance(layer.mlp, SparseMoe):
+        assert layer.mlp.shared_expert_width == 0, "calibration knows no shared experts"
+        gate_up, down = expert_names(index)
+        found += [
+            Fold(f"{norm}.weight", (gate_up, f"{mlp}gate.weight"), exact=True),
+            Fold(gate_up, (down,), unscaled=layer.mlp.expert_width),
+        ]
+    else:
+        found += [
+            _fold(norm, f"{mlp}gate_proj", f"{mlp}up_proj"),
+            _fold(f"{mlp}up_proj", f"{mlp}down_proj"),
+        ]
     if not mixer.qkv_bias:
         names = f"{attention}v_proj.weight", (f"{attention}o_proj.weight",)
         repeats = mixer.num_heads // mixer.num_kv_heads
         found.append(Fold(*names, mixer.num_kv_heads, mixer.head_dim, repeats))
     return found
+
+
+def expert_names(index: int) -> tuple[str, str]:
+    """Canonical names of the weights [E, 2 I, H] and [E, H, I] of a sparse layer's experts."""
+    experts = f"layers.{index}.mlp.experts."
+    return f"{experts}gate_up_proj", f"{experts}down_proj"
 
 
 def _fold(producer: str, *consumers: str) -> Fold:
@@ -84,7 +104,7 @@ def _fold(producer: str, *consumers: str) -> Fold:
 
 @dataclass(frozen=True)
 class ChannelScales:
-    """Scales of a target.
+    """Scales of a target; of experts [E, ...].
 
     ``by_producer``: canonical name of a fold's producer -> float32, one of each of its channels.
     """
@@ -100,15 +120,19 @@ class ChannelScales:
         """float32 [N]: what the rows of a weight, or the numbers of a norm's, are divided by."""
         return self.by_producer.get(name)
 
+    def changes(self, name: str) -> bool:
+        """Whether ``scaled`` makes other numbers of this weight."""
+        return self.rows(name) is not None or self.columns(name) is not None
+
     def scaled(self, name: str, values: Tensor) -> Tensor:
-        """A weight [N, K], or a norm's, with the scales in it."""
+        """A weight [..., N, K], or a norm's, with the scales in it."""
         rows, columns = self.rows(name), self.columns(name)
         if columns is not None:
-            values = values * columns.to(values.device)
+            values = values * columns.to(values.device)[..., None, :]
         if rows is None:
             return values
         own = rows.to(values.device)
-        return values / (own[:, None] if values.ndim > 1 else own)
+        return values / (own[..., None] if values.ndim > 1 else own)
 
     @cached_property
     def _columns(self) -> dict[str, Tensor]:
@@ -132,6 +156,7 @@ class Calibration:
         k_amax, v_amax: float32 [layers, kv heads]: the largest absolute key and value of each head,
             with the scales in it.
         num_prompts, num_tokens: that it was made of.
+        experts_without_data: experts that too few rows went through to make weights of.
     """
 
     scales: ChannelScales
@@ -140,6 +165,7 @@ class Calibration:
     v_amax: Tensor
     num_prompts: int
     num_tokens: int
+    experts_without_data: int = 0
 
     def kv_scales(self) -> dict[int, KVScales]:
         """By layer and head: twice what was seen is the largest that FP8 holds. The room costs next

@@ -161,8 +161,10 @@ def rows_of(ref: TensorRef) -> Iterator[Tensor]:
 
 
 def _dense_content(name: str, ref: TensorRef, calibration: Calibration | None) -> Content:
-    """A tensor that is not quantised: as it is, but for a norm that scales are folded into."""
-    if calibration is None or calibration.scales.rows(name) is None:
+    """A tensor that is not quantised: as it is, but for a norm that scales are folded into, and a
+    router behind it.
+    """
+    if calibration is None or not calibration.scales.changes(name):
         return ref_content(ref)
     stored = read_tensor(ref)
     return tensor_content(calibration.scales.scaled(name, stored.float()).to(stored.dtype))

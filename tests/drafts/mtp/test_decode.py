@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
+from tests.decode.hybrid import LAYOUTS, ROOM, all_free, hybrid
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import TREES
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
 
-
-@pytest.fixture(params=["dense+mtp", "moe+mtp"])
-def pair(request: pytest.FixtureRequest) -> Hybrid:
-    return hybrid(request.param)
+DENSE, MOE = "dense+mtp", "moe+mtp"
 
 
-@pytest.mark.parametrize("tree", TREES)
-def test_batches_with_pictures_answer_as_decoding_alone(pair: Hybrid, tree: str) -> None:
+@pytest.mark.parametrize(("kind", "tree"), [*((DENSE, tree) for tree in TREES), (MOE, "bushy")])
+def test_batches_with_pictures_answer_as_decoding_alone(kind: str, tree: str) -> None:
+    pair = hybrid(kind)
     expected = [pair.alone(i) for i in range(len(LAYOUTS))]
     states = pair.make_states()
     scheduler = pair.make_scheduler(states, tree)
@@ -27,7 +25,8 @@ def test_batches_with_pictures_answer_as_decoding_alone(pair: Hybrid, tree: str)
     assert all_free(states)
 
 
-def test_preempted_sequences_and_reused_prefixes_answer_alike(pair: Hybrid) -> None:
+def test_preempted_sequences_and_reused_prefixes_answer_alike() -> None:
+    pair = hybrid(DENSE)
     expected = [pair.alone(i) for i in (1, 2)]
     pool = PagePool(16, PAGE_SIZE)  # both begin, one can end
     prefixes, states = PrefixCache(pool), pair.make_states(ROOM)

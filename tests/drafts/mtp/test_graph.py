@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.drafts.mtp.head import add_head, hf_head, read_head
+from tests.drafts.mtp.head import add_head, change_config, hf_head, read_head, save_tensors
 from tests.hybrid import ROPE, save_qwen3_5_moe_text, save_qwen3_5_text
+from tests.quantised import fp8_block
 from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows, causal_mask
 from trt_eagle3.decode.state import layer_states
@@ -129,6 +132,39 @@ def test_a_chain_of_steps_equals_the_formula(tmp_path: Path) -> None:
         logits, ours = engine.run(token, ours, at, past=count)
         assert relative_error(logits, rows.logits) < FLOAT32_TOLERANCE, step
         fed = rows.features
+
+
+def quantise(folder: Path, *, fc: bool) -> None:
+    """FP8 by blocks: the head's layer, and ``fc`` or not, which nobody excludes either way."""
+    tensors = load_file(folder / "model.safetensors")
+    stems = ("self_attn.", "mlp.", "mtp.fc") if fc else ("self_attn.", "mlp.")
+    for name in [n for n in tensors if "proj.weight" in n or n == "mtp.fc.weight"]:
+        if any(stem in name for stem in stems):
+            module, weight = name.removesuffix(".weight"), tensors.pop(name)
+            tensors |= {f"{module}.{part}": t for part, t in fp8_block(weight).items()}
+    for layer in ("model.layers.2", "mtp.layers.0"):
+        tensors[f"{layer}.self_attn.k_proj.k_scale"] = torch.tensor(0.5)
+    save_tensors(folder, tensors)
+    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    change_config(folder, quantization_config=block | {"activation_scheme": "dynamic"})
+
+
+@pytest.mark.parametrize("fc", [False, True])
+def test_quantised_head_equals_the_formula_over_its_values(fc: bool, tmp_path: Path) -> None:
+    folder = checkpoint("dense", tmp_path)
+    quantise(folder, fc=fc)
+    target, manifest = read_target(folder), read_head(folder)
+    assert set(target.kv_scales) == {2}, "the head's keys are no FP8"
+    assert isinstance(manifest.tensors["layers.0.self_attn.q_proj.weight"], QuantisedRef)
+    assert isinstance(manifest.tensors["fc.weight"], QuantisedRef) is fc
+    embeds, hidden, positions = inputs(manifest.hidden_size)
+    reference = MtpReference.load(manifest, torch.float32)
+    mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
+    expected = reference.run(embeds, reference.fuse(hidden), positions, mask)
+    engine = Engine(manifest, folder, "torch")
+    logits, out = engine.run(embeds, engine.runner.fuse(hidden), positions)
+    assert relative_error(logits, expected.logits) < FLOAT32_TOLERANCE
+    assert relative_error(out, expected.features) < FLOAT32_TOLERANCE
 
 
 DEVIATIONS: dict[str, dict[str, Any]] = {

@@ -40,7 +40,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     save_hybrid(folder / "target", moe=False)
     add_head(folder / "target")
     config = config_of(folder / "target", Path("mtp"), folder / "engines", speculation={"steps": 1})
-    return ask(LoadedBundle.open(build(config).path), questions(24), folder, max_tokens=64)
+    return ask(LoadedBundle.open(build(config).path), questions(24), folder, max_tokens=24)
 
 
 def test_every_reading_is_offered_and_recorded(pair: Asked) -> None:

@@ -12,6 +12,7 @@ from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
 from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.memory import free_bytes, memory_need, num_pages
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.prompt_file import Question
@@ -56,7 +57,7 @@ def check_peer(name: str) -> None:
 
 
 def can_draft(name: str) -> bool:
-    """Whether the peer knows EAGLE-3."""
+    """Whether the peer knows drafts."""
     return name == "vllm"
 
 
@@ -77,7 +78,12 @@ def open_peer(
         UserError: a checkpoint is not where the bundle was built from.
     """
     target = _folder(bundle, "target", options.checkpoint, "--checkpoint")
-    draft = _folder(bundle, "draft", options.draft, "--draft-checkpoint") if speculation else None
+    manifest, draft = bundle.manifest, None
+    kind = None if manifest is None or not speculation else kind_of(manifest)
+    if kind is not None:
+        draft = target
+    if kind is not None and not kind.in_target:
+        draft = _folder(bundle, "draft", options.draft, "--draft-checkpoint")
     rows = shared_limits(bundle, batch_size).max_kv_tokens or 0
     job = PeerJob(
         target=str(target),
@@ -90,6 +96,7 @@ def open_peer(
         max_batch_size=batch_size,
         kv_bytes=int(_SLACK * rows * _row_bytes(bundle)),
         has_media=has_media,
+        draft_method="" if kind is None else kind.vllm_method,
     )
     log = options.log_file(speculation=speculation)
     with PeerProcess(options.name, job, options.python, log) as peer:

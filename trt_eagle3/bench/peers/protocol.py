@@ -32,7 +32,8 @@ class PeerJob:
     Attributes:
         target: folder of the target's checkpoint. processor: folder of its tokenizer, chat template
             and image processor.
-        draft: folder of the EAGLE-3 draft; None: no speculation. num_steps: its tokens per cycle.
+        draft: folder of the draft, the target's own of a head that is part of it; None: no
+            speculation. num_steps: its tokens per cycle. draft_method: what vLLM calls its kind.
         dtype: ``float32``, ``float16`` or ``bfloat16``. device: ``cpu`` or ``cuda``.
         max_seq_len: tokens of a sequence. max_batch_size: sequences at once.
         kv_bytes: of the KV cache, where the peer allocates it beforehand.
@@ -49,6 +50,7 @@ class PeerJob:
     max_batch_size: int
     kv_bytes: int
     has_media: bool
+    draft_method: str = "eagle3"
 
 
 @dataclass(frozen=True)

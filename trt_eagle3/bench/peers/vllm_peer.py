@@ -116,8 +116,8 @@ def _arguments(job: PeerJob) -> dict[str, Any]:
     }
     if job.draft is not None:
         arguments["speculative_config"] = {
-            "method": "eagle3",
-            "model": job.draft,
+            "method": job.draft_method,
+            **({} if job.draft == job.target else {"model": job.draft}),
             "num_speculative_tokens": job.num_steps,
         }
     return arguments

@@ -25,8 +25,13 @@ _WHY = {
     "hidden": "servers of Qwen3.5 take it so; probe measures it",
     "norm_offset": "the target's norms",
     "image_rows": "the target's own embeddings, vision rows among them",
+    "embedding": "the target's own",
+    "head": "the target's own",
+    "aux_layers": "the target's last",
+    "aux_pre_deepstack": "no visual level is added there",
 }
 _CONVENTION = "as Qwen3.5's heads are served"
+_FROM_TARGET = ("rope", "rms_norm_eps")
 _TABLES = ("embed_tokens.", "lm_head.", "shared_head.")
 
 
@@ -88,7 +93,9 @@ def head_shapes(manifest: MtpManifest) -> dict[str, tuple[int, ...]]:
 
 def _sources(served: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Source]:
     """Where each field is from that no tensor decides."""
-    told = {name: Source("convention", _WHY.get(name, _CONVENTION)) for name in served}
+    told = {name: Source("convention", _WHY.get(name, _CONVENTION)) for name in (*served, *_WHY)}
+    told |= {name: Source("config", f"the target's {name}") for name in _FROM_TARGET}
+    told["producer"] = Source("tensor", "mtp.*")
     return told | {name: Source("override", f"draft.overrides.{name}") for name in given}
 
 

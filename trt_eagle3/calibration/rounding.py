@@ -1,0 +1,47 @@
+"""A weight as INT4, by what it is multiplied with, or without data.
+
+Shapes: a weight [N, K], G groups of columns.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trt_eagle3.calibration.activations import RowStatistics
+from trt_eagle3.calibration.compensation import compensated, inverse_factor
+from trt_eagle3.engine.weight_schemes import SCHEMES, int4_scales
+
+__all__ = ["INT4", "InputRounding", "round_without_data"]
+
+INT4 = SCHEMES["int4"]
+
+
+class InputRounding:
+    """Of the weights of one input, whose channels are divided by ``columns``. The products of
+    ``rows`` are let go.
+    """
+
+    def __init__(self, rows: RowStatistics, columns: Tensor | None) -> None:
+        products = rows.take_mean_products()
+        if columns is not None:
+            own = columns.to(products.device)
+            products.div_(own[:, None]).div_(own)
+        self._importance = products.diagonal().clone()
+        self._factor = inverse_factor(products, rows.num_rows)
+
+    def round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes int32 [N, K / 8] and scales bfloat16 [N, G], on the CPU, of a weight float32 with
+        the columns' scales in it.
+        """
+        made = compensated(weight, self._factor, self._importance)
+        return _stored(made.values, made.scales)
+
+
+def round_without_data(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``InputRounding.round``, each number to the nearest."""
+    return _stored(weight, int4_scales(weight, INT4.block(weight.shape[1])))
+
+
+def _stored(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    codes = INT4.codes(values, scales.float(), INT4.block(values.shape[1]))
+    return codes.cpu(), scales.cpu()
