@@ -3,7 +3,9 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 QUIET := --quiet --disable-pip-version-check
-PIP := $(BIN)/pip install $(QUIET)
+# Most of what is installed is never imported, so nothing is compiled before it is.
+INSTALL := pip install $(QUIET) --no-compile
+PIP := $(BIN)/$(INSTALL)
 READY := .venv/.ready
 TRITON_READY := .venv-triton/.ready
 TENSORRT_READY := .venv-tensorrt/.ready
@@ -11,7 +13,7 @@ PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 BUNDLE := engines/tiny
 SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py trt_eagle3/*/*/*.py)
 
-.PHONY: demo test lint fuzz clean plugins
+.PHONY: demo test tests lint fuzz clean plugins
 
 demo: $(BUNDLE)/bundle.json
 	@bash examples/01_quickstart/run.sh $(BUNDLE)
@@ -22,8 +24,11 @@ $(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml $(SOURCES)
 # Every process of the tests would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-test: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 lint $(TRITON_READY) $(TENSORRT_READY)
+# Environments, lint and tests side by side: each alone would leave a core idle for a while.
+test:
+	@$(MAKE) --no-print-directory --jobs=3 lint tests
+
+tests: $(READY) $(TRITON_READY) $(TENSORRT_READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # files with few tests are the longest here
 
 lint: $(READY)
@@ -36,27 +41,38 @@ FUZZ_SECONDS ?= 120
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
-# torch is downloaded first: whichever build pip takes here, for CUDA or the CPU, its hash must be in the lock.
-$(READY): pyproject.toml requirements.lock requirements-torch.lock
-	@test -n "$(PYTHON)" || { echo "trt-eagle3 needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python"; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(PIP) --require-hashes --no-deps -r requirements.lock
-	$(BIN)/pip download $(QUIET) --no-deps --dest .venv/torch $$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements-torch.lock)
-	$(PIP) --require-hashes --no-deps --no-index --find-links .venv/torch -r requirements-torch.lock
-	@rm -r .venv/torch
+$(READY): .venv/.libraries .venv/.torch-installed
 	$(PIP) torch  # its CUDA libraries where it has them: pinned by torch's own metadata, and not in the lock
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
+.venv/.made: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "trt-eagle3 needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.libraries: .venv/.made requirements.lock
+	$(PIP) --require-hashes --no-deps -r requirements.lock
+	@touch $@
+
+# torch is downloaded first: whichever build pip takes here, for CUDA or the CPU, its hash must be in the lock.
+.venv/.torch-installed: .venv/.made requirements-torch.lock
+	$(BIN)/pip download $(QUIET) --no-deps --dest .venv/torch $$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements-torch.lock)
+	$(PIP) --require-hashes --no-deps --no-index --find-links .venv/torch -r requirements-torch.lock
+	@rm -r .venv/torch
+	@touch $@
+
 # A Triton Inference Server for the tests. Its Python backend needs numpy<2, so it has an environment of its own, which
 # sees .venv behind that. Where there is no such server, the tests that need it are skipped.
-$(TRITON_READY): $(READY) requirements-triton.lock Makefile
-	$(BIN)/python -m venv .venv-triton
-	@.venv-triton/bin/pip install $(QUIET) --require-hashes --no-deps \
-		-r requirements-triton.lock && \
-	printf "import site; site.addsitedir('%s')\n" "$$($(BIN)/python -c $(PURELIB))" \
-		> "$$(.venv-triton/bin/python -c $(PURELIB))/trt_eagle3.pth" && \
-	touch $@ || echo "make: no Triton server for this platform, so its tests will be skipped"
+.venv-triton/.server: requirements-triton.lock
+	$(PYTHON) -m venv .venv-triton
+	@.venv-triton/bin/$(INSTALL) --require-hashes --no-deps -r requirements-triton.lock && touch $@ || \
+		echo "make: no Triton server for this platform, so its tests will be skipped"
+
+$(TRITON_READY): $(READY) .venv-triton/.server Makefile
+	@test ! -e .venv-triton/.server || { \
+		printf "import site; site.addsitedir('%s')\n" "$$($(BIN)/python -c $(PURELIB))" \
+			> "$$(.venv-triton/bin/python -c $(PURELIB))/trt_eagle3.pth" && touch $@; }
 
 # TensorRT for RTX, whose builder needs no GPU, a registry of TensorRT 11, and CUDA's headers to compile our plugins for
 # them. A folder of their own: a torch for CUDA has other versions of these. Where there are no such wheels, the tests

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.global_state import global_state
 from tests.sharing import shared_decoders, shared_sessions
 
 settings.register_profile(
@@ -28,34 +29,65 @@ LONGEST = (
     "triton/test_server.py",
     "triton/test_operations.py",
     "parity/test_clean.py",
-    "parity/test_command.py",
-    "decode/test_decoder.py",
     "engine/trt/test_rtx_builder.py",
-    "probe/test_search.py",
-    "calibration/test_kv.py",
-    "decode/test_core.py",
-    "decode/test_adaptive_plan.py",
-    "decode/test_batches.py",
-    "decode/test_verify.py",
-    "decode/test_fp8_kv.py",
-    "decode/test_sampled_decoder.py",
+    "parity/test_faults_service.py",
+    "parity/test_faults_quantised.py",
+    "parity/test_command.py",
     "decode/test_async_cycle.py",
-    "serving/test_app.py",
-    "serving/test_cli.py",
-    "probe/test_planted.py",
+    "decode/test_decoder.py",
+    "probe/test_search.py",
     "probe/test_command.py",
-    "test_tiny_pair.py",
-    "decode/test_structured_answers.py",
-    "parity/test_report.py",
     "serving/test_connection.py",
+    "serving/test_cli.py",
+    "calibration/test_kv.py",
+    "parity/test_report.py",
+    "decode/test_sampled_decoder.py",
+    "decode/test_llm.py",
+    "decode/test_batches.py",
+    "probe/test_planted.py",
+    "decode/test_fp8_kv.py",
+    "engine/trt/test_session.py",
+    "families/qwen3_vl_moe/test_pair.py",
+    "bench/test_run.py",
+    "bench/test_against.py",
+    "serving/test_app.py",
+    "decode/test_core.py",
+    "decode/test_verify.py",
+    "decode/test_structured_answers.py",
+    "test_pipeline.py",
 )
 """Files that take longest. They begin first, so that two workers end at the same time."""
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    if not torch.cuda.is_available():
+        leave_out_for_gpus(config, items)
+
+
+def leave_out_for_gpus(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests of one function that would skip for want of a GPU keep the first: it says so."""
+    kept, left_out, told = [], [], set()
+    for item in items:
+        function = (item.path, getattr(item, "originalname", item.name))
+        skips = item.get_closest_marker("gpu") is not None
+        (left_out if skips and function in told else kept).append(item)
+        if skips:
+            told.add(function)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """A test that changes what others share, and does not put it back, fails itself."""
+    before = global_state()
+    yield
+    after = global_state()
+    left = {name: after.get(name) for name in before if after.get(name) != before[name]}
+    assert not left, f"left changed by this test: {left}"
 
 
 @pytest.fixture(autouse=True)

@@ -99,7 +99,8 @@ def test_unknown_key_names_the_nearest_known_one(
         ({"speculation": {"steps": 10**9}}, "speculation.steps: .*got 1000000000"),
         ({"engine": {"kv_dtype": "int8"}}, "engine.kv_dtype: .*got 'int8'"),
         ({"output": "a\0b"}, "output: a path holds no NUL character"),
-        ({"name": "../up"}, "name: .*got '../up'"),
+        ({"name": "../up"}, "name: expected letters, .*got '../up'"),
+        ({"name": "a b"}, "name: expected letters, .*got 'a b'"),
         (
             {"speculation": {"num_draft_tokens": 4}},
             "a chain of 5 steps has num_draft_tokens 6, got 4",

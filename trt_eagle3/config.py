@@ -247,7 +247,7 @@ class BuildConfig(Section):
         output: the folder that the bundle's folder is written into.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: str
     target: TargetConfig
     draft: DraftConfig | None = None
     engine: EngineConfig = EngineConfig()
@@ -256,6 +256,15 @@ class BuildConfig(Section):
     split_special_tokens: bool = True
     prompts: UserPath | None = None
     output: UserPath = Path("engines")
+
+    @field_validator("name")
+    @classmethod
+    def _folder_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ValueError(
+                "expected letters, digits, dots, dashes and underscores, a letter or digit first"
+            )
+        return name
 
     @field_validator("limits", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The program ``trt-eagle3``: the command line, and Ctrl-C from its first moment on."""
+"""The program ``trt-eagle3``: the command line, and Ctrl-C from its first moment to its last."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ _INTERRUPTED = 130  # as shells have it
 
 
 def main() -> None:
-    """Run the command line. Importing it takes a second, in which Ctrl-C ends the process."""
+    """Run the command line. Importing it takes a second, and so may the end of the interpreter: in
+    both Ctrl-C ends the process.
+    """
     before = signal.signal(signal.SIGINT, _end)
     from trt_eagle3.cli import main as run
 
     signal.signal(signal.SIGINT, before)
-    run()
+    try:
+        run()
+    finally:
+        signal.signal(signal.SIGINT, _end)
 
 
 def _end(_signal: int, _frame: object) -> None:

@@ -15,10 +15,11 @@ import argparse
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from batch import Batch, collate
-from model import AUX_LAYERS, Draft, TargetOut, target_forward
+from model import AUX_LAYERS, Draft, Forward, TargetOut, target_forward
 from prompt import Encoded, encode, prompt_text
 from safetensors.torch import load_file
 from tasks import KINDS, Example, Kind, examples
@@ -40,10 +41,11 @@ class Pair:
 
     tokenizer: Tokenizer
     target: PreTrainedModel
-    draft: Draft
+    draft: Any
     target_ids: Tensor
     device: torch.device
     aux_layers: tuple[int, ...] = AUX_LAYERS
+    run: Forward = target_forward
 
     @property
     def vision_ids(self) -> tuple[int, int]:
@@ -63,7 +65,7 @@ class Pair:
 
     def forward(self, batch: Batch) -> TargetOut:
         """The target's."""
-        return target_forward(self.target, batch, self.aux_layers)
+        return self.run(self.target, batch, self.aux_layers)
 
     def argmax(self, hidden: Tensor) -> Tensor:
         """Target token ids for final hidden states [..., H]."""
@@ -106,7 +108,7 @@ def greedy(pair: Pair, encoded: list[Encoded]) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def propose(pair: Pair, batch: Batch, aux: Tensor, known: int) -> list[int]:
+def propose(pair: Pair, batch: Batch, out: TargetOut, known: int) -> list[int]:
     """Chain of NUM_STEPS draft tokens after ``known`` ids, of which the last has no target features
     yet.
 
@@ -115,15 +117,18 @@ def propose(pair: Pair, batch: Batch, aux: Tensor, known: int) -> list[int]:
     # embedding  x1   x2  ...  x[known-1]
     """
     embed = pair.target.model.language_model.embed_tokens
-    positions = batch.positions[0, :, : known - 1]
-    hidden, keys = pair.draft.first(aux[:, : known - 1], embed(batch.ids[:, 1:known]), positions)
+    positions = batch.positions[:, :, : known - 1]
+    embedded = embed(batch.ids[:, 1:known])
+    if pair.draft.sees:  # the last token has none of the target's yet
+        embedded = torch.cat([out.embeds[:, 1 : known - 1], embedded[:, -1:]], dim=1)
+    hidden, keys = pair.draft.first(out.aux[:, : known - 1], embedded, positions)
     hidden, row = hidden[:, -1:], torch.tensor([[known - 2]], device=pair.device)
     proposed: list[int] = []
     for step in range(1, NUM_STEPS + 1):
         token = pair.target_ids[pair.draft.logits(hidden).argmax(-1)]
         proposed.append(int(token))
         if step < NUM_STEPS:
-            hidden = pair.draft.next(hidden, embed(token), positions[:, -1:] + step, row, keys)
+            hidden = pair.draft.next(hidden, embed(token), positions[0, :, -1:] + step, row, keys)
     return proposed
 
 
@@ -138,7 +143,7 @@ def chain(pair: Pair, encoded: Encoded) -> tuple[list[int], list[int]]:
     batch.ids[0, known] = pair.argmax(out.hidden[0, -1])
     known, gained = known + 1, []
     while int(batch.ids[0, known - 1]) != pair.end_id and known - encoded.prompt_len < MAX_NEW:
-        proposed = propose(pair, batch, out.aux, known)
+        proposed = propose(pair, batch, out, known)
         batch.ids[0, known : known + NUM_STEPS] = torch.tensor(proposed, device=pair.device)
         out = pair.forward(batch.trimmed(known + NUM_STEPS))
         verified = pair.argmax(out.hidden[0, known - 1 :]).tolist()

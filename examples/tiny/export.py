@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration
 
-__all__ = ["save_draft", "save_target"]
+__all__ = ["as_bfloat16", "save_draft", "save_prompt_files", "save_target", "write_json"]
 
 COMMON_PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
@@ -30,7 +30,7 @@ COMMON_PROCESSOR = {
 }
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -90,8 +90,8 @@ def _save_processor(folder: Path, tokenizer: Tokenizer, ids: dict[str, int]) -> 
         "max_frames": 768,
         "video_processor_type": "Qwen3VLVideoProcessor",
     }
-    _write(folder / "preprocessor_config.json", image | COMMON_PROCESSOR | image_type)
-    _write(folder / "video_preprocessor_config.json", video | COMMON_PROCESSOR | video_type)
+    write_json(folder / "preprocessor_config.json", image | COMMON_PROCESSOR | image_type)
+    write_json(folder / "video_preprocessor_config.json", video | COMMON_PROCESSOR | video_type)
     tokenizer.save(str(folder / "tokenizer.json"))
     flags = {
         "lstrip": False,
@@ -115,15 +115,15 @@ def _save_processor(folder: Path, tokenizer: Tokenizer, ids: dict[str, int]) -> 
         "tokenizer_class": "Qwen2Tokenizer",
         "unk_token": None,
     }
-    _write(folder / "tokenizer_config.json", config)
+    write_json(folder / "tokenizer_config.json", config)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     vocab = json.loads(tokenizer.to_str())["model"]
-    _write(folder / "vocab.json", vocab["vocab"])
+    write_json(folder / "vocab.json", vocab["vocab"])
     merges = "\n".join(" ".join(pair) for pair in vocab["merges"])
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
 
 
-def _bfloat16(module: torch.nn.Module) -> dict[str, Tensor]:
+def as_bfloat16(module: torch.nn.Module) -> dict[str, Tensor]:
     return {
         name: t.detach().to("cpu", torch.bfloat16).contiguous()
         for name, t in module.state_dict().items()
@@ -145,17 +145,23 @@ def save_target(
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
     tensors = {
         name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
-        for name, tensor in _bfloat16(model).items()
+        for name, tensor in as_bfloat16(model).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _write(folder / "config.json", _target_config(model, ids, dict(moe or {})))
+    write_json(folder / "config.json", _target_config(model, ids, dict(moe or {})))
+    save_prompt_files(folder, tokenizer)
+
+
+def save_prompt_files(folder: Path, tokenizer: Tokenizer) -> None:
+    """What a target has beside its weights and config: how to end, tokenizer and processor."""
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
     generation = {
         "bos_token_id": ids["<|endoftext|>"],
         "do_sample": False,
         "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
         "pad_token_id": ids["<|endoftext|>"],
     }
-    _write(folder / "generation_config.json", generation)
+    write_json(folder / "generation_config.json", generation)
     _save_processor(folder, tokenizer, ids)
 
 
@@ -173,7 +179,7 @@ def save_draft(
     """
     folder.mkdir(parents=True, exist_ok=True)
     target_ids = target_ids.cpu()
-    tensors = _bfloat16(draft)
+    tensors = as_bfloat16(draft)
     tensors["d2t"] = target_ids - torch.arange(len(target_ids))
     tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, value=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -208,4 +214,4 @@ def save_draft(
         "torch_dtype": "bfloat16",
         "vocab_size": vocab_size,
     }
-    _write(folder / "config.json", config)
+    write_json(folder / "config.json", config)

@@ -10,7 +10,9 @@ rows, K draft steps
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +23,14 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 __all__ = [
     "AUX_LAYERS",
     "Draft",
+    "DraftKeys",
+    "Forward",
     "TargetOut",
+    "attend_later",
+    "embed",
     "mlp",
+    "mrope",
+    "rotate",
     "route",
     "target_config",
     "target_forward",
@@ -73,7 +81,7 @@ def target_config(ids: dict[str, int], vocab_size: int) -> Qwen3VLConfig:
     )
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate-half rope; cos and sin broadcast over the heads axis of ``x`` [..., heads, rows,
     dim].
     """
@@ -164,32 +172,31 @@ def _vision(visual: nn.Module, batch: Batch) -> tuple[Tensor, list[Tensor]]:
             blocks = merger.norm(blocks.view(-1, x.shape[-1])).view_as(blocks)
         return merger.linear_fc2(F.gelu(merger.linear_fc1(blocks)))
 
-    levels = []
+    levels, after = [], list(getattr(visual, "deepstack_visual_indexes", ()))
     for index, block in enumerate(visual.blocks):
         heads = block.attn.num_heads
         q, k, v = (
             block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
         )
-        q, k = _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype)
+        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
         x = x + block.attn.proj(mixed)
         hidden = F.gelu(block.mlp.linear_fc1(block.norm2(x)), approximate="tanh")
         x = x + block.mlp.linear_fc2(hidden)
-        if index in visual.deepstack_visual_indexes:
-            levels.append(
-                merge(visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(index)])
-            )
+        if index in after:
+            levels.append(merge(visual.deepstack_merger_list[after.index(index)]))
     return merge(visual.merger), levels
 
 
-def _mrope(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Interleaved three-axis rope; positions int64 [3, B, L] -> cos, sin [B, 1, L, head_dim]."""
-    angles = _angles(positions, HEAD_DIM, ROPE_THETA)
+def mrope(
+    positions: Tensor, dim: int = HEAD_DIM, sections: tuple[int, ...] = SECTIONS
+) -> tuple[Tensor, Tensor]:
+    """Interleaved three-axis rope; positions int64 [3, B, L] -> cos, sin [B, 1, L, dim]."""
+    angles = _angles(positions, dim, ROPE_THETA)
     chosen = angles[0].clone()
     for axis in (1, 2):
-        chosen[..., axis : 3 * SECTIONS[axis] : 3] = angles[axis][
-            ..., axis : 3 * SECTIONS[axis] : 3
-        ]
+        taken = slice(axis, 3 * sections[axis], 3)
+        chosen[..., taken] = angles[axis][..., taken]
     return _cos_sin(chosen[:, None])
 
 
@@ -200,12 +207,26 @@ def _add_rows(x: Tensor, rows: Tensor, update: Tensor) -> Tensor:
 
 @dataclass
 class TargetOut:
-    """hidden: final normed hidden [B, L, H]; aux: outputs of three layers before deepstack,
-    concatenated [B, L, 3H].
+    """hidden: final normed hidden [B, L, H]; aux: what a draft takes of it, else outputs of three
+    layers before deepstack, concatenated [B, L, 3H]; embeds: what the first layer got [B, L, H].
     """
 
     hidden: Tensor
     aux: Tensor
+    embeds: Tensor
+
+
+Forward = Callable[[Any, Batch, tuple[int, ...]], TargetOut]
+"""A target's forward over a batch; the layers are those of ``aux``."""
+
+
+def embed(model: Any, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """Embeddings [B, L, H] with what the tower sees in its rows, and the deepstack levels."""
+    x = model.model.language_model.embed_tokens(batch.ids)
+    if not len(batch.counts):
+        return x, []
+    merged, levels = _vision(model.model.visual, batch)
+    return x.flatten(0, 1).index_copy(0, batch.visual_rows, merged.to(x.dtype)).view_as(x), levels
 
 
 def target_forward(
@@ -213,12 +234,9 @@ def target_forward(
 ) -> TargetOut:
     """Causal forward over right-padded rows; padding never reaches a real row."""
     decoder = model.model.language_model
-    x = decoder.embed_tokens(batch.ids)
-    levels: list[Tensor] = []
-    if len(batch.counts):
-        merged, levels = _vision(model.model.visual, batch)
-        x = x.flatten(0, 1).index_copy(0, batch.visual_rows, merged.to(x.dtype)).view_as(x)
-    cos, sin = _mrope(batch.positions)
+    x, levels = embed(model, batch)
+    embeds = x
+    cos, sin = mrope(batch.positions)
     aux = []
     for index, layer in enumerate(decoder.layers):
         attn = layer.self_attn
@@ -231,7 +249,7 @@ def target_forward(
             _norm(k, attn.k_norm).transpose(1, 2),
             v.transpose(1, 2),
         )
-        q, k = _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype)
+        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + attn.o_proj(mixed.transpose(1, 2).flatten(2))
         h = _norm(x, layer.post_attention_layernorm)
@@ -240,7 +258,8 @@ def target_forward(
             aux.append(x)  # before the deepstack level of this layer
         if index < len(levels):
             x = _add_rows(x, batch.visual_rows, levels[index])
-    return TargetOut(_norm(x, decoder.norm), torch.cat(aux, dim=-1))
+    hidden = _norm(x, decoder.norm)
+    return TargetOut(hidden, torch.cat(aux, dim=-1) if aux else hidden, embeds)
 
 
 # ---- draft
@@ -276,10 +295,32 @@ class DraftKeys:
     steps: list[tuple[Tensor, Tensor]]
 
 
+def attend_later(
+    q: Tensor, new: tuple[Tensor, Tensor], rows: Tensor, keys: DraftKeys, head_dim: int
+) -> Tensor:
+    """Attention [B, heads, R, d] of a later step at ``rows`` [B, R]: over step 0 up to its row, and
+    its own earlier steps, among them ``new``, by which ``keys`` grow.
+    """
+    keys.steps.append(new)
+    prompt_k, prompt_v = keys.prompt
+    scores = q @ prompt_k.transpose(-1, -2)
+    seen = torch.arange(prompt_k.shape[2], device=q.device) <= rows[:, None, :, None]
+    scores = scores.masked_fill(~seen, float("-inf"))
+    own = [(q * step_k).sum(-1, keepdim=True) for step_k, _ in keys.steps]
+    weights = (torch.cat([scores, *own], dim=-1).float() * head_dim**-0.5).softmax(dim=-1)
+    weights = weights.to(prompt_v.dtype)
+    mixed = weights[..., : prompt_k.shape[2]] @ prompt_v
+    for index, (_, step_v) in enumerate(keys.steps):
+        mixed = mixed + weights[..., prompt_k.shape[2] + index, None] * step_v
+    return mixed
+
+
 class Draft(nn.Module):
     """EAGLE-3 draft with plain rope on the temporal axis; the token embedding is the target's,
     passed in.
     """
+
+    sees = False  # of image rows it gets the pads' embeddings
 
     def __init__(
         self,
@@ -307,7 +348,7 @@ class Draft(nn.Module):
         )
         cos, sin = _cos_sin(_angles(positions, HEAD_DIM, ROPE_THETA)[:, None])
         k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
-        return _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype), v
+        return rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v
 
     def _finish(self, h: Tensor, mixed: Tensor) -> Tensor:
         """Residual on the raw hidden; returns the pre-norm hidden, which is also what the next
@@ -325,13 +366,13 @@ class Draft(nn.Module):
         """Step 0: row t takes the target's features of token t and the embedding of token t + 1.
 
         Args:
-            aux: [B, L, 3H]; embedded: [B, L, H]; positions: temporal position of token t, int64 [B,
-                L].
+            aux: [B, L, 3H]; embedded: [B, L, H]; positions: of token t, int64 [3, B, L], of which
+                the temporal ones are taken.
         Returns:
             pre-norm hidden [B, L, H], keys.
         """
         h = self.fc(aux).float()  # the residual stays float32 under autocast
-        q, k, v = self._qkv(h, embedded, positions)
+        q, k, v = self._qkv(h, embedded, positions[0])
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self._finish(h, mixed), DraftKeys((k, v), [])
 
@@ -347,16 +388,4 @@ class Draft(nn.Module):
             positions: temporal position of the row plus the step index, int64 [B, R].
         """
         q, k, v = self._qkv(h, embedded, positions)
-        keys.steps.append((k, v))
-        prompt_k, prompt_v = keys.prompt
-        scores = q @ prompt_k.transpose(-1, -2)
-        seen = torch.arange(prompt_k.shape[2], device=h.device) <= rows[:, None, :, None]
-        scores = scores.masked_fill(~seen, float("-inf"))
-        own = [(q * step_k).sum(-1, keepdim=True) for step_k, _ in keys.steps]
-        weights = (
-            (torch.cat([scores, *own], dim=-1).float() * HEAD_DIM**-0.5).softmax(dim=-1).to(v.dtype)
-        )
-        mixed = weights[..., : prompt_k.shape[2]] @ prompt_v
-        for index, (_, step_v) in enumerate(keys.steps):
-            mixed = mixed + weights[..., prompt_k.shape[2] + index, None] * step_v
-        return self._finish(h, mixed)
+        return self._finish(h, attend_later(q, (k, v), rows, keys, HEAD_DIM))

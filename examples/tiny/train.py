@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ from batch import Batch, TrainingBatches
 from demo import save_demo
 from evaluate import evaluate, load_pair
 from export import save_draft, save_target
-from model import AUX_LAYERS, Draft, target_config, target_forward
+from model import AUX_LAYERS, Draft, Forward, target_config, target_forward
 from prompt import SPECIAL, train_bpe
 from tasks import examples
 from tokenizers import Tokenizer
@@ -144,6 +145,7 @@ def fit_target(
     args: argparse.Namespace,
     budget: Budget,
     penalty: Callable[[nn.Module], Tensor] | None = None,
+    forward: Forward = target_forward,
 ) -> None:
     """Next-token loss on the answers only, and a ``penalty`` on what the model did."""
     device = model.device
@@ -158,7 +160,7 @@ def fit_target(
         if budget.spent(step) >= 1:
             break
         with torch.autocast(device.type, torch.bfloat16):
-            hidden = target_forward(model, batch).hidden
+            hidden = forward(model, batch, ()).hidden
             columns, inside = answer_columns(batch)
             logits = model.lm_head(pick(hidden, columns - 1)[inside])
         tokens = batch.ids.gather(1, columns)[inside]
@@ -189,11 +191,12 @@ def draft_vocabulary(tokenizer: Tokenizer, seed: int) -> Tensor:
 
 
 def draft_losses(
-    draft: Draft,
+    draft: Any,
     target: Qwen3VLForConditionalGeneration,
     batch: Batch,
     target_ids: Tensor,
     aux_layers: tuple[int, ...],
+    forward: Forward,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Soft cross-entropy and agreement of each of DRAFT_STEPS steps, over the answer rows.
 
@@ -203,18 +206,18 @@ def draft_losses(
     # position    p[t] + k
     # learns      the target's distribution after x[t+1+k]
     """
-    embed = target.model.language_model.embed_tokens
     with torch.no_grad():
-        out = target_forward(target, batch, aux_layers)
+        out = forward(target, batch, aux_layers)
         columns, inside = answer_columns(batch, DRAFT_STEPS)
         logits = target.lm_head(pick(out.hidden, columns)).float()
         learnable = inside & (logits.argmax(-1)[..., None] == target_ids).any(-1)
         learnable &= columns + 1 < batch.length[:, None]
         wanted = logits[..., target_ids].softmax(-1)
-        embedded = embed(batch.ids)
-        shifted = torch.cat([embedded[:, 1:], embedded[:, -1:]], dim=1)
+        embedded = target.model.language_model.embed_tokens(batch.ids)
+        seen = out.embeds if draft.sees else embedded
+        shifted = torch.cat([seen[:, 1:], seen[:, -1:]], dim=1)
     position = batch.positions[0]
-    hidden, keys = draft.first(out.aux, shifted, position)
+    hidden, keys = draft.first(out.aux, shifted, batch.positions)
     width = columns.shape[1] - DRAFT_STEPS
     rows = columns[:, :width] - 1
     hidden = pick(hidden, rows)
@@ -240,13 +243,30 @@ def train_draft(
     budget: Budget,
     aux_layers: tuple[int, ...] = AUX_LAYERS,
     intermediate: int = 640,
+    forward: Forward = target_forward,
 ) -> Draft:
+    """A new draft, trained."""
+    torch.manual_seed(args.seed + 1)
+    draft = Draft(len(target_ids), intermediate=intermediate)
+    fit_draft(draft, tokenizer, target, target_ids, args, budget, aux_layers, forward)
+    return draft
+
+
+def fit_draft(
+    draft: nn.Module,
+    tokenizer: Tokenizer,
+    target: nn.Module,
+    target_ids: Tensor,
+    args: argparse.Namespace,
+    budget: Budget,
+    aux_layers: tuple[int, ...],
+    forward: Forward,
+) -> None:
     """Training-time test: every step's loss counts, later ones less; the target is frozen at its
     saved weights.
     """
     device = next(target.parameters()).device
-    torch.manual_seed(args.seed + 1)
-    draft = Draft(len(target_ids), intermediate=intermediate).to(device)
+    draft.to(device)
     print(f"draft: {sum(p.numel() for p in draft.parameters()):,} parameters", flush=True)
     target_ids, steps = target_ids.to(device), budget.steps
     optimizer, schedule = optimizer_for(draft, args.rate, budget)
@@ -256,7 +276,7 @@ def train_draft(
         if budget.spent(step) >= 1:
             break
         with torch.autocast(device.type, torch.bfloat16):
-            losses, agreements = draft_losses(draft, target, batch, target_ids, aux_layers)
+            losses, agreements = draft_losses(draft, target, batch, target_ids, aux_layers, forward)
         loss = torch.stack([STEP_DECAY**k * step_loss for k, step_loss in enumerate(losses)]).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -264,7 +284,6 @@ def train_draft(
         optimizer.step()
         schedule.step()
         progress.add(step, loss, *agreements)
-    return draft
 
 
 def parse_args() -> argparse.Namespace:

@@ -18,7 +18,7 @@ from trt_eagle3.decode.sampling_params import GREEDY
 
 __all__ = ["PROMPTS", "heldout", "plain_answers", "request_of", "served"]
 
-PROMPTS = 44
+PROMPTS = 24
 SEED = 19
 MAX_TOKENS = 48
 

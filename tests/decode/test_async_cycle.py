@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -513,6 +514,20 @@ def by_host(index: int, tree: AnyTree | None, sampling: SamplingParams) -> list[
     return alone.tokens[:MAX_TOKENS]
 
 
+KINDS = (
+    SAMPLED.updated(seed=5),
+    SamplingParams(max_tokens=MAX_TOKENS),
+    SAMPLED.updated(seed=6, repetition_penalty=1.3),
+    SAMPLED.updated(seed=7, temperature=1.4),
+)
+KIND_OF = tuple(KINDS[i % len(KINDS)] for i in range(len(LAYOUTS)))
+
+
+@cache
+def all_by_host(tree: str) -> list[list[int]]:
+    return [by_host(i, TREES[tree], kind) for i, kind in enumerate(KIND_OF)]
+
+
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("num_pages", [NUM_PAGES, 15], ids=["roomy", "tight"])
 def test_sampled_sequences_say_what_each_says_alone(
@@ -520,19 +535,12 @@ def test_sampled_sequences_say_what_each_says_alone(
 ) -> None:
     """With greedy and penalised ones among them; a pass that is forgotten uses no random number."""
     monkeypatch.setattr(async_cycle, "_MANY", 2)
-    kinds = [
-        SAMPLED.updated(seed=5),
-        SamplingParams(max_tokens=MAX_TOKENS),
-        SAMPLED.updated(seed=6, repetition_penalty=1.3),
-        SAMPLED.updated(seed=7, temperature=1.4),
-    ]
-    sampling = [kinds[i % len(kinds)] for i in range(len(LAYOUTS))]
-    expected = [by_host(i, TREES[tree], kind) for i, kind in enumerate(sampling)]
+    expected = all_by_host(tree)
     pool, chance = fixed_pool(num_pages), random.Random(num_pages)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
     asked = [
         SequenceState(prompts()[i], pool, VOCAB, kind, TREES[tree] is not None)
-        for i, kind in enumerate(sampling)
+        for i, kind in enumerate(KIND_OF)
     ]
     coming = [*asked]
     while coming or scheduler.running or scheduler.waiting:

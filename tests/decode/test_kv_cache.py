@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -70,6 +70,7 @@ class Pages(RuleBasedStateMachine):
 
 
 TestPages = Pages.TestCase
+TestPages.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 def test_slots_and_pages_of_rows_follow_the_page_table() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -58,6 +58,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@settings(max_examples=40)
 @given(
     answer=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
     drafted=st.lists(st.integers(0, VOCAB - 1), min_size=5, max_size=5),

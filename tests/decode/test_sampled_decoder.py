@@ -198,7 +198,7 @@ def test_greedy_with_penalties_says_what_transformers_logits_say_in_every_mode(
     expected = []
     for sampling in GREEDY_PENALTIES:
         output_ids: list[int] = []
-        while len(output_ids) < 24:
+        while len(output_ids) < 16:
             logits = ref_penalised(
                 logits_after(pair, prompt, output_ids),
                 prompt.token_ids.tolist(),
@@ -209,12 +209,12 @@ def test_greedy_with_penalties_says_what_transformers_logits_say_in_every_mode(
         expected.append(output_ids)
     assert len({tuple(output_ids) for output_ids in expected}) == 3
     for tree in TREES.values():
-        found, _ = answers(decoder, prompt, tree, GREEDY_PENALTIES, 24)
+        found, _ = answers(decoder, prompt, tree, GREEDY_PENALTIES, 16)
         assert found == expected
     # a decoder that forgets its answer says something else
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sampler, "remember", lambda *_: None)
-        assert answers(decoder, prompt, TREES["chain"], GREEDY_PENALTIES, 24)[0] != expected
+        assert answers(decoder, prompt, TREES["chain"], GREEDY_PENALTIES, 16)[0] != expected
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -14,10 +14,10 @@ from tests.decode.heldout import heldout, plain_answers, request_of, served
 from tests.tiny import build_tiny
 
 PROMPTS = 20
-REQUESTS = 120
+REQUESTS = 80
 CANCELLED_EACH = 10
-SAMPLED_EACH = 24
-BLOCKS_A_REQUEST = 5  # of Python's allocator: an Answer that is kept holds sixty
+SAMPLED_EACH = 20
+BLOCKS_A_REQUEST = 10  # of Python's allocator: an Answer that is kept holds sixty
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(fields=manifests(), parents=st.sampled_from([CHAIN, TREE]))
 def test_draft_of_any_combination_equals_recomputation(
     fields: dict[str, Any], parents: Sequence[int]

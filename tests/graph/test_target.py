@@ -175,7 +175,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     geometry=geometries(),
     cuts=st.lists(st.integers(1, NUM_ROWS - 1), unique=True, max_size=3),

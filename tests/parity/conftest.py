@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.parity.fault import MAX_TOKENS
 from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
 from tests.quantised import add_kv_scales, save_quantised
@@ -27,7 +28,6 @@ from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 TREE = {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10}
 LIMITS = {"max_seq_len": 128, "max_visual_tokens": 64}
-MAX_TOKENS = 20
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +119,7 @@ def inspect(
     settings: Collection[str] = SETTINGS,
     *,
     asked: Collection[str] | None = SOME_OPTIONS,
+    max_tokens: int = MAX_TOKENS,
     quantised: bool = False,
 ) -> Found:
     """Validate with one prompt, several where a stage wants them.
@@ -148,4 +149,4 @@ def inspect(
         spec, found = read_sources(engine)
         assert found is not None
         manifest, original = found, read_unquantised(engine, spec)
-    return Validation(engine, left_out=left_out).run(cases, MAX_TOKENS, spec, manifest, original)
+    return Validation(engine, left_out=left_out).run(cases, max_tokens, spec, manifest, original)

@@ -13,6 +13,7 @@ from tests.parity.planting import MANIFEST, SPEC, Planted, Seam, Tensors
 from trt_eagle3.spec import LayerSpec, NormSpec, RopeSpec, TargetSpec
 
 STEP = "target.layer_steps"
+MAX_TOKENS, MORE_TOKENS = 12, 20
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Fault:
             names.
         looks: stages beside the plain ones that must run for it (``conftest.OPTIONAL``).
         bundle: the quantised bundle that it is planted in; empty: that of the tiny pair.
+        max_tokens: of an answer, so many that it shows.
     """
 
     what: str
@@ -33,6 +35,7 @@ class Fault:
     also: tuple[str, ...] = ()
     looks: tuple[str, ...] = ()
     bundle: str = ""
+    max_tokens: int = MAX_TOKENS
 
 
 def layers_of(change: Callable[[LayerSpec], LayerSpec]) -> TargetSpec:

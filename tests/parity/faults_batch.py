@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.parity.fault import Fault, gives
+from tests.parity.fault import MORE_TOKENS, Fault, gives
 from tests.parity.planting import Planted, Tensors
 from trt_eagle3.decode import preprocess
 from trt_eagle3.decode.prefix_cache import PrefixCache
@@ -120,5 +120,6 @@ BATCH: Mapping[str, Fault] = {
         "tokens",
         _forgetful,
         looks=("batch",),
+        max_tokens=MORE_TOKENS,
     ),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.parity.fault import Fault
+from tests.parity.fault import MORE_TOKENS, Fault
 from tests.parity.planting import Planted
 from trt_eagle3.decode import logits_process, sampling, verify
 from trt_eagle3.decode.accept import Accepted, accept
@@ -147,6 +147,7 @@ SAMPLING: Mapping[str, Fault] = {
         "the engine's own answers",
         lambda p: setattr(p, "request", _greedily),
         looks=("sampling",),
+        max_tokens=MORE_TOKENS,
     ),
     "rejected mass kept": Fault(
         "the bonus token is drawn as if no sibling had been rejected",

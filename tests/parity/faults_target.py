@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from tests.parity.fault import (
+    MORE_TOKENS,
     STEP,
     Fault,
     decoding,
@@ -170,6 +171,7 @@ TARGET: Mapping[str, Fault] = {
         "logits",
         lambda p: p.rebuild("target", swapped("lm_head.weight", "embed_tokens.weight")),
         also=("target.logits_l2", "target.top1", "target.top5"),
+        max_tokens=MORE_TOKENS,
     ),
     "token of other logits": Fault(
         "the token emitted is not the best of the row's logits",

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conftest import LIMITS, MAX_TOKENS, inspect
+from tests.parity.conftest import LIMITS, inspect
+from tests.parity.fault import MAX_TOKENS
 from tests.tiny import build_tiny
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.reference.chain_acceptance import _accepted, _emitted, chain_acceptance

@@ -141,16 +141,13 @@ def test_looser_tolerance_is_used_and_shown(
     (tmp_path / "loose.yaml").write_text(
         "\n".join(f"{name}: 1" for name in ("layer_step", "layer_output", "aux"))
     )
-    strict, loose = (
-        validate(planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", *options)
-        for options in ((), ("--thresholds", tmp_path / "loose.yaml"))
-    )
+    looser = ("--thresholds", tmp_path / "loose.yaml")
+    loose = validate(planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", *looser)
     lines = {
         line.split()[1]: line.split()[0]
         for line in loose.out.splitlines()
         if line.startswith(("ok", "FAIL", "--"))
     }
-    assert "FAIL  target.layer_steps" in strict.out
     assert lines["target.layer_steps"] == "ok"
     assert "tolerance set by the user: layer_step = 1 instead of 2e-05" in loose.out
 

@@ -17,7 +17,7 @@ from trt_eagle3.probe.record import Recording, record
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.prompts.prompt_file import Question
 
-STEPS = 3
+STEPS, NUM_QUESTIONS = 3, 12
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,5 @@ def ask(bundle: LoadedBundle, asked: list[Question], folder: Path, max_tokens: i
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     folder = tmp_path_factory.mktemp("probe")
-    return ask(
-        LoadedBundle.open(build_tiny(folder, speculation={"steps": STEPS})), questions(12), folder
-    )
+    bundle = LoadedBundle.open(build_tiny(folder, speculation={"steps": STEPS}))
+    return ask(bundle, questions(NUM_QUESTIONS), folder)

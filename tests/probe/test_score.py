@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.probe.conftest import STEPS, Asked, ask, questions
+from tests.probe.conftest import NUM_QUESTIONS, STEPS, Asked, ask, questions
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import SpeculationConfig
@@ -162,7 +162,7 @@ def test_score_is_what_its_definition_says(tiny: Asked) -> None:
 
 
 def test_recorded_answer_is_the_engines_and_its_states_are_the_bundles_aux(tiny: Asked) -> None:
-    asked, llm = questions(12), LLM(tiny.bundle)
+    asked, llm = questions(NUM_QUESTIONS), LLM(tiny.bundle)
     for question, recording in list(zip(asked, tiny.recordings, strict=True))[:4]:
         answer = llm.generate(
             question.prompt,

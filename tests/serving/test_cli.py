@@ -224,6 +224,19 @@ def test_ctrl_c_while_the_program_is_imported_is_one_line() -> None:
     assert (found.returncode, found.stderr) == (130, "interrupted\n")
 
 
+def test_ctrl_c_while_the_interpreter_ends_is_one_line() -> None:
+    code = (
+        "import atexit, os, signal, sys\n"
+        "from trt_eagle3.program import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['trt-eagle3', '--version']\n"
+        "main()\n"
+    )
+    program = [sys.executable, "-c", code]
+    found = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stderr) == (130, "interrupted\n")
+
+
 def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(
     bundle: Path,
 ) -> None:

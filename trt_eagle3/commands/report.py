@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -232,7 +233,8 @@ def _next_line(result: BuildReport) -> str:
             "machine with TensorRT 10 or later and the GPU that will serve, and run "
             f"{result.path.name}/{BUILD_SCRIPT} there"
         )
-    return f'next: trt-eagle3 generate {result.path} "What do you see?" --image FILE --stats'
+    bundle = shlex.quote(str(result.path))
+    return f'next: trt-eagle3 generate {bundle} "What do you see?" --image FILE --stats'
 
 
 def generation_line(generation: Generation) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+    from trt_eagle3.checkpoint.convert import Layout
     from trt_eagle3.graph.builder import ResolveLocation
     from trt_eagle3.parity.reference.draft import ReferenceDraft
     from trt_eagle3.probe.interpretation import Factor
@@ -88,6 +89,14 @@ class DraftKind(Protocol):
 
     def factors(self) -> Mapping[str, Factor]:
         """What may be ambiguous in its files; for ``probe``."""
+        ...
+
+    def export(self, manifest: DraftManifest, folder: Path, layout: Layout) -> None:
+        """Write a draft with files of its own in the layout of a runtime.
+
+        Raises:
+            UserError: the layout cannot express it.
+        """
         ...
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:

@@ -40,8 +40,9 @@ def parse_assignments(words: Iterable[str], option: str = "--set") -> dict[str, 
         try:
             place[last] = parse_yaml(text, "value")
         except UserError as error:
+            reason = clip(str(error).removeprefix("value: not YAML: "), 120)
             raise UserError(
-                f"{option} {clip(word)}: the value is not YAML: {error}. Texts with * & or : want "
+                f"{option} {clip(word)}: the value is not YAML: {reason}. Texts with * & or : want "
                 "quotes."
             ) from error
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class RuntimeFolder:
         return [
             f"wrote {self.path} for {self.runtime} {self.version}",
             *notes,
-            f"next: {self.path}/serve.sh",
+            f"next: {shlex.quote(str(self.path / 'serve.sh'))}",
         ]
 
 

@@ -120,10 +120,34 @@ BAD: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
 }
 
 
+ANNOUNCED: dict[str, tuple[dict[str, Any], str]] = {
+    "two layers, and one is there": (
+        {"mtp_num_hidden_layers": 2},
+        "mtp_num_hidden_layers: an MTP head of 2 is announced, and mtp.layers.* are of 1",
+    ),
+    "none, and one is there": (
+        {"mtp_num_hidden_layers": 0},
+        "mtp_num_hidden_layers: expected 1 or more beside mtp.* tensors, got 0",
+    ),
+    "a table that is not there": (
+        {"mtp_use_dedicated_embeddings": True},
+        "mtp_use_dedicated_embeddings: true, and the checkpoint has no mtp.embed_tokens.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANNOUNCED)
+def test_head_that_is_announced_otherwise_is_told_in_one_line(name: str, tmp_path: Path) -> None:
+    save_qwen3_5_text(tmp_path)
+    changes, message = ANNOUNCED[name]
+    add_head(tmp_path, **changes)
+    assert message in told(tmp_path)
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_broken_head_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     save_qwen3_5_text(tmp_path)
-    add_head(tmp_path)
+    add_head(tmp_path, mtp_num_hidden_layers=2 if name == "two layers" else 1)
     change, message = BAD[name]
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)

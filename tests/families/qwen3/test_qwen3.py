@@ -15,6 +15,7 @@ from transformers import Qwen3ForCausalLM
 
 from tests.families.qwen3.test_reader import YARN, save_random
 from tests.graph.test_target import PAGE_SIZE, Rows, open_target, rows_of
+from tests.parity.conftest import ask_few_options
 from tests.qwen3 import build_qwen3
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import build_tiny
@@ -26,6 +27,7 @@ from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.parity.record import options as option_answers
 from trt_eagle3.parity.reference.target import load_reference
 from trt_eagle3.parity.report import plots
 from trt_eagle3.serving.warm_up import warm_up
@@ -125,6 +127,9 @@ def test_commands_take_a_text_bundle(
     command: str, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)  # they have tests of their own
+    monkeypatch.setattr(sampling_check, "_SETTINGS", {"top_k 5": SamplingParams(1.0, top_k=5)})
+    monkeypatch.setattr(option_answers, "NUM_CASES", 1)
+    ask_few_options(monkeypatch)
     monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
     asked = (*PROMPTS, "What is 7 minus 5?") if command == "probe" else PROMPTS[:1]
     prompts = tmp_path / "prompts.json"

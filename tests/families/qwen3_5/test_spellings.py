@@ -41,6 +41,11 @@ def _both_ropes(config: Values) -> Values:
     return config | _old_rope(json.loads(json.dumps(config)))
 
 
+def _default_beside_it(config: Values) -> Values:
+    """As transformers 5.17 writes it, whatever the part is."""
+    return config | {"partial_rotary_factor": 0.25}
+
+
 def _interval(config: Values) -> Values:
     del config["layer_types"]
     return config | {"full_attention_interval": 4}
@@ -70,6 +75,7 @@ SPELLINGS: dict[str, Change] = {
     "rope_scaling beside rope_theta": _old_rope,
     "rope_scaling of type mrope": _older_rope,
     "rope_parameters and rope_scaling": _both_ropes,
+    "rope_parameters beside a default part": _default_beside_it,
     "full_attention_interval": _interval,
     "neither layer_types nor full_attention_interval": _neither_types_nor_interval,
     "layer_types null": _no_types,
@@ -108,8 +114,13 @@ BAD: dict[str, tuple[Values, str]] = {
         {"rope_theta": 5e6},
         "rope_theta: 10000.0 by rope_parameters.rope_theta, 5000000.0 by rope_theta",
     ),
-    "two parts": (
-        {"partial_rotary_factor": 0.25},
+    "two parts, neither in rope_parameters": (
+        {
+            "rope_parameters": None,
+            "rope_theta": 1e4,
+            "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5},
+            "partial_rotary_factor": 0.25,
+        },
         "partial_rotary_factor: 0.5 by rope, 0.25 by the config itself",
     ),
     "a part that is no number": (

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+    from trt_eagle3.checkpoint.convert import Layout
     from trt_eagle3.graph.builder import ResolveLocation
     from trt_eagle3.parity.reference.draft import ReferenceDraft
     from trt_eagle3.probe.interpretation import Factor
@@ -66,6 +67,11 @@ class _Eagle3:
         from trt_eagle3.drafts.eagle3.factors import FACTORS
 
         return FACTORS
+
+    def export(self, manifest: DraftManifest, folder: Path, layout: Layout) -> None:
+        from trt_eagle3.checkpoint.convert import convert_draft
+
+        convert_draft(own(manifest), folder, layout)
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
         """If a runtime takes aux hidden states after deepstack, has pad embeddings at image

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.drafts.mtp.manifest import MtpManifest, as_served
+from trt_eagle3.errors import UserError
 from trt_eagle3.spec import TargetSpec
 
 if TYPE_CHECKING:
     import onnx
     import torch
 
+    from trt_eagle3.checkpoint.convert import Layout
     from trt_eagle3.graph.builder import ResolveLocation
     from trt_eagle3.parity.reference.draft import ReferenceDraft
     from trt_eagle3.probe.interpretation import Factor
@@ -84,6 +86,12 @@ class _Mtp:
         from trt_eagle3.drafts.mtp.factors import FACTORS
 
         return FACTORS
+
+    def export(self, manifest: DraftManifest, folder: Path, layout: Layout) -> None:
+        raise UserError(
+            f"{folder}: {layout}: the MTP head of {manifest.path} is part of it, and has no files "
+            "of its own. Name an EAGLE-3 draft."
+        )
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
         for field, value in as_served(spec).items():

@@ -30,7 +30,7 @@ def split_head(
     """
     head = {n.removeprefix(_PREFIX): r for n, r in tensors.items() if n.startswith(_PREFIX)}
     own = {name: ref for name, ref in tensors.items() if not name.startswith(_PREFIX)}
-    _check_announced(decoder, bool(head))
+    _check_announced(decoder, head)
     if not head:
         return own, None
     layer = next(x for x in reversed(layers) if isinstance(x.mixer, AttentionSpec))
@@ -46,16 +46,28 @@ def without_head(quantisation: Quantisation | None) -> Quantisation | None:
     return replace(quantisation, kv_scales=own)
 
 
-def _check_announced(decoder: HybridConfig, present: bool) -> None:
+def _check_announced(decoder: HybridConfig, head: Mapping[str, TensorRef]) -> None:
     key = f"{decoder.section}mtp_num_hidden_layers"
-    announced = decoder.config.whole(key, 0, least=0) > 0
-    if announced and not present:
+    announced = decoder.config.whole(key, 0, least=0)
+    if announced and not head:
         raise decoder.config.error(
             f"{key}: an MTP head is announced, and the checkpoint has no {_PREFIX}* tensors. Use "
             "the whole checkpoint, or set it to 0."
         )
-    if present and not announced and decoder.config.get(key, "any") is not None:
+    if head and not announced and decoder.config.get(key, "any") is not None:
         raise decoder.config.error(
             f"{key}: expected 1 or more beside {_PREFIX}* tensors, got 0. Use the checkpoint's own "
             "config.json."
+        )
+    layers = len({name.split(".")[1] for name in head if name.startswith("layers.")})
+    if announced and layers != announced:
+        raise decoder.config.error(
+            f"{key}: an MTP head of {announced} is announced, and {_PREFIX}layers.* are of "
+            f"{layers}. Use the whole checkpoint, or its own config.json."
+        )
+    key = f"{decoder.section}mtp_use_dedicated_embeddings"
+    if head and decoder.config.get(key, "flag", False) and "embed_tokens.weight" not in head:
+        raise decoder.config.error(
+            f"{key}: true, and the checkpoint has no {_PREFIX}embed_tokens.weight. Use the whole "
+            "checkpoint, or its own config.json."
         )

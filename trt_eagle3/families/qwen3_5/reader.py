@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
@@ -19,6 +22,7 @@ from trt_eagle3.spec import RopeSpec, VisionSpec
 __all__ = ["read_qwen3_5"]
 
 _SECTION = "text_config."
+_PART = "partial_rotary_factor"
 _ROTARY = 0.25  # transformers' default partial_rotary_factor
 _SECTIONS = (11, 11, 10)  # and mrope_section
 
@@ -84,19 +88,26 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
     return replace(target, mtp=head)
 
 
+def _without_default(section: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:
+    """``section`` without a part beside that of ``rope_parameters``, which transformers takes: 5.17
+    writes its own default there.
+    """
+    told = config_value(section, f"rope_parameters.{_PART}", "any", config.file)
+    return section if told is None else {k: v for k, v in section.items() if k != _PART}
+
+
 def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
     section = config.get(decoder.section[:-1], "object") if decoder.section else config.values
-    rope = read_rope_config(section, config.file)
+    rope = read_rope_config(_without_default(section, config), config.file)
     where = f"{decoder.section}rope_parameters"
     if rope.base is None or rope.base <= 1:
         raise config.error(f"{where}.rope_theta: expected a number above 1, got {rope.base}")
     if rope.kind() != "default":
         raise config.error(f"{where}: rope_type {quote(rope.kind())}: not supported")
-    part = rope.values.get("partial_rotary_factor", _ROTARY)
+    part = rope.values.get(_PART, _ROTARY)
     turned = decoder.head_dim * part
     if not 0 < turned <= decoder.head_dim or turned % 2:
         raise config.error(
-            f"{where}.partial_rotary_factor: expected an even part of {decoder.head_dim} channels, "
-            f"got {part}"
+            f"{where}.{_PART}: expected an even part of {decoder.head_dim} channels, got {part}"
         )
     return rope.unscaled(int(turned), _SECTIONS)

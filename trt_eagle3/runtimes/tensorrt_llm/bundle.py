@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
-from trt_eagle3.checkpoint.convert import convert_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest
+from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
@@ -52,8 +51,8 @@ def deploy(
     target = target_source(loaded.record.sources["target"])
     notes = tuple(_differences(manifest, spec, config, release))
     with atomic_directory(repository, _KIND) as folder:
-        if isinstance(manifest, Eagle3Manifest):
-            convert_draft(manifest, folder / "draft", "tensorrt-llm")
+        if manifest and not kind_of(manifest).in_target:
+            kind_of(manifest).export(manifest, folder / "draft", "tensorrt-llm")
             (folder / "draft" / "speculative_config.yaml").unlink()  # llm_api.yaml says it all
         options = llm_api_config(config, manifest, release, tensor_parallel_size, "draft")
         _write_yaml(folder / "llm_api.yaml", options, release)

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
-from trt_eagle3.checkpoint.convert import Layout, convert_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest
+from trt_eagle3.checkpoint.convert import Layout
+from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
@@ -80,8 +80,8 @@ def deploy(
         "notes": notes,
     }
     with atomic_directory(repository, _KIND) as folder:
-        if isinstance(manifest, Eagle3Manifest):
-            convert_draft(manifest, folder / "draft", _LAYOUT)
+        if manifest and not kind_of(manifest).in_target:
+            kind_of(manifest).export(manifest, folder / "draft", _LAYOUT)
         create_file(folder / "config.yaml", _yaml(options))
         for name, mode in _TEMPLATES.items():
             create_file(folder / name, render("trt_eagle3.runtimes.vllm", name, values), mode)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
+from trt_eagle3.io.validation import problem_text
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, RefusedError, nearest
 from trt_eagle3.serving.served_model import ServedModel
@@ -146,7 +147,7 @@ def _unknown(
 def _problem(error: Mapping[str, Any]) -> FieldError:
     field = ".".join(str(part) for part in error["loc"]) or "body"
     got = "" if error["type"] == "missing" else f", got {reprlib.repr(error['input'])}"
-    return FieldError(f"{field}: {error['msg']}{got}", field, _code(error["type"]))
+    return FieldError(f"{field}: {problem_text(error)}{got}", field, _code(error["type"]))
 
 
 def _code(kind: str) -> str:
