@@ -364,7 +364,7 @@ def _kv_scales(config: BuildConfig, spec: TargetCheckpoint) -> dict[int, KVScale
     """Those of every layer, where keys and values are FP8."""
     if config.engine.kv_dtype != "fp8":
         return {}
-    return {k: spec.kv_scales.get(k, KVScales()) for k in range(spec.num_layers)}
+    return {k: spec.kv_scales.get(k, KVScales()) for k, _ in spec.attention_layers}
 
 
 def _source(

@@ -43,7 +43,10 @@ __all__ = [
 
 _MLP = r"mlp\.(shared_expert\.)?(gate|up|down)"
 _EXPERTS = r"mlp\.experts\.(gate_up|down)_proj"
-_PROJECTION = re.compile(rf"layers\.\d+\.(((self_attn\.[qkvo]|{_MLP})_proj\.weight)|({_EXPERTS}))")
+_LINEAR = r"linear_attn\.(in_proj_(qkv|z)|out_proj)\.weight"  # a and b are small, and exponents
+_PROJECTION = re.compile(
+    rf"layers\.\d+\.(((self_attn\.[qkvo]|{_MLP})_proj\.weight)|({_EXPERTS})|({_LINEAR}))"
+)
 _HEAD = "lm_head.weight"
 _FLOAT32 = dtype_named("float32")
 _CHANNEL_SCALE = ".channel_scale"

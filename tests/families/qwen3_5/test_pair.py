@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from safetensors import safe_open
 
 from tests.families.gates import failed, validate_pair
 from tests.families.qwen3_5.random_pair import save_hybrid, save_hybrid_draft
@@ -52,6 +53,21 @@ def test_every_gate_holds(kind: str, backend: str, root: Path, tmp_path: Path) -
     engine = {"prefill_chunk": 64, "backend": backend}
     found = validate_pair(built(root, kind, tmp_path, engine=engine), ASKED)
     assert failed(found) == []
+
+
+def test_every_gate_holds_quantised_by_the_build(root: Path, tmp_path: Path) -> None:
+    """Weights of linear attention, of the shared expert and the others, and keys and values."""
+    engine = {"prefill_chunk": 64, "backend": "torch", "weights": "fp8", "kv_dtype": "fp8"}
+    bundle = built(root, "moe", tmp_path, engine=engine)
+    with safe_open(bundle / "weights/target/quantised-fp8.safetensors", "pt") as file:
+        of_type = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    made = {name for name, dtype in of_type.items() if dtype == "F8_E4M3"}
+    for part in ("linear_attn.in_proj_qkv", "linear_attn.out_proj", "shared_expert.gate_proj"):
+        assert any(part in name for name in made), part
+    assert not any("in_proj_a" in name or "shared_expert_gate" in name for name in made)
+    found = validate_pair(bundle, ASKED[1:2])
+    assert failed(found) == []
+    assert found.recorder["kv.rows"].taken
 
 
 @pytest.mark.parametrize("draft", ["specforge", "speculators"])

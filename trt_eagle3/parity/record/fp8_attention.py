@@ -23,7 +23,7 @@ _TENSORS = ("q", "k", "v", "out")
 
 @dataclass(frozen=True)
 class Fp8Attention:
-    """One answer's, of every layer.
+    """One answer's, of every layer that attends.
 
     Attributes:
         tensors: q and out [n, Hq * D], k and v [n, Hkv * D], by graph name.
@@ -42,7 +42,7 @@ def record_fp8_attention(
     the backend gives no tensors inside its graphs.
     """
     known = tensor_names(engine, "target")
-    layers = range(engine.spec.num_layers)
+    layers = [k for k, _ in engine.spec.attention_layers]
     names = [f"layers.{k}.self_attn.{name}" for k in layers for name in _TENSORS]
     if engine.record.config.engine.kv_dtype != "fp8" or not known.issuperset(names):
         return None
