@@ -60,9 +60,24 @@ LONGEST = (
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    if not torch.cuda.is_available():
+        leave_out_for_gpus(config, items)
+
+
+def leave_out_for_gpus(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests of one function that would skip for want of a GPU keep the first: it says so."""
+    kept, left_out, told = [], [], set()
+    for item in items:
+        function = (item.path, getattr(item, "originalname", item.name))
+        skips = item.get_closest_marker("gpu") is not None
+        (left_out if skips and function in told else kept).append(item)
+        if skips:
+            told.add(function)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ import pytest
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, load
 from trt_eagle3.bench import tune as tune_module
-from trt_eagle3.bench.tune import choose, tune
+from trt_eagle3.bench.tune import TuneReport, choose, tune
+from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.plan import widths
 from trt_eagle3.decode.tuning import TUNING_FILE, TuningTable
 from trt_eagle3.errors import UserError
@@ -107,3 +108,12 @@ def test_bundle_that_cannot_be_written_is_refused_before_measuring(
     with pytest.raises(UserError, match="not writable, and the table goes into it"):
         tune(bundle)
     assert not (bundle / TUNING_FILE).exists()
+
+
+def test_report_says_from_which_acceptance_length_a_width_pays(tmp_path: Path) -> None:
+    entry = choose(4, {1: 10.0, 2: 14.0, 4: 25.0}, {1: 1.0, 2: 1.5, 4: 2.0})
+    table = TuningTable(
+        measured_at="", machine="", speculation=SpeculationConfig(), acceptance={}, entries=(entry,)
+    )
+    shown = TuneReport(tmp_path, table).tables()[1]
+    assert [list(column.cells) for column in shown.columns] == [["4"], ["1.40"], ["2.50"]]

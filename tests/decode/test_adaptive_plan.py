@@ -22,9 +22,10 @@ from tests.decode.simulated_load import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM
+from trt_eagle3.bench.tune import choose
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan, acceptance_prior
-from trt_eagle3.decode.cycle_cost import prior_of
+from trt_eagle3.decode.cycle_cost import ExpertReads, prior_of
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.plan import Cycle, Plan, shrunk, widths
 from trt_eagle3.decode.prefix_cache import PrefixCache
@@ -38,13 +39,20 @@ LEARNING, CYCLES = 40, 800
 KV_SHARE = 9e-6
 
 
-def adaptive(config: SpeculationConfig = CHAIN, table: TuningTable | None = None) -> AdaptivePlan:
+MIXTURE = ExpertReads(share=0.96, touched=8 / 128)
+
+
+def adaptive(
+    config: SpeculationConfig = CHAIN,
+    table: TuningTable | None = None,
+    experts: ExpertReads | None = None,
+) -> AdaptivePlan:
     tree = configured_tree(config)
     return AdaptivePlan(
         config,
         Plan({1: tree}),
         widths(tree.num_nodes),
-        prior_of(table, KV_SHARE),
+        prior_of(table, KV_SHARE, experts),
         acceptance_prior(table, config),
     )
 
@@ -113,6 +121,54 @@ def test_mixture_of_experts_is_never_served_slower_than_plainly(size: int, lengt
         for plan in (primed(moe_ms), Plan({1: None}))
     )
     assert served.tokens / served.seconds >= 0.98 * plain.tokens / plain.seconds
+
+
+def tuned_mixture(cycle_ms: CycleMs) -> TuningTable:
+    """What ``bench --tune`` measures of a server of ``cycle_ms``."""
+    entries = [
+        choose(size, {d + 1: cycle_ms(size, d) for d in DEPTHS}, {d + 1: 1.0 for d in DEPTHS})
+        for size in (1, 2, 4, 8, 16, 32)
+    ]
+    return TuningTable(
+        measured_at="", machine="", speculation=CHAIN, acceptance={}, entries=tuple(entries)
+    )
+
+
+def first_cycles(
+    plan: AdaptivePlan, size: int, length: float, seed: int, cycles: int = 120
+) -> float:
+    """Tokens per second of the first cycles over plain ones."""
+    served, plain = (
+        Load(p, size, rate_of(length), moe_ms, hiccups=0.0, seed=seed).run(cycles)
+        for p in (plan, Plan({1: None}))
+    )
+    return served.tokens / served.seconds / (plain.tokens / plain.seconds)
+
+
+@pytest.mark.parametrize("length", [1.0, 2.0, 2.5])
+@pytest.mark.parametrize("size", [1, 2, 8, 32])
+def test_first_cycles_of_a_mixture_follow_what_tune_measured(size: int, length: float) -> None:
+    for seed in range(3):
+        plan = adaptive(table=tuned_mixture(moe_ms))
+        assert first_cycles(plan, size, length, seed, cycles=400) >= 0.98
+
+
+@pytest.mark.parametrize("length", [1.0, 2.0, 2.5])
+@pytest.mark.parametrize("size", [1, 2, 8, 32])
+def test_first_cycles_of_a_mixture_that_nothing_was_measured_of_know_its_experts(
+    size: int, length: float
+) -> None:
+    for seed in range(3):
+        assert first_cycles(adaptive(experts=MIXTURE), size, length, seed) >= 0.96
+
+
+def test_first_cycles_of_a_mixture_taken_for_a_dense_target_lose() -> None:
+    """The simulation can fail: costs of a dense target, until measured ones show."""
+    assert first_cycles(adaptive(), 1, 2.0, seed=0) < 0.93
+
+
+def test_mixture_gains_at_batch_1_where_its_draft_is_right() -> None:
+    assert over_plain(primed(moe_ms), 1, rate_of(3.8), moe_ms) > 1.2
 
 
 def test_fixed_chain_of_a_mixture_of_experts_loses_at_batch_1_and_gains_at_32() -> None:

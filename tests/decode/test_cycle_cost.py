@@ -6,9 +6,19 @@ import random
 
 import pytest
 
+from tests.tiny import ROOT
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.cycle_cost import BATCHES, CycleCosts, Shape, batch_bucket, prior_of
+from trt_eagle3.decode.cycle_cost import (
+    BATCHES,
+    CycleCosts,
+    ExpertReads,
+    Shape,
+    batch_bucket,
+    expert_reads,
+    prior_of,
+)
 from trt_eagle3.decode.tuning import TuningEntry, TuningTable
+from trt_eagle3.families.registry import read_target
 
 
 def shape(nodes: int = 1, batch: int = 1, context: float = 100.0) -> Shape:
@@ -143,3 +153,23 @@ def test_one_slow_cycle_moves_no_primed_cost() -> None:
     for _ in range(8):
         found.observe(shape(batch=8), 0.006)
     assert found.seconds(shape(batch=8)) == pytest.approx(0.006, rel=0.01)
+
+
+def test_expert_reads_are_those_of_the_target() -> None:
+    assert expert_reads(read_target(ROOT / "examples/tiny/target")) is None
+    found = expert_reads(read_target(ROOT / "examples/tiny_moe/target"))
+    assert found is not None
+    assert found.touched == 2 / 8
+    assert 0 < found.share < 1
+    assert found.times_one_row(1) == 1.0
+    assert found.times_one_row(1000) == pytest.approx(1 / (1 - found.share * (1 - found.touched)))
+
+
+def test_mixtures_rows_cost_more_until_all_experts_are_read() -> None:
+    experts = ExpertReads(share=0.95, touched=1 / 16)
+    dense, mixture = prior_of(None, 0.0), prior_of(None, 0.0, experts)
+    one, six = (mixture(Shape(n, 0, 1, 0.0)) - dense(Shape(n, 0, 1, 0.0)) for n in (1, 6))
+    assert one == pytest.approx(0.0)
+    assert six == pytest.approx(experts.times_one_row(6) - 1)
+    crowd = [mixture(Shape(n, 0, 256, 0.0)) - dense(Shape(n, 0, 256, 0.0)) for n in (1, 6)]
+    assert crowd[1] == pytest.approx(crowd[0], rel=1e-3)

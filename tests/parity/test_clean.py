@@ -133,6 +133,8 @@ def test_tiny_pair_passes_on_every_backend(
     monkeypatch.setattr(sampling_check, "_SETTINGS", some)
     engine = RecordingEngine(build_tiny(tmp_path, engine={"backend": backend}))
     cases = [case for case in bundled_cases("quick", engine, 8) if case.kind != "long"]
+    if backend == "torch":  # slower here
+        cases = list({case.kind: case for case in cases}.values())
     found = Validation(engine).run(cases, 8, *read_sources(engine))
     assert found.diagnosis is None
     assert [name for name, m in found.recorder.items() if not m.taken] == []

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import get_args
 
 import click
 import torch
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_eagle3.bench.device_time import DeviceTime, device_time
-from trt_eagle3.bench.drawn_packed import weights_option
+from trt_eagle3.bench.drawn_packed import kv_dtype_option, weights_option
 from trt_eagle3.bench.host_time import HostTime
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
@@ -57,13 +56,7 @@ _WARM = 8  # steps before the first that counts
 @click.option("--cycles", default=40, show_default=True, help="Steps that a median is of.")
 @click.option("--page-size", default=16, show_default=True)
 @weights_option
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(get_args(KVDtype)),
-    default="compute",
-    show_default=True,
-    help="As engine.kv_dtype.",
-)
+@kv_dtype_option
 @click.option("--temperature", default=0.0, show_default=True)
 @click.option("--top-k", default=20, show_default=True, help="Where the temperature is above 0.")
 @click.option("--top-p", default=0.8, show_default=True, help="Likewise.")

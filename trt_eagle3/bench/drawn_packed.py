@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import click
 import torch
 
+from trt_eagle3.config import KVDtype
 from trt_eagle3.engine.torch.moe import Experts, as_experts
 from trt_eagle3.engine.torch.packed import (
     Fp8Weight,
@@ -15,7 +18,7 @@ from trt_eagle3.engine.torch.packed import (
 )
 from trt_eagle3.graph.weights import WeightExpr
 
-__all__ = ["PACKED_KINDS", "draw_packed", "packed_share", "weights_option"]
+__all__ = ["PACKED_KINDS", "draw_packed", "kv_dtype_option", "packed_share", "weights_option"]
 
 PACKED_KINDS = (
     "bfloat16",
@@ -37,6 +40,13 @@ weights_option = click.option(
     default="bfloat16",
     show_default=True,
     help="The target's projections, as a quantised checkpoint has them.",
+)
+kv_dtype_option = click.option(
+    "--kv-dtype",
+    type=click.Choice(get_args(KVDtype)),
+    default="compute",
+    show_default=True,
+    help="As engine.kv_dtype.",
 )
 _SHARES = {"bfloat16": 1.0, "int4": 0.25 + 1 / 128, "nvfp4": 0.25 + 1 / 32}  # the others: a half
 

@@ -20,13 +20,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.bench.drawn_packed import packed_share, weights_option
+from trt_eagle3.bench.drawn_packed import kv_dtype_option, packed_share, weights_option
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
@@ -47,18 +47,29 @@ _ROOM = 1024  # tokens after the context
 )
 @click.option("--page-size", default=16, show_default=True)
 @weights_option
+@kv_dtype_option
 @click.option(
     "--profile", is_flag=True, help="Also print what the kernels of a step take, by name."
 )
-def main(size: str, contexts: tuple[int, ...], page_size: int, weights: str, profile: bool) -> None:
+def main(
+    size: str,
+    contexts: tuple[int, ...],
+    page_size: int,
+    weights: str,
+    kv_dtype: KVDtype,
+    profile: bool,
+) -> None:
     """Print step and cycle times with floors and ratios."""
-    table = Table(f"{size}, {weights}, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
+    title = f"{size}, {weights}, KV {kv_dtype}, batch 1, random weights"
+    table = Table(title, "kv", "ms", "floor ms", "ratio")
     bandwidth = copy_bandwidth()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         room = max(contexts) + _ROOM
-        pair = random_pair(Path(folder), size, page_size, max_seq_len=room, weights=weights)
+        pair = random_pair(
+            Path(folder), size, page_size, max_seq_len=room, weights=weights, kv_dtype=kv_dtype
+        )
         for context in contexts:
-            for name, ms, num_bytes in _rows(pair, context, weights):
+            for name, ms, num_bytes in _rows(pair, context, weights, kv_dtype):
                 floor = 1e3 * num_bytes / bandwidth
                 table.add_row(
                     name,
@@ -79,17 +90,19 @@ def _ratio(ms: float, floor: float) -> str:
     return f"{ms / floor:.2f}" if floor else ""
 
 
-def _rows(pair: RandomPair, context: int, kind: str) -> Iterator[tuple[str, float, float]]:
+def _rows(
+    pair: RandomPair, context: int, kind: str, kv_dtype: KVDtype
+) -> Iterator[tuple[str, float, float]]:
     """Name, milliseconds and the bytes that must be read."""
     spec, m = pair.spec, pair.manifest
-    kept = kv_bytes_per_token(spec, None, "bfloat16") * context
+    kept = kv_bytes_per_token(spec, None, "bfloat16", kv_dtype) * context
     kept += 2 * state_bytes(spec, "bfloat16")  # read, and written
     for tokens in (1, 6, 16, 32, 64):
         weights = target_bytes_read(pair.spec, kind, tokens)
         yield f"target, {tokens} tokens", target_ms(pair, context, tokens), weights + kept
     draft_kv = 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
     yield "draft step", _draft_ms(pair, context), _draft_bytes_read(m) + draft_kv
-    for steps in (5, 15):
+    for steps in (3, 5, 15):
         yield f"cycle, {steps}-step chain", _cycle_ms(pair, context, steps), 0.0
 
 

@@ -51,7 +51,8 @@ class TuneReport:
 
     def tables(self) -> list[Table]:
         """Expected tokens per second by batch size and number of draft tokens, plain = 1; the
-        choice is marked.
+        choice is marked. Then the acceptance length from which so many tokens gain: what their
+        cycle was measured to take over a plain one.
         """
         counts = list(self.table.entries[0].cycle_ms)
         speed = Table("sequences", *(f"{n} tokens" if n > 1 else "plain" for n in counts), "chosen")
@@ -60,7 +61,12 @@ class TuneReport:
             shown = [f"{rates[n] / rates[1]:.2f}" for n in counts]
             chosen = "off" if entry.num_draft_tokens == 1 else str(entry.num_draft_tokens)
             speed.add_row(str(entry.batch_size), *shown, chosen)
-        return [speed]
+        drafted = [n for n in counts if n > 1]
+        least = Table("sequences", *(f"{n} tokens pay from" for n in drafted))
+        for entry in self.table.entries:
+            lengths = [f"{entry.cycle_ms[n] / entry.cycle_ms[1]:.2f}" for n in drafted]
+            least.add_row(str(entry.batch_size), *lengths)
+        return [speed, least]
 
 
 def tune(

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates, Level, SequenceRates, levels_of
-from trt_eagle3.decode.cycle_cost import CostPrior, CycleCosts, Shape, batch_bucket, prior_of
+from trt_eagle3.decode.cycle_cost import (
+    CostPrior,
+    CycleCosts,
+    ExpertReads,
+    Shape,
+    batch_bucket,
+    prior_of,
+)
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.loss_account import LossAccount
 from trt_eagle3.decode.plan import Cycle, Plan, plan_of, shrunk, widths
@@ -261,7 +268,8 @@ class AdaptivePlan:
         if not index or loss <= 0.0:
             return True
         switch = 0.0 if self._last else self._switch_seconds(batch, index)
-        wanted = _EVIDENCE - self._overall.tried(candidate.levels[0])
+        # the narrowest gathers evidence a few cycles at a time: of dear rows no more is borne
+        wanted = _EVIDENCE - self._overall.tried(candidate.levels[0]) if index > 1 else 0.0
         cycles = max(_LAG, wanted / max(len(batch.drafting), 1))
         return cycles * loss + switch <= self._account.balance(of_plain)
 
@@ -330,12 +338,17 @@ def _emitted(cycle: Cycle) -> int:
 
 
 def read_adaptive_plan(
-    bundle: Path, config: SpeculationConfig, device: str, kv_share: float
+    bundle: Path,
+    config: SpeculationConfig,
+    device: str,
+    kv_share: float,
+    experts: ExpertReads | None = None,
 ) -> AdaptivePlan:
     """The plan that a bundle is served by; its table, where it was tuned, is what it begins with.
 
     Args:
-        kv_share: bytes of a token in the KV cache over those of the weights.
+        kv_share: bytes of a token in the KV cache over those of the weights. experts: of a
+            mixture's target.
     Raises:
         UserError: as for ``read_table``.
     """
@@ -345,7 +358,7 @@ def read_adaptive_plan(
         config,
         Plan({1: tree}) if table is None else plan_of(table),
         widths(tree.num_nodes),
-        prior_of(table, kv_share),
+        prior_of(table, kv_share, experts),
         acceptance_prior(table, config),
     )
 

@@ -9,12 +9,21 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 from trt_eagle3.decode.tuning import TuningTable
+from trt_eagle3.spec import SparseMoe, TargetSpec
 
-__all__ = ["CostPrior", "CycleCosts", "Shape", "batch_bucket", "prior_of"]
+__all__ = [
+    "CostPrior",
+    "CycleCosts",
+    "ExpertReads",
+    "Shape",
+    "batch_bucket",
+    "expert_reads",
+    "prior_of",
+]
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Upper ends of the batch sizes that share a measured cost."""
@@ -162,14 +171,53 @@ def _distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
     return apart + 0.5 * abs(long_a - long_b) + drafting
 
 
-def prior_of(table: TuningTable | None, kv_share: float) -> CostPrior:
+@dataclass(frozen=True)
+class ExpertReads:
+    """What a forward of a mixture of experts reads of the target's weights, by its rows.
+
+    Attributes:
+        share: of the weights' bytes that are experts'. touched: of the experts, by one row.
+    """
+
+    share: float
+    touched: float
+
+    def times_one_row(self, rows: int) -> float:
+        """Bytes that ``rows`` read over those that one reads, each expert as probable as another:
+        what is reckoned until cycles are measured.
+        """
+        return self.read(rows) / self.read(1)
+
+    def read(self, rows: int) -> float:
+        """Of all weights' bytes."""
+        return 1.0 - self.share * (1.0 - self.touched) ** rows
+
+
+def expert_reads(spec: TargetSpec) -> ExpertReads | None:
+    """Of ``spec``; None where it is no mixture."""
+    mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)]
+    if not mixtures:
+        return None
+    hidden = spec.hidden_size
+    layers = sum(x.mixer.num_values(hidden) + x.mlp.num_values(hidden) for x in spec.layers)
+    routed = sum(3 * hidden * m.num_experts * m.expert_width for m in mixtures)
+    share = routed / (layers + hidden * spec.vocab_size)
+    return ExpertReads(share, mixtures[0].top_k / mixtures[0].num_experts)
+
+
+def prior_of(
+    table: TuningTable | None, kv_share: float, experts: ExpertReads | None = None
+) -> CostPrior:
     """The costs that ``bench --tune`` has measured, or such as GPUs have.
 
     Args:
-        kv_share: bytes of a token in the KV cache over those of the weights.
+        kv_share: bytes of a token in the KV cache over those of the weights. experts: of a
+            mixture's target, whose rows cost more until all experts are read.
     """
     if table is None:
-        return CostPrior(_usual, kv_share)
+        if experts is None:
+            return CostPrior(_usual, kv_share)
+        return CostPrior(partial(_of_mixture, experts), kv_share / experts.read(1))
     return CostPrior(_between({e.batch_size: e.cycle_ms for e in table.entries}), kv_share)
 
 
@@ -177,6 +225,12 @@ def _usual(num_nodes: int, steps: int, batch_size: int) -> float:
     """Relative to one plain token: an 8B pair on an H200 is near it (docs/measurements.md)."""
     rows = batch_size * (0.012 + 0.0065 * num_nodes)
     return 1.0 + 0.08 * steps + rows
+
+
+def _of_mixture(experts: ExpertReads, num_nodes: int, steps: int, batch_size: int) -> float:
+    """As ``_usual``. A plain token reads little, so that a draft's steps weigh more."""
+    read = experts.times_one_row(batch_size * num_nodes) - 1.0
+    return _usual(num_nodes, 2 * steps, batch_size) + read
 
 
 def _between(known: Mapping[int, Mapping[int, float]]) -> Callable[[int, int, int], float]:

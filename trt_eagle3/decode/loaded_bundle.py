@@ -16,6 +16,7 @@ from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
 from trt_eagle3.decode.adaptive_plan import read_adaptive_plan
+from trt_eagle3.decode.cycle_cost import expert_reads
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.kv_cache import PagePool
@@ -282,7 +283,7 @@ def _open(
             split_special_tokens=split_special_tokens,
         )
         need = _memory_need(record, spec, manifest, config.limits)
-        plan = plan or _read_plan(path, config, need)
+        plan = plan or _read_plan(path, config, need, spec)
     return LoadedBundle(
         path=path,
         record=record,
@@ -305,11 +306,12 @@ def _memory_need(
     return memory_need(spec, manifest, limits, config.engine, num_nodes, saved)
 
 
-def _read_plan(path: Path, config: BuildConfig, need: MemoryNeed) -> TreePlan:
+def _read_plan(path: Path, config: BuildConfig, need: MemoryNeed, spec: TargetSpec) -> TreePlan:
     device = config.engine.device
     if config.speculation.adaptive:
         share = need.kv_token / need.weights
-        return read_adaptive_plan(path, config.speculation, device, share)
+        experts = expert_reads(spec)
+        return read_adaptive_plan(path, config.speculation, device, share, experts)
     return read_plan(path, config.speculation, device)
 
 

@@ -160,6 +160,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": ROPE | {"partial_rotary_factor": 0.3}},
         "partial_rotary_factor: expected an even part of 16 channels, got 0.3",
     ),
+    "no rotary part": (
+        {"rope_parameters": ROPE | {"partial_rotary_factor": None}},
+        "partial_rotary_factor: expected an even part of 16 channels, got None",
+    ),
     "an MTP head that is absent": (
         {"mtp_num_hidden_layers": 1},
         "mtp_num_hidden_layers: an MTP head is announced, and the checkpoint has no mtp.* tensors",

@@ -105,7 +105,7 @@ def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
     if rope.kind() != "default":
         raise config.error(f"{where}: rope_type {quote(rope.kind())}: not supported")
     part = rope.values.get(_PART, _ROTARY)
-    turned = decoder.head_dim * part
+    turned = 0 if part is None else decoder.head_dim * part
     if not 0 < turned <= decoder.head_dim or turned % 2:
         raise config.error(
             f"{where}.{_PART}: expected an even part of {decoder.head_dim} channels, got {part}"
