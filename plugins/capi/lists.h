@@ -7,6 +7,7 @@
   X(add_rms_norm, AddRmsNormParams, 5) \
   X(qk_norm_mrope, QKNormMRopeParams, 9) \
   X(silu_mul, SiluMulParams, 2) \
+  X(gated_delta, GatedDeltaParams, 15) \
   X(linear, LinearParams, 3) \
   X(add_layer_norm, AddLayerNormParams, 6) \
   X(kv_move, KVMoveParams, 4) \
@@ -24,7 +25,9 @@
   X(combine_rows, CombineRowsParams, 4) \
   X(quantise_rows, QuantiseRowsParams, 3) \
   X(quantise_silu_mul, QuantiseSiluMulParams, 3) \
-  X(quantise_add_rms_norm, QuantiseAddRmsNormParams, 6)
+  X(quantise_add_rms_norm, QuantiseAddRmsNormParams, 6) \
+  X(commit_delta, CommitDeltaParams, 4) \
+  X(commit_window, CommitWindowParams, 4)
 
 #define TE3_KERNELS_WITH_WORKSPACE(X) \
   X(tree_attention, TreeAttentionParams, 11) \
@@ -41,10 +44,11 @@
   X(silu_mul) \
   X(pick_rows) \
   X(vision_attention) \
+  X(gated_delta) \
   X(fused_moe) \
   X(linear) \
   X(linear_fp8) \
   X(linear_int8) \
   X(linear_int4)
 
-#define TE3_PLUGIN_VERSION "5"
+#define TE3_PLUGIN_VERSION "6"

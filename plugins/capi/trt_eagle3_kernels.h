@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 7
+#define TE3_ABI_VERSION 8
 #define TE3_MAX_RANK 4
 
 /* What a call returns.
@@ -162,6 +162,39 @@ typedef struct te3_vision_attention_args {
 te3_status te3_vision_attention_workspace(const te3_vision_attention_args* args, size_t* bytes);
 te3_status te3_vision_attention(
     const te3_vision_attention_args* args, void* workspace, size_t workspace_bytes, void* stream);
+
+/* A causal convolution over the path of each row and silu, q and k of length one, the gated
+ * delta rule along the path, and RMSNorm by heads times silu(z). Reads the states at
+ * state_reads[b], writes those after the first certain[b] rows at state_writes[b], which differs
+ * from every entry that is read, and keeps of the first 64 rows what brings states further
+ * (te3_commit_delta, te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a
+ * chain, of which it is not read. TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of
+ * 4, more than 8 taps, and before Hopper for trees that shared memory does not hold. */
+typedef struct te3_gated_delta_args {
+  te3_tensor qkvz;         /* T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv */
+  te3_tensor ba;           /* T [B * S, 2 * Hv] */
+  te3_tensor conv_weight;  /* T [C, 1, W], the last tap is the row's own */
+  te3_tensor a_log;        /* float32 [Hv] */
+  te3_tensor dt_bias;      /* float32 [Hv] */
+  te3_tensor norm;         /* T [Dv] */
+  te3_tensor conv_state;   /* T [E, W - 1, C], updated in place */
+  te3_tensor delta_state;  /* float32 [E, Hv, Dk, Dv], updated in place */
+  te3_tensor state_reads;  /* int32 [B] */
+  te3_tensor state_writes; /* int32 [B] */
+  te3_tensor certain;      /* int32 [B], 0 to S */
+  te3_tensor tree_mask;    /* bool [B, S, M]: the new rows are the last S columns */
+  te3_tensor out;          /* T [B * S, Hv * Dv] */
+  te3_tensor conv_rows;    /* T [B, min(S, 64), C] */
+  te3_tensor delta_rows;   /* float32 [B, min(S, 64), Hk * Dk + Hv * Dv + 2 * Hv]: k, v, g, beta */
+  int32_t num_k_heads;     /* Hk */
+  int32_t num_v_heads;     /* Hv, a multiple of Hk */
+  float epsilon;
+  int32_t blocks_per_head; /* tests and measurements alone set this and chunk_rows; 0: chosen */
+  int32_t chunk_rows;      /* of a chain, solved together */
+  int32_t prefetch_safe;   /* 1: states, entries, certain, tree_mask, conv_weight are (te3_linear_args) */
+} te3_gated_delta_args;
+
+te3_status te3_gated_delta(const te3_gated_delta_args* args, void* stream);
 
 /* y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for
  * float32, for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9
@@ -459,6 +492,28 @@ typedef struct te3_quantise_add_rms_norm_args {
 } te3_quantise_add_rms_norm_args;
 
 te3_status te3_quantise_add_rms_norm(const te3_quantise_add_rms_norm_args* args, void* stream);
+
+/* Brings entry entries[b] of every layer further by rows path[b] of te3_gated_delta's
+ * delta_rows, one after the other. */
+typedef struct te3_commit_delta_args {
+  te3_tensor state;   /* float32 [L * E, Hv, Dk, Dv], updated in place */
+  te3_tensor rows;    /* float32 [L, B, T, Hk * Dk + Hv * Dv + 2 * Hv] */
+  te3_tensor entries; /* int32 [B], all different where path[b, 0] is not negative */
+  te3_tensor path;    /* int32 [B, K], rows of the T, ascending; negative behind the last */
+} te3_commit_delta_args;
+
+te3_status te3_commit_delta(const te3_commit_delta_args* args, void* stream);
+
+/* Moves the window at entry entries[b] of every layer on by rows path[b] of te3_gated_delta's
+ * conv_rows. */
+typedef struct te3_commit_window_args {
+  te3_tensor state;   /* T [L, E, W - 1, C], updated in place */
+  te3_tensor rows;    /* T [L, B, T, C] */
+  te3_tensor entries; /* int32 [B], all different where path[b, 0] is not negative */
+  te3_tensor path;    /* int32 [B, K], rows of the T, ascending; negative behind the last */
+} te3_commit_window_args;
+
+te3_status te3_commit_window(const te3_commit_window_args* args, void* stream);
 
 #ifdef __cplusplus
 }

@@ -135,6 +135,49 @@ cudaError_t vision_attention_workspace(const VisionAttentionParams& params, size
 cudaError_t vision_attention(
     const VisionAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 
+// A causal convolution over the path of each row and silu, q and k of length one, the gated delta
+// rule along the path, and RMSNorm by heads times silu(z). Reads the states at state_reads[b],
+// writes those after the first certain[b] rows at state_writes[b], which differs from every entry
+// that is read, and keeps of the first 64 rows what brings states further (te3_commit_delta,
+// te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a chain, of which it is
+// not read. TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4, more than 8 taps, and
+// before Hopper for trees that shared memory does not hold.
+struct GatedDeltaParams {
+  const void* qkvz;             // T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv
+  const void* ba;               // T [B * S, 2 * Hv]
+  const void* conv_weight;      // T [C, 1, W], the last tap is the row's own
+  const float* a_log;           // float32 [Hv]
+  const float* dt_bias;         // float32 [Hv]
+  const void* norm;             // T [Dv]
+  void* conv_state;             // T [E, W - 1, C], updated in place
+  float* delta_state;           // float32 [E, Hv, Dk, Dv], updated in place
+  const int32_t* state_reads;   // int32 [B]
+  const int32_t* state_writes;  // int32 [B]
+  const int32_t* certain;       // int32 [B], 0 to S
+  const uint8_t* tree_mask;     // bool [B, S, M]: the new rows are the last S columns
+  void* out;                    // T [B * S, Hv * Dv]
+  void* conv_rows;              // T [B, min(S, 64), C]
+  float* delta_rows;            // float32 [B, min(S, 64), Hk * Dk + Hv * Dv + 2 * Hv]: k, v, g, beta
+  int32_t batch;
+  int32_t num_new;              // S
+  int32_t tail;                 // M
+  int32_t kept;                 // rows of conv_rows and delta_rows
+  int32_t channels;             // C
+  int32_t key_dim;
+  int32_t value_dim;
+  int32_t taps;                 // W
+  int32_t rows_at_once;         // set by the launcher
+  DType dtype;
+  int32_t num_k_heads;          // Hk
+  int32_t num_v_heads;          // Hv, a multiple of Hk
+  float epsilon;
+  int32_t blocks_per_head;      // tests and measurements alone set this and chunk_rows; 0: chosen
+  int32_t chunk_rows;           // of a chain, solved together
+  int32_t prefetch_safe;        // 1: states, entries, certain, tree_mask, conv_weight are (te3_linear_args)
+};
+
+cudaError_t gated_delta(const GatedDeltaParams& params, cudaStream_t stream);
+
 // y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for float32,
 // for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16 whose
 // x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and of more than 16
@@ -534,5 +577,44 @@ struct QuantiseAddRmsNormParams {
 };
 
 cudaError_t quantise_add_rms_norm(const QuantiseAddRmsNormParams& params, cudaStream_t stream);
+
+// Brings entry entries[b] of every layer further by rows path[b] of te3_gated_delta's delta_rows,
+// one after the other.
+struct CommitDeltaParams {
+  float* state;            // float32 [L * E, Hv, Dk, Dv], updated in place
+  const float* rows;       // float32 [L, B, T, Hk * Dk + Hv * Dv + 2 * Hv]
+  const int32_t* entries;  // int32 [B], all different where path[b, 0] is not negative
+  const int32_t* path;     // int32 [B, K], rows of the T, ascending; negative behind the last
+  int32_t num_layers;      // L
+  int32_t num_entries;     // E
+  int32_t batch;
+  int32_t num_rows;        // T
+  int32_t num_moves;       // K
+  int32_t num_k_heads;
+  int32_t num_v_heads;
+  int32_t key_dim;
+  int32_t value_dim;
+};
+
+cudaError_t commit_delta(const CommitDeltaParams& params, cudaStream_t stream);
+
+// Moves the window at entry entries[b] of every layer on by rows path[b] of te3_gated_delta's
+// conv_rows.
+struct CommitWindowParams {
+  void* state;             // T [L, E, W - 1, C], updated in place
+  const void* rows;        // T [L, B, T, C]
+  const int32_t* entries;  // int32 [B], all different where path[b, 0] is not negative
+  const int32_t* path;     // int32 [B, K], rows of the T, ascending; negative behind the last
+  int32_t num_layers;      // L
+  int32_t num_entries;     // E
+  int32_t batch;
+  int32_t num_rows;        // T
+  int32_t num_moves;       // K
+  int32_t width;           // W - 1
+  int32_t channels;
+  DType dtype;
+};
+
+cudaError_t commit_window(const CommitWindowParams& params, cudaStream_t stream);
 
 }  // namespace trt_eagle3

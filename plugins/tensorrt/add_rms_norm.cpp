@@ -1,11 +1,11 @@
-// AddRmsNorm: y = RMSNorm(x [+ residual]) * weight, sum = x + residual. Types: T of weight and y; x, and residual with
+// AddRmsNorm: y = RMSNorm(x [+ residual]) * (weight + weight_offset), sum = x + residual. Types: T of weight and y; x, and residual with
 // sum, are T or float32; x is T beside a residual of 16 bits.
 #include "tensors.h"
 
 namespace trt_eagle3 {
 namespace {
 
-enum { kEpsilon, kNumOutputs, kComputeType, kXType, kResidualType };
+enum { kEpsilon, kNumOutputs, kComputeType, kXType, kResidualType, kWeightOffset };
 enum { kX, kWeight, kResidual };
 
 class AddRmsNorm final : public Description {
@@ -16,7 +16,8 @@ class AddRmsNorm final : public Description {
                      {"num_outputs", false, false},
                      {"compute_type", false, false},
                      {"x_type", false, false},
-                     {"residual_type", false, false}},
+                     {"residual_type", false, false},
+                     {"weight_offset", true, false}},
                     {{"x", 2}, {"weight", 1}, {"residual", 2}}, {{"y", 2}, {"sum", 2}}) {}
 
   std::string refuse_values(const Values& v) const override {
@@ -81,6 +82,7 @@ class AddRmsNorm final : public Description {
       args.sum = output_of(call, 1);
     }
     args.epsilon = v[kEpsilon].real;
+    args.weight_offset = v[kWeightOffset].real;
     Check check(name);
     const AddRmsNormParams params = add_rms_norm_params(args, &check);
     if (check.ok()) check.launched(add_rms_norm(params, call.stream));

@@ -1,10 +1,11 @@
-// QKNormMRope: cuts the packed projection, normalises heads of q and k (with q_norm and k_norm), turns their pairs.
+// QKNormMRope: cuts the packed projection, normalises heads of q and k (with q_norm and k_norm), turns their pairs, or
+// the first ones of them.
 #include "tensors.h"
 
 namespace trt_eagle3 {
 namespace {
 
-enum { kNumHeads, kNumKVHeads, kHeadDim, kEpsilon, kComputeType };
+enum { kNumHeads, kNumKVHeads, kHeadDim, kEpsilon, kComputeType, kWeightOffset };
 enum { kQkv, kPositionIds, kInvFreq, kPairAxis, kQNorm, kKNorm };
 
 class QKNormMRope final : public Description {
@@ -15,7 +16,8 @@ class QKNormMRope final : public Description {
                      {"num_kv_heads", false, true},
                      {"head_dim", false, true},
                      {"epsilon", true, false},
-                     {"compute_type", false, false}},
+                     {"compute_type", false, false},
+                     {"weight_offset", true, false}},
                     {{"qkv", 2}, {"position_ids", 3}, {"inv_freq", 1}, {"pair_axis", 1}, {"q_norm", 1}, {"k_norm", 1}},
                     {{"q", 2}, {"k", 2}, {"v", 2}}) {}
 
@@ -60,8 +62,12 @@ class QKNormMRope final : public Description {
     const int64_t dim = v[kHeadDim].integer;
     std::string reason = refuse_size("qkv", in[kQkv], 1, width(v), "(num_heads + 2 * num_kv_heads) * head_dim");
     if (reason.empty()) reason = refuse_size("position_ids", in[kPositionIds], 0, 3, "axes of the rotation");
-    if (reason.empty()) reason = refuse_size("inv_freq", in[kInvFreq], 0, dim / 2, "head_dim / 2");
-    if (reason.empty()) reason = refuse_size("pair_axis", in[kPairAxis], 0, dim / 2, "head_dim / 2");
+    const int64_t pairs = in[kInvFreq].size[0];
+    if (reason.empty() && pairs != kUnknown && (pairs < 1 || pairs > dim / 2)) {
+      reason = "inv_freq: axis 0: expected 1 to head_dim / 2 = " + std::to_string(dim / 2) + ", got " +
+               std::to_string(pairs);
+    }
+    if (reason.empty()) reason = refuse_size("pair_axis", in[kPairAxis], 0, pairs, "inv_freq's");
     for (size_t i = kQNorm; reason.empty() && i < in.size(); ++i) {
       reason = refuse_size(inputs[i].name, in[i], 0, dim, "head_dim");
     }
@@ -92,6 +98,7 @@ class QKNormMRope final : public Description {
     args.num_kv_heads = v[kNumKVHeads].integer;
     args.head_dim = v[kHeadDim].integer;
     args.epsilon = v[kEpsilon].real;
+    args.weight_offset = v[kWeightOffset].real;
     Check check(name);
     const QKNormMRopeParams params = qk_norm_mrope_params(args, &check);
     if (check.ok()) check.launched(qk_norm_mrope(params, call.stream));

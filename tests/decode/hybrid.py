@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.decode.pair import (
     Pair,
     Recorder,
 )
-from tests.decode.recurrent import ANSWERS, GuessingDecoder
+from tests.decode.recurrent import ANSWERS, GuessingDecoder, GuessingDraft
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish, prompts_of
 from tests.drafts.mtp.head import add_head, read_head
 from tests.hybrid import save_qwen3_5, save_qwen3_5_moe
@@ -90,16 +89,24 @@ class Hybrid:
         return prompts_of(self.pair, LAYOUTS)
 
     def make_decoder(
-        self, states: RecurrentStates, backend: str = "onnxruntime"
+        self,
+        states: RecurrentStates,
+        backend: str = "onnxruntime",
+        *,
+        fixed_shapes: bool = False,
     ) -> GuessingDecoder:
+        """``fixed_shapes``: cycles are asynchronous."""
         path = self.pair.target.spec.path
         session = SESSIONS[backend](path / "target.onnx", path)
         paged = [s for s in session.states if s.kind == "paged"]
         layers = LayerStates(PagedStates(paged, NUM_PAGES * PAGE_SIZE), states)
         target = TargetRunner(session, layers, self.pair.tables[0], 0)
-        sizes = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}
-        decoder = GuessingDecoder(target, self.pair.drafting(Recorder()), **sizes)
-        decoder.chance = random.Random(0)
+        sizes: dict[str, Any] = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}
+        drafting = self.pair.drafting(Recorder())
+        decoder = GuessingDecoder(target, drafting, fixed_shapes=fixed_shapes, **sizes)
+        if fixed_shapes:
+            ahead = GuessingDraft(drafting.proposer, drafting.manifest)
+            decoder.async_cycles._draft = ahead  # type: ignore[union-attr]
         return decoder
 
     def make_states(self, num_snapshots: int = 0) -> RecurrentStates:
@@ -156,6 +163,6 @@ def _head(directory: Path) -> MtpReference:
 
 
 def all_free(states: RecurrentStates) -> bool:
-    """Whether nobody owns an entry but that of no token."""
+    """Whether nobody owns an entry but that of no token and that of padding."""
     owners: list[int] = states._entries._owners
-    return owners[0] == 1 and not any(owners[1:])
+    return owners[:2] == [1, 1] and not any(owners[2:])

@@ -17,6 +17,8 @@ from torch import Tensor
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB, Recorder
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, pair
 from trt_eagle3.decode.decoder import AnyTree, Decoder
+from trt_eagle3.decode.device_batch import DeviceBatch
+from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposal
@@ -64,8 +66,12 @@ class HashStates:
         """The rows are taken in ``forward``."""
 
     def inputs(
-        self, sequences: Sequence[SequenceState], certain: Sequence[int]
+        self,
+        sequences: Sequence[SequenceState],
+        certain: Sequence[int],
+        size: int | None = None,
     ) -> dict[str, Tensor]:
+        assert size in (None, len(sequences)), "cycles of these states know what stays"
         del certain
         return {"entries": torch.tensor([self.entries[s] for s in sequences])}
 
@@ -95,6 +101,12 @@ class HashStates:
             elif self._commit_by == "replay":
                 for node in c.path:
                     self._content[entry] = follow(self._content[entry], rows[node])
+
+    def replay(self, *_: object) -> None:
+        raise AssertionError("the host knows what stays")
+
+    def hand_on(self, *_: object) -> None:
+        raise AssertionError("commit does that")
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
         return HashSnapshot(self, self.content(sequence)) if self.has_room else None
@@ -161,29 +173,43 @@ def _noise(state: bytes) -> Tensor:
 class GuessingDecoder(Decoder):
     """Puts what will be said into some path of a tree, for the tiny draft is rarely right."""
 
-    chance: random.Random
-
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
         proposal = super()._propose(sequences, tree)
-        if proposal is None:
-            return None
-        tokens = proposal.tokens.clone()
-        for b, s in enumerate(sequences):
-            following = ANSWERS.get(id(s.prompt), [])[len(s.tokens) :]
-            self._guess(tokens[b], proposal.parents[b].tolist(), following)
-        return dataclasses.replace(proposal, tokens=tokens)
+        return None if proposal is None else _with_guesses(proposal, sequences)
 
-    def _guess(self, tokens: Tensor, parents: list[int], following: list[int]) -> None:
-        node = 0
-        for token in following:
-            children = [child for child, parent in enumerate(parents) if parent == node]
-            if not children or self.chance.random() < 0.2:
-                return
-            node = self.chance.choice(children)
-            for child in children:  # siblings differ
-                if tokens[child] == token:
-                    tokens[child] = tokens[node]
-            tokens[node] = token
+
+class GuessingDraft(DraftAhead):
+    """``GuessingDecoder`` of asynchronous cycles."""
+
+    def proposal(
+        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
+    ) -> Proposal:
+        return _with_guesses(super().proposal(sequences, tree, batch), sequences)
+
+
+def _with_guesses(proposal: Proposal, sequences: Sequence[SequenceState]) -> Proposal:
+    """What ``sequences`` are known to say next in some path of their trees, the same one whenever
+    they have said as much.
+    """
+    tokens = proposal.tokens.clone()
+    for b, s in enumerate(sequences):
+        following = ANSWERS.get(id(s.prompt), [])[len(s.tokens) :]
+        chance = random.Random(len(s.tokens) * VOCAB + s.tokens[-1])
+        _guess(tokens[b], proposal.parents[b].tolist(), following, chance)
+    return dataclasses.replace(proposal, tokens=tokens)
+
+
+def _guess(tokens: Tensor, parents: list[int], following: list[int], chance: random.Random) -> None:
+    node = 0
+    for token in following:
+        children = [child for child, parent in enumerate(parents) if parent == node]
+        if not children or chance.random() < 0.2:
+            return
+        node = chance.choice(children)
+        for child in children:  # siblings differ
+            if tokens[child] == token:
+                tokens[child] = tokens[node]
+        tokens[node] = token
 
 
 def make_decoder(states: HashStates) -> Decoder:
@@ -195,9 +221,7 @@ def make_decoder(states: HashStates) -> Decoder:
     target.recurrent = states
     drafting = pair().drafting(Recorder())
     sizes = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}
-    decoder = GuessingDecoder(target, drafting, **sizes)
-    decoder.chance = random.Random(0)
-    return decoder
+    return GuessingDecoder(target, drafting, **sizes)
 
 
 class CheckedScheduler(Scheduler):

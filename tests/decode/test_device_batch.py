@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trt_eagle3.decode.device_batch import DeviceBatch, spread_tokens
+from trt_eagle3.decode.state import LayerStates, PagedStates
 
 CPU = torch.device("cpu")
 
@@ -24,6 +25,7 @@ def test_spread_tokens_of_a_small_vocabulary_stay_in_it() -> None:
 
 
 def test_batch_of_nobody_has_last_tokens_of_all_the_vocabulary() -> None:
-    batch = DeviceBatch.of_nobody(8, 4, 1000, CPU)
+    states = LayerStates(PagedStates([], 0))
+    batch = DeviceBatch.of_nobody(states, 8, 4, 1000, CPU)
     assert len(batch.roots.unique()) == 8
     assert batch.roots.dtype == torch.int32

@@ -128,8 +128,12 @@ def _commit_with(path: Callable[[Sequence[int]], Sequence[int]]) -> Callable[...
     return commit
 
 
-def _late_window(window: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    return recurrent.replay_window(window, rows, (counts - 1).clamp(min=0))
+def _late_window(state: Tensor, rows: Tensor, entries: Tensor, path: Tensor) -> None:
+    recurrent.commit_window(state, rows, entries, path.roll(-1, 1).index_fill(1, _last(path), -1))
+
+
+def _last(path: Tensor) -> Tensor:
+    return torch.tensor([path.shape[1] - 1])
 
 
 def _of_another(self: RecurrentStates, *args: Any) -> Mapping[str, Tensor]:

@@ -25,6 +25,9 @@ cudaError_t vision_attention_workspace(const VisionAttentionParams& p, size_t* b
   return cudaSuccess;
 }
 cudaError_t vision_attention(const VisionAttentionParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t gated_delta(const GatedDeltaParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t commit_delta(const CommitDeltaParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t commit_window(const CommitWindowParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_fp8(const LinearFp8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_int8(const LinearInt8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_int4(const LinearInt4Params&, cudaStream_t) { return cudaSuccess; }

@@ -14,10 +14,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.graph.ops.gated_delta_case import chain, make_case
 from tests.plugins import moe_case, vision_case
 from tests.plugins.packed_case import KINDS, draw_weight
 from tests.plugins.test_tree_attention_fp8 import draw_scales, narrowed
@@ -132,12 +134,39 @@ def images() -> Iterator[Check]:
         )
 
 
+def recurrent_layers() -> Iterator[Check]:
+    """GatedDelta over trees and chains, by clusters of 2 and 4; commits of what it keeps."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows in (1, 6, 64, 70):
+            case = make_case([chain(rows)] * 2, [rows, 1], (1, 2), 4, rows, (128, 68), dtype)
+            inputs, attributes = [x.to(CUDA) for x in case.inputs.values()], case.attributes
+            for blocks in (2, 4):
+                name = f"gated delta, {rows} rows, {blocks} blocks"
+                yield name, partial(_delta_rule, inputs, attributes, blocks)
+            yield f"commits of {rows} rows", partial(_committed, inputs, attributes)
+
+
+def _delta_rule(inputs: list[Tensor], attributes: dict[str, Any], blocks: int) -> Tensor:
+    return capi.gated_delta(*inputs, **attributes, blocks_per_head=blocks)[0]
+
+
+def _committed(inputs: list[Tensor], attributes: dict[str, Any]) -> Tensor:
+    _, window, state, conv_rows, delta_rows = capi.gated_delta(*inputs, **attributes)
+    path = torch.full((2, 5), -1, dtype=torch.int32)
+    path[0, : min(3, conv_rows.shape[1] - 1)] = 0
+    places = (inputs[9], path.to(CUDA))
+    capi.commit_window(window[None], conv_rows[None], *places)
+    capi.commit_delta(state[None], delta_rows[None], *places)
+    return state
+
+
 GROUPS = {
     "packed": packed_products,
     "bytes": byte_products,
     "attention": fp8_attention,
     "experts": experts,
     "images": images,
+    "recurrent": recurrent_layers,
 }
 
 

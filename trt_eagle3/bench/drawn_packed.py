@@ -86,6 +86,5 @@ def _draw(shape: tuple[int, ...], kind: str, device: torch.device) -> PackedWeig
 
 
 def _is_projection(name: str) -> bool:
-    return (
-        "layers." in name and "mid" not in name and name.removesuffix(".weight").endswith("_proj")
-    )
+    ends = ("_proj", "in_proj_qkv", "in_proj_z")  # b and a of linear attention stay as they are
+    return "layers." in name and "mid" not in name and name.removesuffix(".weight").endswith(ends)

@@ -2,8 +2,8 @@
 
 Graphs of a published geometry in bfloat16 with random weights (no checkpoint is needed), through
 the torch session with our kernels. Medians of CUDA-event timings of captured steps; the floor is
-weight and KV bytes over the copy bandwidth measured in the same run. Whole cycles are timed on the
-host's clock over the real loop.
+the bytes of weights, KV and recurrent states over the copy bandwidth measured in the same run.
+Whole cycles are timed on the host's clock over the real loop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +29,7 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import SparseMoe
 
@@ -93,11 +95,11 @@ def _rows(
 ) -> Iterator[tuple[str, float, float]]:
     """Name, milliseconds and the bytes that must be read."""
     spec, m = pair.spec, pair.manifest
-    kv = (1 if kv_dtype == "fp8" else 2) * 2
-    kv *= spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * context
+    kept = kv_bytes_per_token(spec, None, "bfloat16", kv_dtype) * context
+    kept += 2 * state_bytes(spec, "bfloat16")  # read, and written
     for tokens in (1, 6, 16, 32, 64):
         weights = target_bytes_read(pair.spec, kind, tokens)
-        yield f"target, {tokens} tokens", target_ms(pair, context, tokens), weights + kv
+        yield f"target, {tokens} tokens", target_ms(pair, context, tokens), weights + kept
     draft_kv = 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
     yield "draft step", _draft_ms(pair, context), _draft_bytes_read(m) + draft_kv
     for steps in (3, 5, 15):
@@ -133,9 +135,16 @@ def _metadata(pair: RandomPair, past: int, tokens: int) -> AttentionMetadata:
     return AttentionMetadata.single(past, pages, causal_mask(tokens), positions)
 
 
+def _target_metadata(pair: RandomPair, past: int, tokens: int) -> AttentionMetadata:
+    """With states that every token changes: those that padding reads and writes."""
+    metadata = _metadata(pair, past, tokens)
+    inputs = pair.target.states.padding(1, metadata.state_inputs["page_table"])
+    return replace(metadata, state_inputs=inputs)
+
+
 def target_ms(pair: RandomPair, context: int, tokens: int) -> float:
     """Median device time of a captured target step."""
-    metadata = _metadata(pair, context, tokens)
+    metadata = _target_metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     return median_ms(
         lambda: pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None])
@@ -144,7 +153,7 @@ def target_ms(pair: RandomPair, context: int, tokens: int) -> float:
 
 def _print_profile(pair: RandomPair, context: int, tokens: int) -> None:
     """Device time of one captured target step, by kernel."""
-    metadata = _metadata(pair, context, tokens)
+    metadata = _target_metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(10):

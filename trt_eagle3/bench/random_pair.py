@@ -119,7 +119,7 @@ def random_pair(
     table_len = -(-max_seq_len // page_size)
     pool = PagePool(max_batch_size * table_len + 1, page_size, table_len)
     target_states, draft_states = (
-        layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE)
+        layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE, max_batch_size)
         for name in ("target", "draft")
     )
     embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import torch
 
+from trt_eagle3.bench.synthetic_hybrid import HYBRID_SIZES, hybrid_config
 from trt_eagle3.dtype import dtype_of_safetensors
 
 __all__ = ["SIZES", "size_option", "write_draft", "write_target"]
@@ -40,18 +41,53 @@ _EXPERTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What the config of a mixture of experts says besides."""
 size_option = click.option(
-    "--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py)."
+    "--size",
+    type=click.Choice([*SIZES, *HYBRID_SIZES]),
+    default="8b",
+    show_default=True,
+    help="Geometry (bench/synthetic.py).",
 )
 
 
 def write_target(
     directory: Path, size: str, num_shards: int = 4, num_layers: int | None = None
 ) -> None:
-    """A sharded bfloat16 checkpoint of ``size``, Qwen3-VL's or its mixture's, all zeros; tensors
-    named as transformers names them.
+    """A sharded bfloat16 checkpoint of ``size``, Qwen3-VL's, its mixture's or Qwen3.5's, all zeros;
+    tensors named as transformers names them.
 
     ``num_layers``: decoder layers, where fewer than the geometry's are wanted.
     """
+    config, model_class = _hybrid(size, num_layers) or _vision_language(size, num_layers)
+    with torch.device("meta"):
+        model = model_class(config)
+    shapes = {name: ("BF16", tuple(t.shape)) for name, t in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        shapes.pop("lm_head.weight", None)
+    directory.mkdir(parents=True, exist_ok=True)
+    config.architectures = [model_class.__name__]
+    config.save_pretrained(directory)
+    names = list(shapes)
+    index: dict[str, str] = {}
+    for shard in range(num_shards):
+        part = names[shard * len(names) // num_shards : (shard + 1) * len(names) // num_shards]
+        file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        _write_sparse(directory / file, {name: shapes[name] for name in part}, {})
+        index |= dict.fromkeys(part, file)
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
+
+
+def _hybrid(size: str, num_layers: int | None) -> tuple[Any, Any] | None:
+    """Config and model class of transformers; None of another family's."""
+    if size not in HYBRID_SIZES:
+        return None
+    from transformers import Qwen3_5ForCausalLM
+
+    return hybrid_config(size, num_layers), Qwen3_5ForCausalLM
+
+
+def _vision_language(size: str, num_layers: int | None) -> tuple[Any, Any]:
     from transformers import (
         Qwen3VLConfig,
         Qwen3VLForConditionalGeneration,
@@ -97,24 +133,7 @@ def write_target(
         },
         tie_word_embeddings=tied,
     )
-    with torch.device("meta"):
-        model = model_class(config)
-    shapes = {name: ("BF16", tuple(t.shape)) for name, t in model.state_dict().items()}
-    if tied:
-        shapes.pop("lm_head.weight", None)
-    directory.mkdir(parents=True, exist_ok=True)
-    config.architectures = [model_class.__name__]
-    config.save_pretrained(directory)
-    names = list(shapes)
-    index: dict[str, str] = {}
-    for shard in range(num_shards):
-        part = names[shard * len(names) // num_shards : (shard + 1) * len(names) // num_shards]
-        file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
-        _write_sparse(directory / file, {name: shapes[name] for name in part}, {})
-        index |= dict.fromkeys(part, file)
-    (directory / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": index})
-    )
+    return config, model_class
 
 
 def write_draft(directory: Path, size: str, num_layers: int | None = None) -> None:
@@ -122,7 +141,7 @@ def write_draft(directory: Path, size: str, num_layers: int | None = None) -> No
 
     ``num_layers``: of the target.
     """
-    hidden, layers, heads, kv_heads, inner, *_ = SIZES[size]
+    hidden, layers, heads, kv_heads, inner, vocab = _draft_size(size)
     layers = num_layers or layers
     q, kv = heads * 128, kv_heads * 128
     shapes: Shapes = {
@@ -140,9 +159,9 @@ def write_draft(directory: Path, size: str, num_layers: int | None = None) -> No
         "norm.weight": ("BF16", (hidden,)),
         "lm_head.weight": ("BF16", (_DRAFT_VOCAB, hidden)),
         "d2t": ("I64", (_DRAFT_VOCAB,)),
-        "t2d": ("BOOL", (_VOCAB,)),
+        "t2d": ("BOOL", (vocab,)),
     }
-    kept = torch.zeros(_VOCAB, dtype=torch.bool)
+    kept = torch.zeros(vocab, dtype=torch.bool)
     kept[:_DRAFT_VOCAB] = True
     directory.mkdir(parents=True, exist_ok=True)
     _write_sparse(directory / "model.safetensors", shapes, {"t2d": kept.numpy().tobytes()})
@@ -157,13 +176,22 @@ def write_draft(directory: Path, size: str, num_layers: int | None = None) -> No
         "num_hidden_layers": 1,
         "rms_norm_eps": 1e-6,
         "rope_theta": 5e6,
-        "vocab_size": _VOCAB,
+        "vocab_size": vocab,
         "draft_vocab_size": _DRAFT_VOCAB,
         "max_position_embeddings": 262144,
         "tie_word_embeddings": False,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, layers // 2 - 1, layers - 4]},
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _draft_size(size: str) -> tuple[int, int, int, int, int, int]:
+    """Hidden, the target's layers, heads of 128, KV heads, intermediate and vocabulary."""
+    if size in HYBRID_SIZES:
+        s = HYBRID_SIZES[size]
+        return s.hidden, s.layers, s.hidden // 128, max(s.hidden // 512, 1), s.inner, s.vocab
+    hidden, layers, heads, kv_heads, inner, *_ = SIZES[size]
+    return hidden, layers, heads, kv_heads, inner, _VOCAB
 
 
 def _write_sparse(file: Path, shapes: Shapes, data: Mapping[str, bytes]) -> None:

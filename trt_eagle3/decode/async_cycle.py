@@ -107,11 +107,6 @@ class AsyncCycles:
         self._flying: _PlainPass | _TreePass | None = None
 
     @property
-    def able(self) -> bool:
-        """Whether the states allow padding, and rows that only the device knows."""
-        return not self._states.has_snapshots
-
-    @property
     def capturable(self) -> bool:
         """Whether running a batch of padding captures graphs that cost little."""
         return self._target.reduces
@@ -130,7 +125,10 @@ class AsyncCycles:
     def finish(self, sequences: Sequence[SequenceState]) -> CycleOutcome | None:
         """What a pass that still runs says; None where it is for none of these."""
         flying = self._take(sequences)
-        return None if flying is None else self._say(flying, sequences)
+        if flying is None:
+            return None
+        self._hand_on(flying, sequences)
+        return self._say(flying, sequences)
 
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> CycleOutcome:
         """What the pass says that runs, or runs now: over ``tree`` of each sequence, or one row.
@@ -144,6 +142,7 @@ class AsyncCycles:
         if running is None and tree is not None:
             running = self._launch_trees(sequences, tree)
         assert running is not None
+        self._hand_on(running, sequences)
         found = self._say(running, sequences)
         if tree is not None and isinstance(running, _TreePass) and len(sequences) >= _MANY:
             going = [s for s in sequences if self._goes_on(s, -1)]
@@ -160,6 +159,7 @@ class AsyncCycles:
         if running is None:
             first = self._launch(sequences, None, [-1] * len(sequences))
             running = self._choose(first, sequences)
+        self._hand_on(running, sequences)
         rows = running.seats.rows_of(sequences)
         going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
         ahead = None
@@ -182,8 +182,8 @@ class AsyncCycles:
         """One cycle of sequences that all take ``tree``, up to the next trees."""
         assert self._draft is not None
         num_rows, count = tree.num_nodes + tree.num_draft_rows, len(sequences)
-        for s in sequences:
-            self._has_room(s, s.length + num_rows)
+        for s in sequences:  # near the limit nothing is proposed ahead, which takes the rest
+            self._has_room(s, min(s.length + num_rows, self._max_seq_len))
         lengths = [s.length for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * count, num_rows)
         proposal = self._draft.proposal(sequences, tree, batch)
@@ -211,7 +211,8 @@ class AsyncCycles:
         ``table_len``: of the pages' pool.
         """
         table = self._target.embedding
-        batch = DeviceBatch.of_nobody(size, table_len, table.num_tokens, table.device)
+        states, vocab_size = self._states, table.num_tokens
+        batch = DeviceBatch.of_nobody(states, size, table_len, vocab_size, table.device)
         for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
@@ -223,6 +224,7 @@ class AsyncCycles:
             assert aux is not None
             outcome = accept_trees(tree, proposal, target_ids)
             self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
+            self._states.replay(batch.state_inputs, outcome.path, outcome.counts)
 
     def _launch(
         self,
@@ -346,11 +348,22 @@ class AsyncCycles:
         return self._target.forward(embeds, metadata, all_rows(size, num_nodes), reduce=reduce)
 
     def _commit(self, tree: AnyTree, batch: DeviceBatch, outcome: Outcome, page_size: int) -> None:
-        """Move the rows of accepted nodes to the front; a chain's stand there already."""
+        """Move the rows of accepted nodes to the front; a chain's stand there already. States that
+        have no rows are brought along the same nodes.
+        """
         if not is_chain(tree):
             first = batch.lengths[:, None]
             nodes = torch.arange(tree.num_nodes, device=first.device)
             self._states.move(batch.state_inputs, first + outcome.path, first + nodes, page_size)
+        self._states.replay(batch.state_inputs, outcome.path, outcome.counts)
+
+    def _hand_on(self, done: _PlainPass | _TreePass, sequences: Sequence[SequenceState]) -> None:
+        """Let those of ``sequences`` that are in ``done`` have the states that it wrote, before
+        anything is launched over them. What they say is said in the same call.
+        """
+        rows = done.seats.rows_of(sequences)
+        present = [s for s, row in zip(sequences, rows, strict=True) if row >= 0]
+        self._states.hand_on(present)
 
 
 def _any_drafts(sequences: Sequence[SequenceState]) -> bool:

@@ -95,7 +95,7 @@ class Decoder:
     @property
     def async_cycles(self) -> AsyncCycles | None:
         """Cycles whose shapes can be captured ahead; None where they do not stand still."""
-        return self._async if self._async is not None and self._async.able else None
+        return self._async
 
     @property
     def states(self) -> LayerStates:

@@ -117,13 +117,23 @@ class DeviceBatch:
 
     @classmethod
     def of_nobody(
-        cls, size: int, table_len: int, num_tokens: int, device: torch.device
+        cls,
+        states: LayerStates,
+        size: int,
+        table_len: int,
+        num_tokens: int,
+        device: torch.device,
     ) -> DeviceBatch:
         """Padding alone, which writes to page 0; its last tokens are of all the vocabulary."""
         none = torch.zeros(size, dtype=torch.int32, device=device)
         pages = torch.zeros(size, table_len, dtype=torch.int32, device=device)
         roots = spread_tokens((size,), num_tokens, device).int()
-        return cls(none, none, roots, none - 1, {"page_table": pages})
+        return cls(none, none, roots, none - 1, states.padding(size, pages))
+
+    @property
+    def pages(self) -> Mapping[str, Tensor]:
+        """Of ``state_inputs`` what says where paged states lie: a draft has no others."""
+        return {"page_table": self.state_inputs["page_table"]}
 
     @property
     def size(self) -> int:

@@ -104,7 +104,7 @@ class DraftAhead:
         metadata = AttentionMetadata(
             past=batch.lengths,
             counts=counts,
-            state_inputs=batch.state_inputs,
+            state_inputs=batch.pages,
             mask=causal_mask_of(width, aux.device).expand(size, -1, -1),
             positions=(first[:, None] + nodes).expand(3, -1, -1),
         )
@@ -117,7 +117,7 @@ class DraftAhead:
             lengths=batch.lengths + counts,
             roots=outcome.last.clamp(min=0),
             positions=first + counts,
-            state_inputs=batch.state_inputs,
+            state_inputs=batch.pages,
         )
 
     def follow(
@@ -191,7 +191,7 @@ class DraftAhead:
             lengths=batch.lengths,
             roots=batch.roots.long(),
             positions=draft_decode_position(self._manifest, batch.lengths, batch.positions),
-            state_inputs=batch.state_inputs,
+            state_inputs=batch.pages,
         )
         return self.prepare(tree, drafters, samplers)
 

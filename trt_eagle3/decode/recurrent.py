@@ -5,6 +5,9 @@ the target says: all of a prompt's, the first of a tree's. A commit replays what
 on the written entry, which becomes the sequence's. Nothing is kept per drafted token but the rows
 that a replay takes, and those only until the commit. An entry that was read stays as it was, so a
 snapshot is a second owner of it, and a forward that failed can be run again.
+
+Which entry the next forward reads does not depend on what was accepted: where only the device knows
+that, it replays by itself, and the host hands the entries on.
 """
 
 from __future__ import annotations
@@ -17,21 +20,24 @@ from torch import Tensor
 
 from trt_eagle3.decode.commit import Commit
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
+from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.memory import num_entries
 from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.torch.recurrent import commit_delta, commit_window
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.ops.gated_delta import TREE_ROWS, replay_delta, replay_window
+from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.spec import StateKind, StateSpec
 
 __all__ = ["RecurrentStates"]
 
 _NO_TOKEN = 0  # the entry of a sequence without rows; never written
+_PADDING = 1  # what batch rows write that are nobody's
 _REPLAYED_BYTES = 256 << 20  # of states that are replayed at once
 
-_REPLAYS: Mapping[StateKind, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "window": replay_window,
-    "delta": replay_delta,
+_REPLAYS: Mapping[StateKind, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = {
+    "window": commit_window,
+    "delta": commit_delta,
 }
 
 
@@ -39,8 +45,8 @@ class _Entries:
     """Which entries are free, and how many own each of the others."""
 
     def __init__(self, count: int) -> None:
-        self._free = list(range(count - 1, _NO_TOKEN, -1))
-        self._owners = [1] + [0] * (count - 1)
+        self._free = list(range(count - 1, _PADDING, -1))
+        self._owners = [1, 1] + [0] * (count - 2)
 
     def take(self) -> int:
         """An entry of nobody's."""
@@ -103,19 +109,15 @@ class _Layers:
             found += [(spec.name, entries), (spec.output_name, entries)]
         return found
 
-    def replay(self, rows: Mapping[str, Tensor], index: Tensor, entries: Tensor) -> None:
-        """Bring ``entries`` int64 [n] further along rows ``index`` int64 [n, 1 + K]: the place in
-        the batch, then K rows of it, -1 behind the last.
+    def replay(self, rows: Mapping[str, Tensor], entries: Tensor, path: Tensor) -> None:
+        """Bring ``entries`` int32 [B] further along ``path`` int32 [B, K]: rows of the forward,
+        negative behind the last.
         """
-        place, path = index[:, :1], index[:, 1:]
-        counts = (path >= 0).sum(1)
         size = max(_REPLAYED_BYTES // (self.buffer[0, 0].nbytes * len(entries)), 1)
         for start in range(0, len(self.specs), size):
             some = slice(start, start + size)
-            taken = [rows[spec.rows_name][place, path.clamp(min=0)] for spec in self.specs[some]]
-            before = self.buffer[some, entries]
-            after = _REPLAYS[self.specs[0].kind](before, torch.stack(taken), counts)
-            self.buffer[some, entries] = after
+            taken = torch.stack([rows[spec.rows_name] for spec in self.specs[some]])
+            _REPLAYS[self.specs[0].kind](self.buffer[some], taken, entries, path)
 
 
 class RecurrentStates:
@@ -149,19 +151,24 @@ class RecurrentStates:
                 session.bind(name, buffer)
 
     def inputs(
-        self, sequences: Sequence[SequenceState], certain: Sequence[int]
+        self,
+        sequences: Sequence[SequenceState],
+        certain: Sequence[int],
+        size: int | None = None,
     ) -> dict[str, Tensor]:
-        """``state_reads``, ``state_writes`` and ``certain``, int32 [B] each."""
+        """``state_reads``, ``state_writes`` and ``certain``, int32 [size] each."""
         held = [self._held[s] for s in sequences]
         for entry, rows in zip(held, certain, strict=True):
             entry.certain = rows
         self._places = {s: i for i, s in enumerate(sequences)}
-        named = {
-            "state_reads": [h.read for h in held],
-            "state_writes": [h.write for h in held],
-            "certain": list(certain),
-        }
-        return {n: torch.tensor(v, dtype=torch.int32) for n, v in named.items()}
+        padding = (size or len(held)) - len(held)
+        numbers = [
+            [h.read for h in held] + [_NO_TOKEN] * padding,
+            [h.write for h in held] + [_PADDING] * padding,
+            [*certain] + [1] * padding,
+        ]
+        there = to_device(torch.tensor(numbers, dtype=torch.int32), self._device)
+        return dict(zip(("state_reads", "state_writes", "certain"), there, strict=True))
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
         """Remember what a commit takes of the last forward's outputs."""
@@ -182,10 +189,24 @@ class RecurrentStates:
     def commit(self, commits: Sequence[Commit]) -> None:
         """Let the entry that the forward wrote be the sequence's, with the rest of the path."""
         some = [c for c in commits if c.path]
-        self._replay([c for c in some if len(c.path) > self._held[c.sequence].certain])
         for commit in some:
-            held = self._held[commit.sequence]
-            assert len(commit.path) >= held.certain, "rows that were certain do not stay"
+            certain = self._held[commit.sequence].certain
+            assert len(commit.path) >= certain, "rows that were certain do not stay"
+        self._replay_paths([c for c in some if len(c.path) > self._held[c.sequence].certain])
+        self.hand_on([c.sequence for c in some])
+
+    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
+        """Bring the entries that the forward of ``inputs`` wrote further along the first
+        ``counts`` int64 [B] nodes of ``path`` int64 [B, T], a tree's.
+        """
+        place = torch.arange(path.shape[1], device=path.device)
+        moves = path.masked_fill(place >= counts[:, None], -1)[:, 1:].int().contiguous()
+        self._replay(inputs["state_writes"], moves)
+
+    def hand_on(self, sequences: Sequence[SequenceState]) -> None:
+        """Let the entry that the last forward wrote be the one that the next reads."""
+        for sequence in sequences:
+            held = self._held[sequence]
             self._entries.drop(held.read)
             held.read, held.write = held.write, self._entries.take()
 
@@ -209,18 +230,23 @@ class RecurrentStates:
         self._entries.drop(entry)
         self._room += 1
 
-    def _replay(self, commits: Sequence[Commit]) -> None:
+    def _replay_paths(self, commits: Sequence[Commit]) -> None:
         if not commits:
             return
-        held = [self._held[c.sequence] for c in commits]
-        paths = [c.path[h.certain :] for c, h in zip(commits, held, strict=True)]
+        paths = [list(c.path[self._held[c.sequence].certain :]) for c in commits]
         assert all(path[-1] < TREE_ROWS for path in paths), "a tree of more rows than are kept"
-        index = torch.full((len(commits), 1 + max(map(len, paths))), -1)
-        for i, (commit, path) in enumerate(zip(commits, paths, strict=True)):
-            index[i, : 1 + len(path)] = torch.tensor([self._places[commit.sequence], *path])
-        entries = torch.tensor([h.write for h in held])
-        for layers in self._layers:
-            layers.replay(self._rows, index.to(self._device), entries.to(self._device))
+        moves = torch.full((len(self._places), max(map(len, paths))), -1, dtype=torch.int32)
+        entries = torch.full((len(moves),), _PADDING, dtype=torch.int32)
+        for commit, path in zip(commits, paths, strict=True):
+            place = self._places[commit.sequence]
+            moves[place, : len(path)] = torch.tensor(path)
+            entries[place] = self._held[commit.sequence].write
+        self._replay(to_device(entries, self._device), to_device(moves, self._device))
+
+    def _replay(self, entries: Tensor, path: Tensor) -> None:
+        if path.shape[1] > 0:
+            for layers in self._layers:
+                layers.replay(self._rows, entries, path)
 
 
 def _alike(states: Sequence[StateSpec]) -> list[tuple[StateSpec, ...]]:

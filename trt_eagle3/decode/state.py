@@ -96,11 +96,15 @@ class PerSequenceStates(Protocol):
         ...
 
     def inputs(
-        self, sequences: Sequence[SequenceState], certain: Sequence[int]
+        self,
+        sequences: Sequence[SequenceState],
+        certain: Sequence[int],
+        size: int | None = None,
     ) -> Mapping[str, Tensor]:
         """The graph's inputs that say which entry each batch row of the next forward has.
 
-        ``certain`` [B]: first new rows of each that stay whatever the forward says.
+        ``certain`` [B]: first new rows of each that stay whatever the forward says. ``size``: B or
+        more, B by default; those past B are padding.
         """
         ...
 
@@ -118,6 +122,16 @@ class PerSequenceStates(Protocol):
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Bring each sequence's entry to the state after the rows that stay, and no others."""
+        ...
+
+    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
+        """``commit``, first part, where only the device knows what stays: of the last forward,
+        which had ``inputs``, the first ``counts`` int64 [B] nodes of ``path`` int64 [B, T].
+        """
+        ...
+
+    def hand_on(self, sequences: Sequence[SequenceState]) -> None:
+        """``commit``, second part: let what the last forward of each led to be its state."""
         ...
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
@@ -161,13 +175,22 @@ class LayerStates:
         """The graph's inputs that say where the states of ``sequences`` [B] lie.
 
         ``num_rows`` [B]: rows of each that the forward reads or writes. ``size``: B or more, B by
-        default; those past B are padding, and per-sequence states allow none. ``certain`` [B]:
-        first new rows of each that stay whatever the forward says; a tree's root by default.
+        default; those past B are padding. ``certain`` [B]: first new rows of each that stay
+        whatever the forward says; a tree's root by default.
         """
         found = self._paged.inputs(sequences, num_rows, size)
-        if self._per_sequence is not None:
-            found |= self._per_sequence.inputs(sequences, certain or [1] * len(sequences))
-        return found
+        return {**found, **self._entries(sequences, certain or [1] * len(sequences), size)}
+
+    def padding(self, size: int, pages: Tensor) -> dict[str, Tensor]:
+        """``inputs`` of ``size`` batch rows that are nobody's, with the page table ``pages``."""
+        return {"page_table": pages, **self._entries([], [], size)}
+
+    def _entries(
+        self, sequences: Sequence[SequenceState], certain: Sequence[int], size: int | None
+    ) -> Mapping[str, Tensor]:
+        if self._per_sequence is None:
+            return {}
+        return self._per_sequence.inputs(sequences, certain, size)
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
         """See the outputs of the forward that a commit follows."""
@@ -199,14 +222,26 @@ class LayerStates:
     def move(
         self, inputs: Mapping[str, Tensor], source: Tensor, destination: Tensor, page_size: int
     ) -> None:
-        """Keep rows by copying them, where the host does not know which stay: there are no
-        per-sequence states.
+        """Keep rows of paged states by copying them, where the host does not know which stay.
 
         Args:
             inputs: of the forward (``inputs``). source, destination: int64 [B, K] on the device.
         """
-        assert self._per_sequence is None
         self._paged.move(inputs["page_table"], source, destination, page_size)
+
+    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
+        """Bring per-sequence states along the first ``counts`` int64 [B] nodes of ``path`` int64
+        [B, T], where the host does not know which stay; ``hand_on`` follows.
+
+        ``inputs``: of the last forward.
+        """
+        if self._per_sequence is not None:
+            self._per_sequence.replay(inputs, path, counts)
+
+    def hand_on(self, sequences: Sequence[SequenceState]) -> None:
+        """Let what the last forward of ``sequences`` led to be their per-sequence states."""
+        if self._per_sequence is not None:
+            self._per_sequence.hand_on(sequences)
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
         """Copy the per-sequence states; None where there are none, or no room for a copy."""

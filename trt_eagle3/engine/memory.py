@@ -116,10 +116,10 @@ def num_snapshots(limits: LimitsConfig) -> int:
 
 
 def num_entries(max_sequences: int, snapshots: int) -> int:
-    """Entries of each recurrent layer: that of no token, those that are read and written of each
-    sequence, and those of snapshots.
+    """Entries of each recurrent layer: that of no token, that which padding writes, those that are
+    read and written of each sequence, and those of snapshots.
     """
-    return 1 + 2 * max_sequences + snapshots
+    return 2 + 2 * max_sequences + snapshots
 
 
 def state_bytes(spec: TargetSpec, dtype: str) -> int:

@@ -26,7 +26,7 @@ enum class TensorFormat : int32_t { kLINEAR = 0, kCHW2 = 1, kHWC8 = 2, kCHW4 = 3
 enum class PluginFieldType : int32_t { kFLOAT32 = 1, kFLOAT64 = 2, kINT32 = 5, kCHAR = 6, kUNKNOWN = 8, kINT64 = 10 };
 enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };
 enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
-enum class DimensionOperation : int32_t { kSUM = 0, kPROD = 1, kFLOOR_DIV = 7, kCEIL_DIV = 8 };
+enum class DimensionOperation : int32_t { kSUM = 0, kPROD = 1, kMIN = 3, kFLOOR_DIV = 7, kCEIL_DIV = 8 };
 enum class APILanguage : int32_t { kCPP = 0, kPYTHON = 1 };
 
 // Shapes and tensors

@@ -169,6 +169,55 @@ inline Sound fused_moe(DataType t, int64_t rows, int64_t experts, int32_t top_k,
   return s;
 }
 
+struct DeltaSizes {
+  int64_t batch, num_new, entries;
+  int32_t key_heads, value_heads, key_dim, value_dim, taps;
+};
+
+inline Sound gated_delta(DataType t, const DeltaSizes& z, DataType mask = DataType::kBOOL) {
+  const bool dynamic = z.batch < 0;
+  const int64_t n = dynamic ? -1 : z.batch * z.num_new, kept = dynamic ? -1 : std::min<int64_t>(z.num_new, 64);
+  const int64_t keys = int64_t{z.key_heads} * z.key_dim, values = int64_t{z.value_heads} * z.value_dim;
+  const int64_t channels = 2 * keys + values, width = keys + values + 2 * z.value_heads;
+  const int64_t most_new = std::max<int64_t>(16, z.num_new), most_rows = 4 * most_new, most_entries = 16;
+  Sound s{"GatedDelta",
+          {{"num_k_heads", z.key_heads},
+           {"num_v_heads", z.value_heads},
+           {"epsilon", 1e-6},
+           {"compute_type", onnx_of(t)}},
+          {},
+          {}};
+  const Tensor window{t, {z.entries, z.taps - 1, channels}, {most_entries, z.taps - 1, channels}};
+  const Tensor matrices{DataType::kFLOAT,
+                        {z.entries, z.value_heads, z.key_dim, z.value_dim},
+                        {most_entries, z.value_heads, z.key_dim, z.value_dim}};
+  s.in = {{t, {n, channels + values}, {most_rows, channels + values}},
+          {t, {n, 2 * z.value_heads}, {most_rows, 2 * z.value_heads}},
+          {t, {channels, 1, z.taps}, {}},
+          {DataType::kFLOAT, {z.value_heads}, {}},
+          {DataType::kFLOAT, {z.value_heads}, {}},
+          {t, {z.value_dim}, {}},
+          window,
+          matrices,
+          {DataType::kINT32, {z.batch}, {4}},
+          {DataType::kINT32, {z.batch}, {4}},
+          {DataType::kINT32, {z.batch}, {4}},
+          {mask, {z.batch, z.num_new, z.num_new}, {4, most_new, most_new}}};
+  s.out = {{t, {n, values}, {most_rows, values}},
+           window,
+           matrices,
+           {t, {z.batch, kept, channels}, {4, 64, channels}},
+           {DataType::kFLOAT, {z.batch, kept, width}, {4, 64, width}}};
+  return s;
+}
+
+// The input whose memory an output has; -1: it has its own.
+inline int32_t aliased_input(const Sound& s, size_t output) {
+  if (s.op == "TreeAttention" && output > 0) return static_cast<int32_t>(2 + output);
+  if (s.op == "GatedDelta" && (output == 1 || output == 2)) return static_cast<int32_t>(5 + output);
+  return -1;
+}
+
 inline Sound silu_mul(DataType t, int64_t rows, int64_t width) {
   Sound s{"SiluMul", {{"compute_type", onnx_of(t)}}, {}, {}};
   s.in = {{t, {rows, 2 * width}, {64, 2 * width}}};

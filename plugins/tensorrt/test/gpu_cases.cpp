@@ -197,6 +197,7 @@ bool run_gpu_cases() {
       for (const int32_t dim : {64, 128}) check_rope(t, norm, dim);
     }
   }
+  run_delta_cases();
   run_moe_cases();
   run_packed_cases(with_cublas);
   run_tree_cases();

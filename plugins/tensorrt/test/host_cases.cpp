@@ -29,6 +29,10 @@ std::vector<Sound> sound_nodes() {
     all.push_back(vision_attention(t, -1, -1, 2, 72));
   }
   all.push_back(fused_moe(half, -1, 8, 2, 64, 48));
+  for (const DataType t : {half, real}) {
+    all.push_back(gated_delta(t, {-1, -1, -1, 2, 4, 16, 12, 4}));
+    all.push_back(gated_delta(t, {-1, -1, -1, 2, 4, 16, 12, 4}, DataType::kINT32));
+  }
   for (const char* op : {"LinearFp8", "LinearInt8"}) all.push_back(byte_linear(op, -1, 256, 96, 96, 1));
   for (const bool zeros : {false, true}) all.push_back(linear_int4(-1, 256, 96, 64, zeros));
   return all;
@@ -46,13 +50,13 @@ bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs)
 }
 
 void check_creators() {
-  check(stand_in::creators().size() == 11, "eleven creators register themselves when the library is loaded");
+  check(stand_in::creators().size() == 12, "twelve creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
-            std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
+            std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type", "weight_offset"},
         "fields of AddRmsNorm");
   check(driver::field_names("QKNormMRope") ==
-            std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
+            std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type", "weight_offset"},
         "fields of QKNormMRope");
   check(driver::field_names("TreeAttention") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "prefetch_safe",
@@ -60,6 +64,9 @@ void check_creators() {
         "fields of TreeAttention");
   check(driver::field_names("VisionAttention") == std::vector<std::string>{"num_heads", "scale", "compute_type"},
         "fields of VisionAttention");
+  check(driver::field_names("GatedDelta") ==
+            std::vector<std::string>{"num_k_heads", "num_v_heads", "epsilon", "compute_type", "prefetch_safe"},
+        "fields of GatedDelta");
   check(driver::field_names("LinearInt4") == std::vector<std::string>{"compute_type", "scale_type"},
         "fields of LinearInt4");
   for (const char* op : {"PickRows", "Linear", "LinearFp8", "LinearInt8", "SiluMul"}) {
@@ -96,7 +103,7 @@ void check_life(const Sound& s) {
   check(plugin->configure(s.in, s.out), label(s, "is configured"));
   check(stand_in::take_log().empty(), label(s, "has nothing to complain about"));
   for (int32_t i = 0; i < plugin->num_outputs(); ++i) {
-    const int32_t wanted = s.op == "TreeAttention" && i > 0 ? 2 + i : -1, got = plugin->aliased_input(i);
+    const int32_t wanted = aliased_input(s, static_cast<size_t>(i)), got = plugin->aliased_input(i);
     check(got == -2 || got == wanted, label(s, "aliased input of output " + std::to_string(i)));
   }
   const std::vector<char> bytes = plugin->serialize();
@@ -120,7 +127,7 @@ void check_life(const Sound& s) {
   other[4] ^= 1;
   refuse(other, "a record of another version", "another version");
   for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "LinearFp8", "LinearInt8",
-                         "LinearInt4", "SiluMul", "VisionAttention"}) {
+                         "LinearInt4", "SiluMul", "VisionAttention", "FusedMoe", "GatedDelta"}) {
     if (op == s.op) continue;
     check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
   }
@@ -138,7 +145,8 @@ void check_types(const Sound& s) {
   for (size_t i = 0; i < s.all().size(); ++i) {
     for (const DataType kind : kinds) {
       Tensors all = s.all();
-      const bool mask = s.op == "TreeAttention" && i == 8;  // bool and int32 both
+      // bool and int32 both
+      const bool mask = (s.op == "TreeAttention" && i == 8) || (s.op == "GatedDelta" && i == 11);
       const bool wanted = kind == all[i].type || (mask && (kind == DataType::kINT32 || kind == DataType::kBOOL));
       all[i].type = kind;
       check(plugin->supports(all, static_cast<int32_t>(i), static_cast<int32_t>(s.in.size())) == wanted,
@@ -231,6 +239,11 @@ void check_refused_attributes() {
   refuse("FusedMoe", {{"top_k", 2}, {"renormalise", 2}}, "renormalise: expected 0 or 1, got 2");
   refuse("FusedMoe", {{"top_k", 2}, {"renormalise", 1}, {"compute_type", 1}},
          "compute_type: expected 10 (float16) or 16 (bfloat16), got 1 (float32)");
+  refuse("GatedDelta", {{"num_v_heads", 4}, {"epsilon", 1e-6}}, "num_k_heads: missing");
+  refuse("GatedDelta", {{"num_k_heads", 3}, {"num_v_heads", 4}, {"epsilon", 1e-6}},
+         "num_v_heads: must be a multiple of num_k_heads = 3, got 4");
+  refuse("GatedDelta", {{"num_k_heads", 0}, {"num_v_heads", 4}, {"epsilon", 1e-6}}, "num_k_heads: must be positive");
+  refuse("GatedDelta", {{"num_k_heads", 2}, {"num_v_heads", 4}, {"epsilon", -1.0}}, "epsilon: must not be negative");
   refuse("VisionAttention", {{"scale", 0.1}}, "num_heads: missing");
   refuse("VisionAttention", {{"num_heads", 16}}, "scale: missing");
   refuse("VisionAttention", {{"num_heads", 0}, {"scale", 0.1}}, "num_heads: must be positive, at most 65535, got 0");
@@ -261,6 +274,7 @@ void check_refused_sizes() {
                                     byte_linear("LinearInt8", 6, 256, 256, 2, 2),
                                     linear_int4(6, 256, 96, 64, true),
                                     fused_moe(t, 6, 8, 2, 64, 48),
+                                    gated_delta(t, {2, 3, 5, 2, 4, 16, 12, 4}),
                                     silu_mul(t, 6, 64),
                                     vision_attention(t, 20, 2, 2, 72)};
   for (const Sound& s : nodes) {
@@ -268,7 +282,8 @@ void check_refused_sizes() {
       for (size_t axis = 0; axis < s.in[i].sizes.size(); ++axis) {
         // what may be any size: pages per row; M; frames; n of x is only bound by the residual's, which is tried too
         const bool free_size = (s.op == "TreeAttention" && ((i == 7 && axis == 1) || (i == 8 && axis == 2))) ||
-                               (s.op == "VisionAttention" && i == 4);
+                               (s.op == "VisionAttention" && i == 4) ||
+                               (s.op == "GatedDelta" && i == 11 && axis == 2);
         const bool late = (s.op == "QKNormMRope" && ((i == 0 && axis == 0) || (i == 1 && axis > 0))) ||  // n = B * S
                           (s.op == "Linear" && axis == 0) || s.op == "SiluMul" ||  // another y follows from it
                           (s.op.find("Linear") == 0 && i == 0 && axis == 0);

@@ -143,8 +143,8 @@ std::vector<Host> launch(const Sound& s, const std::vector<Host>& in, const Mode
   }
   for (size_t i = 0; i < s.out.size(); ++i) {
     outputs.push_back(std::make_unique<Device>(count_of(s.out[i]) * size_of(s.out[i].type)));
-    const bool shares = s.op == "TreeAttention" && i > 0 && mode.shares_caches;
-    out_pointers.push_back(shares ? inputs[2 + i]->get() : outputs.back()->get());
+    const int32_t input = mode.shares_caches ? aliased_input(s, i) : -1;
+    out_pointers.push_back(input >= 0 ? inputs[input]->get() : outputs.back()->get());
   }
   auto plugin = driver::create(s.op, s.fields);
   plugin->output_shapes(s.in);
@@ -186,7 +186,7 @@ std::vector<Host> launch(const Sound& s, const std::vector<Host>& in, const Mode
   std::vector<Host> results;
   for (size_t i = 0; sound && i < s.out.size(); ++i) {
     const bool shares = out_pointers[i] != outputs[i]->get();
-    results.push_back((shares ? inputs[2 + i] : outputs[i])->take(s.out[i]));
+    results.push_back((shares ? inputs[aliased_input(s, i)] : outputs[i])->take(s.out[i]));
   }
   return results;
 }

@@ -65,6 +65,7 @@ double distance(const Host& got, const Host& wanted);
 void compare(const std::string& what, const std::vector<Host>& got, size_t output, const Host& wanted,
              double tolerance);
 
+void run_delta_cases();                   // GatedDelta's
 void run_moe_cases();                     // FusedMoe's
 void run_packed_cases(bool with_cublas);  // LinearFp8's, LinearInt8's and LinearInt4's
 void run_tree_cases();                    // TreeAttention's

@@ -87,6 +87,8 @@ struct Expressions::State final : public IExprBuilder, private apiv::VExprBuilde
   const IDimensionExpr* operation(DimensionOperation op, const IDimensionExpr& a, const IDimensionExpr& b) override {
     const int64_t x = static_cast<const Expression&>(a).value(), y = static_cast<const Expression&>(b).value();
     if (op == DimensionOperation::kPROD) return &owned.emplace_back(x >= 0 && y >= 0 ? x * y : dynamic--);
+    if (op == DimensionOperation::kSUM) return &owned.emplace_back(x >= 0 && y >= 0 ? x + y : dynamic--);
+    if (op == DimensionOperation::kMIN) return &owned.emplace_back(x >= 0 && y >= 0 ? std::min(x, y) : dynamic--);
     if (op == DimensionOperation::kFLOOR_DIV) return &owned.emplace_back(x >= 0 && y > 0 ? x / y : dynamic--);
     return nullptr;  // our shapes need no other
   }

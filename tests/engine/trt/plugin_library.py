@@ -46,6 +46,7 @@ def compile_plugins(folder: Path) -> Path:
         _PLUGINS / "capi" / "arguments.cpp",
         _PLUGINS / "capi" / "packed_arguments.cpp",
         _PLUGINS / "capi" / "moe_arguments.cpp",
+        _PLUGINS / "capi" / "recurrent_arguments.cpp",
         *(ROOT / name for name in _STUBS),
     ]
     library, program = folder / "libtrt_eagle3_plugins.so", folder / REGISTRY_CASE

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.engine.tensorrt_api import read_rtx, rtx_table
 from tests.engine.trt.plugin_library import WHEELS
+from tests.hybrid import save_qwen3_5_text
 from tests.moe import save_qwen3_moe
 from tests.quantised import save_quantised
 from tests.tiny import tiny_config
@@ -222,6 +223,13 @@ def experts_build(library: Path, folder: Path) -> str:
     return build_target(target, engine_config(library), folder / "experts")
 
 
+def hybrid_build(library: Path, folder: Path) -> str:
+    """The folder of an engine with layers of linear attention."""
+    target = folder / "checkpoint_hybrid"
+    save_qwen3_5_text(target)
+    return build_target(target, engine_config(library), folder / "hybrid")
+
+
 def build_target(target: Path, engine: dict[str, Any], made: Path) -> str:
     """Put the target's engine alone into the folder ``made``."""
     config = tiny_config(target=target, draft=None, engine=engine)
@@ -257,6 +265,7 @@ def main(library: Path, folder: Path) -> None:
             lambda k=kind, w=linear: target_build(library, folder, k, w),
         )
     step("experts", lambda: experts_build(library, folder))
+    step("hybrid", lambda: hybrid_build(library, folder))
     step("refusals", lambda: refusals(library, folder))
     step("quantised", lambda: quantised_builds(library, folder))
     print(json.dumps(found))

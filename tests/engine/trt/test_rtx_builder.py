@@ -190,6 +190,21 @@ def test_experts_are_built_as_a_plugin(found: Any) -> None:
     assert inspection["copied_inputs"] == []
 
 
+def test_linear_attention_is_built_and_is_given_its_states_themselves(found: Any) -> None:
+    layers = read(found["hybrid"], "target", "inspection.json")["layers"]
+    states = read(found["hybrid"], "target", "config.json")["states"]
+    windows = [state["name"] for state in states if state["kind"] == "window"]
+    inspection = read(found["hybrid"], "target", "inspection.json")
+    assert inspection["plugins"]["GatedDelta"] == len(windows) == 3
+    assert inspection["copied_inputs"] == []
+    rules = [x for x in layers if "GatedDelta" in x["Name"] and x["LayerType"] == "PluginV3"]
+    for layer, window in zip(rules, windows, strict=True):
+        inputs, outputs = ([t["Name"] for t in layer[side]] for side in ("Inputs", "Outputs"))
+        matrices = window.replace("conv", "delta")
+        assert inputs[6:8] == [window, matrices]
+        assert outputs[1:3] == [n.replace("state", "state_out") for n in (window, matrices)]
+
+
 # TensorRT 11, of which there are wheels without a builder
 
 

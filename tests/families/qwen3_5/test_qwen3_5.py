@@ -24,10 +24,10 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.graph.trt_export import check_plugins
+from trt_eagle3.graph.trt_export import check_plugins, trt_export
 from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.parity.reference.target import load_reference
-from trt_eagle3.spec import NormSpec
+from trt_eagle3.spec import GatedDeltaSpec, NormSpec
 
 TEXT_IDS = torch.randint(40, (17,), generator=torch.Generator().manual_seed(1))
 GEOMETRIES: dict[str, dict[str, Any]] = {
@@ -96,12 +96,17 @@ def test_trace_has_the_graphs_names(tmp_path: Path) -> None:
         assert f"layers.{layer.index}.output" in trace
 
 
-def test_tensorrt_refuses_it_in_one_line(tmp_path: Path) -> None:
+def test_tensorrt_has_plugins_for_all_of_it(tmp_path: Path) -> None:
     save_qwen3_5_text(tmp_path)
     graph = target_graph(read_target(tmp_path), (), False, "float16", PAGE_SIZE, lambda _: "x")
-    with pytest.raises(UserError, match="TensorRT has no plugin for GatedDelta") as caught:
-        check_plugins(graph)
-    assert "\n" not in str(caught.value)
+    check_plugins(graph)
+    exported = trt_export(graph).model
+    nodes = [node for node in exported.graph.node if node.op_type == "GatedDelta"]
+    assert len(nodes) == sum(
+        isinstance(x.mixer, GatedDeltaSpec) for x in read_target(tmp_path).layers
+    )
+    offsets = {a.f for n in exported.graph.node for a in n.attribute if a.name == "weight_offset"}
+    assert offsets == {1.0}
 
 
 def test_tree_of_more_rows_than_are_kept_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from tests.graph.ops.gated_delta_case import make_case
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.capi.structs import arguments_of
 from trt_eagle3.graph import ops
@@ -44,6 +45,10 @@ NODES = {
             "tree_mask": torch.ones(2, 3, 3, dtype=torch.bool),
         },
         {"num_heads": 2, "num_kv_heads": 1, "page_size": 16, "scale": 0.5},
+    ),
+    "GatedDelta": (
+        {name: x.clone() for name, x in make_case([[-1, 0]], [1], (1, 2), 4, 0).inputs.items()},
+        {"num_k_heads": 1, "num_v_heads": 2, "epsilon": 1e-6},
     ),
     "SiluMul": ({"gate_up": torch.ones(2, 8)}, {}),
     "VisionAttention": (

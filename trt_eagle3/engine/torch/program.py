@@ -22,6 +22,7 @@ from trt_eagle3.engine.torch.pack import pack
 from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.torch.prompt_attention import prompt_attention
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
+from trt_eagle3.engine.torch.recurrent import gated_delta
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.activations import read_activations
@@ -220,7 +221,7 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         return stock
     calls = {name: op.kernel_call for name, op in EVERY_OP.items()}
     launched = {name: capi.launched(call) for name, call in calls.items() if call}
-    return {**stock, **launched, "FusedMoe": fused_moe}
+    return {**stock, **launched, "FusedMoe": fused_moe, "GatedDelta": gated_delta}
 
 
 def _with_lifetimes(steps: list[Step], kept: set[str]) -> list[Step]:

@@ -25,6 +25,12 @@ __all__ = [
 ]
 
 INSPECTION_FILE = "inspection.json"
+# what these read early, where they may: caches, page table and lengths; the convolution's weight,
+# states, entries and mask
+_READ_EARLY = {
+    "TreeAttention": (slice(3, 8),),
+    "GatedDelta": (slice(2, 3), slice(6, 12)),
+}
 _PRODUCTS = ("Linear", "LinearFp8", "LinearInt8", "LinearInt4")  # of x, then constants
 _PLUGIN_LAYERS = ("plugin", "custom_layer")  # alone, and within a graph that TensorRT compiles
 
@@ -86,7 +92,7 @@ def check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -
     """Refuse an engine that copies at every step what a plugin may read before that is done.
 
     Args:
-        early: attention was built to read its cache, page table and lengths early.
+        early: layers were built to read their states, and where these lie, early.
     Raises:
         CopiesCacheError: it is one of these. UserError: a weight of a product.
     """
@@ -96,10 +102,11 @@ def check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -
                 f"{engine_file}: TensorRT copies {weight} at every step, which our product may "
                 "read too early. Set engine.tensorrt.linear: tensorrt."
             )
-    if early and (cache := _copied(layers, "TreeAttention", slice(3, 8))):
-        raise CopiesCacheError(
-            f"{engine_file}: TensorRT copies {cache} at every step, which attention reads early"
-        )
+    for plugin, inputs in _READ_EARLY.items() if early else ():
+        if cache := next(filter(None, (_copied(layers, plugin, some) for some in inputs)), None):
+            raise CopiesCacheError(
+                f"{engine_file}: TensorRT copies {cache} at every step, which {plugin} reads early"
+            )
 
 
 def _copied(layers: Sequence[Any], plugin: str, inputs: slice) -> str | None:

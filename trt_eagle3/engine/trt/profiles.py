@@ -14,6 +14,7 @@ import onnx
 
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import TreeSizes
+from trt_eagle3.engine.memory import num_entries, num_snapshots
 from trt_eagle3.families.family import SizeRange
 
 __all__ = ["Profile", "graph_profiles"]
@@ -89,9 +90,16 @@ def _context(config: BuildConfig) -> dict[str, SizeRange]:
 
 
 def _cache(config: BuildConfig) -> dict[str, SizeRange]:
-    """Pages of a row, and slots of the whole cache with its page 0."""
+    """Pages of a row, slots of the whole cache with its page 0, and entries of states that every
+    token changes.
+    """
     page = config.engine.page_size
     pages = -(-config.limits.max_seq_len // page)
     rows = config.limits.max_kv_tokens or pages * config.limits.max_batch_size * page
     slots = (-(-rows // page) + 1) * page
-    return {"pages": (1, pages, pages), "slots": (page, slots, slots)}
+    entries = num_entries(config.limits.max_batch_size, num_snapshots(config.limits))
+    return {
+        "pages": (1, pages, pages),
+        "slots": (page, slots, slots),
+        "sequences": (2, entries, entries),
+    }

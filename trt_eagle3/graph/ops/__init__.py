@@ -65,7 +65,7 @@ EVERY_OP: Mapping[str, Op] = {
 }
 """Those of our graphs, and products that a backend puts in their place."""
 
-_WITHOUT_PLUGIN = ("GatedDelta", "FusedMoeFp8", "FusedMoeInt4")
+_WITHOUT_PLUGIN = ("FusedMoeFp8", "FusedMoeInt4")
 PLUGINS: Mapping[str, Op] = {n: op for n, op in EVERY_OP.items() if n not in _WITHOUT_PLUGIN}
 """The ops that the TensorRT plugin library has."""
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from trt_eagle3.graph.ops.gated_delta_kernel import KERNEL, gated_delta_call
 from trt_eagle3.graph.ops.gated_delta_lowering import (
     L2_EPSILON,
     LOWERING,
@@ -257,5 +258,8 @@ GATED_DELTA = Op(
     lowering={"": LOWERING},
     lowering_17={"": LOWERING_17},
     torch_function=gated_delta,
+    kernel=KERNEL,
+    kernel_call=gated_delta_call,
     plugin="GatedDelta",
+    plugin_attributes=("prefetch_safe",),
 )

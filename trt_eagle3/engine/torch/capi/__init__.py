@@ -48,7 +48,9 @@ from trt_eagle3.engine.torch.capi.quantise import (
     round_rows_call,
     round_silu_mul_call,
 )
+from trt_eagle3.engine.torch.capi.recurrent import commit_delta_call, commit_window_call
 from trt_eagle3.graph.ops.add_rms_norm import add_rms_norm_call
+from trt_eagle3.graph.ops.gated_delta_kernel import gated_delta_call
 from trt_eagle3.graph.ops.kernel import AttentionPath
 from trt_eagle3.graph.ops.linear import MAX_LINEAR_ROWS, linear_call
 from trt_eagle3.graph.ops.qk_norm_mrope import qk_norm_mrope_call
@@ -74,9 +76,12 @@ __all__ = [
     "add_rms_norm",
     "available",
     "combine_rows",
+    "commit_delta",
+    "commit_window",
     "fused_moe",
     "fused_moe_fp8",
     "fused_moe_int4",
+    "gated_delta",
     "gather_rows",
     "kv_move",
     "launched",
@@ -107,9 +112,12 @@ __all__ = [
 add_layer_norm = launched(add_layer_norm_call)
 add_rms_norm = launched(add_rms_norm_call)
 combine_rows = launched(combine_rows_call)
+commit_delta = launched(commit_delta_call)
+commit_window = launched(commit_window_call)
 fused_moe = launched(fused_moe_call)
 fused_moe_fp8 = launched(fused_moe_fp8_call)
 fused_moe_int4 = launched(fused_moe_int4_call)
+gated_delta = launched(gated_delta_call)
 gather_rows = launched(gather_rows_call)
 kv_move = launched(kv_move_call)
 linear = launched(linear_call)

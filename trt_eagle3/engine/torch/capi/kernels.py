@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trt_eagle3.engine.torch.capi.moe import MOE_KERNELS
 from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
 from trt_eagle3.engine.torch.capi.quantise import QUANTISE_KERNELS
+from trt_eagle3.engine.torch.capi.recurrent import RECURRENT_KERNELS
 from trt_eagle3.graph.ops import EVERY_OP
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 
@@ -77,6 +78,7 @@ KERNELS: tuple[Kernel, ...] = (
     *PACKED_KERNELS,
     *MOE_KERNELS,
     *QUANTISE_KERNELS,
+    *RECURRENT_KERNELS,
 )
 """All kernels of the C library."""
 

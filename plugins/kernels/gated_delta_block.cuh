@@ -1,0 +1,132 @@
+// What a block of GatedDelta has: its columns of a head's state, and how its rows lie in shared memory.
+#pragma once
+
+#include "common.cuh"
+
+namespace trt_eagle3 {
+
+constexpr int kDeltaColumns = 8;    // of a head's state, of a warp
+constexpr int kDeltaDepth = 128;    // channels of a head of k at most; shared rows have as many, the rest of them 0
+constexpr int kDeltaWidth = 128;    // channels of a head of v at most
+constexpr int kDeltaTreeRows = 64;  // more rows are a chain; of so many, those that bring states further are kept
+constexpr int kDeltaChunk = 32;     // rows of a long chain that are solved together
+constexpr int kDeltaTaps = 8;       // of the convolution at most
+constexpr float kDeltaUnitEpsilon = 1e-6f;  // added to the squares of a head of q and k
+
+// Which columns of which head: grid (blocks of a head, Hv, B); the blocks of a head are a cluster.
+struct DeltaBlock {
+  int head, key_head, sequence;
+  int first_column, columns;  // of the head; a multiple of kDeltaColumns, which may go past the last one
+  bool first_of_key_head;     // which writes what the value heads of a key head share
+
+  __device__ __forceinline__ explicit DeltaBlock(const GatedDeltaParams& p)
+      : head(blockIdx.y),
+        key_head(blockIdx.y / (p.num_v_heads / p.num_k_heads)),
+        sequence(blockIdx.z),
+        first_column(blockIdx.x * (blockDim.x / 32) * kDeltaColumns),
+        columns(blockDim.x / 32 * kDeltaColumns),
+        first_of_key_head(blockIdx.x == 0 && blockIdx.y % (p.num_v_heads / p.num_k_heads) == 0) {}
+};
+
+// Shared memory for `rows` rows at once, in floats; every part begins at a multiple of 4.
+struct DeltaShared {
+  uint64_t* paths;  // [64]: bit j of i: row j is on the path of row i; not used where rows are a chain
+  int* parents;     // [64]: -1: the state
+  float* weight;    // [taps, 2 * kDeltaDepth + columns]: of q, k and v
+  float* query;     // [rows, kDeltaDepth]: of length Dk^-1/2
+  float* key;       // [rows, kDeltaDepth]: of length 1
+  float* rule;      // [rows, rows]: what of row j's update row i's takes away
+  float* attention; // [rows, rows]: what of row j's update row i sees
+  float* update;    // [warps, rows, kDeltaColumns]: v, then u
+  float* found;     // [warps, rows, kDeltaColumns]: o
+  float* gate;      // [rows]: g
+  float* decay;     // [rows]: sum of g along the row's path
+  float* beta;      // [rows]
+  float* squares;   // [rows]: of the block's columns of o; read by the cluster
+
+  __host__ __device__ static int bytes(int rows, int taps, int columns) {
+    const int each = 2 * kDeltaDepth + 2 * columns + 4;
+    return kDeltaTreeRows * 12 + 4 * (taps * (2 * kDeltaDepth + columns) + rows * each + 2 * rows * round4(rows));
+  }
+
+  __device__ __forceinline__ DeltaShared(char* memory, int rows, int taps, int columns) {
+    paths = reinterpret_cast<uint64_t*>(memory);
+    parents = reinterpret_cast<int*>(paths + kDeltaTreeRows);
+    weight = reinterpret_cast<float*>(parents + kDeltaTreeRows);
+    query = weight + taps * (2 * kDeltaDepth + columns);
+    key = query + rows * kDeltaDepth;
+    update = key + rows * kDeltaDepth;
+    found = update + rows * columns;
+    rule = found + rows * columns;
+    attention = rule + rows * round4(rows);
+    gate = attention + rows * round4(rows);
+    decay = gate + rows;
+    beta = decay + rows;
+    squares = beta + rows;
+  }
+
+  __host__ __device__ static constexpr int round4(int x) { return (x + 3) / 4 * 4; }
+};
+
+// The rows of a launch by their paths: a tree's, of which the mask says who is above whom, or a chain's.
+struct DeltaPaths {
+  const DeltaShared& s;
+  bool tree;
+
+  // Row above `place`; rows below 0 are the state's.
+  __device__ __forceinline__ int above(int place) const { return tree && place >= 0 ? s.parents[place] : place - 1; }
+  // Whether row j of a chunk is on the path of row i, j <= i.
+  __device__ __forceinline__ bool sees(int i, int j) const { return !tree || (s.paths[i] >> j & 1) != 0; }
+
+  // Reads the mask of the block's sequence; a barrier of the block follows.
+  __device__ __forceinline__ void read(const GatedDeltaParams& p, int sequence) const {
+    if (!tree) return;
+    for (int i = threadIdx.x; i < p.num_new; i += blockDim.x) {
+      const uint8_t* mask =
+          p.tree_mask + (static_cast<int64_t>(sequence) * p.num_new + i) * p.tail + (p.tail - p.num_new);
+      uint64_t path = 0;
+      int parent = -1;
+      for (int j = 0; j <= i; ++j) {
+        if (mask[j] == 0) continue;
+        path |= uint64_t{1} << j;
+        if (j < i) parent = j;
+      }
+      s.paths[i] = path;
+      s.parents[i] = parent;
+    }
+  }
+};
+
+// Four numbers at `pointer`, which is aligned to as many.
+template <typename T>
+__device__ __forceinline__ void load4(const T* pointer, float (&values)[4]) {
+  const Pack<T, 4> pack = *reinterpret_cast<const Pack<T, 4>*>(pointer);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) values[e] = to_float(pack.values[e]);
+}
+
+template <typename T>
+__device__ __forceinline__ void store4(T* pointer, const float (&values)[4]) {
+  Pack<T, 4> pack;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) pack.values[e] = from_float<T>(values[e]);
+  *reinterpret_cast<Pack<T, 4>*>(pointer) = pack;
+}
+
+template <typename T>
+__device__ __forceinline__ float rounded(float x) {
+  return to_float(from_float<T>(x));
+}
+
+// Channels of q and k of a head, and of v of a block, in a row of qkvz.
+__device__ __forceinline__ int query_channel(const GatedDeltaParams& p, const DeltaBlock& b) {
+  return b.key_head * p.key_dim;
+}
+__device__ __forceinline__ int key_channel(const GatedDeltaParams& p, const DeltaBlock& b) {
+  return (p.num_k_heads + b.key_head) * p.key_dim;
+}
+__device__ __forceinline__ int value_channel(const GatedDeltaParams& p, const DeltaBlock& b) {
+  return 2 * p.num_k_heads * p.key_dim + b.head * p.value_dim + b.first_column;
+}
+
+}  // namespace trt_eagle3

@@ -1,0 +1,212 @@
+"""Asynchronous cycles over states that every token changes: the device commits what it accepted,
+and what is said is what each sequence says alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
+from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish
+from tests.decode.test_async_cycle import count_calls
+from trt_eagle3.decode import async_cycle, device_batch, recurrent
+from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.recurrent import RecurrentStates
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.sequence import SequenceState
+
+SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
+KINDS = (GREEDY, SAMPLED.updated(seed=5), SAMPLED.updated(seed=6, repetition_penalty=1.3))
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Hybrid:
+    """Batches of its cycles have padding, but those of four."""
+    monkeypatch.setattr(device_batch, "BATCH_SIZES", (4, 8))
+    return hybrid()
+
+
+def make_scheduler(
+    pair: Hybrid,
+    states: RecurrentStates,
+    tree: str,
+    prefixes: PrefixCache | None = None,
+    backend: str = "onnxruntime",
+    *,
+    ahead: bool = True,
+    max_batch_size: int = MAX_BATCH,
+) -> Scheduler:
+    return Scheduler(
+        pair.make_decoder(states, backend, fixed_shapes=ahead),
+        max_batch_size=max_batch_size,
+        tree_for=lambda _: TREES[tree],
+        prefix_cache=prefixes,
+    )
+
+
+def fixed_pool(num_pages: int = NUM_PAGES) -> PagePool:
+    return PagePool(num_pages, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE)
+
+
+def staggered(
+    pair: Hybrid,
+    scheduler: Scheduler,
+    pool: PagePool,
+    tree: str,
+    sampling: Callable[[int], SamplingParams] = lambda _: GREEDY,
+) -> list[list[int]]:
+    """What prompts say that come and leave at any time; readers of some lag behind for a while."""
+    drafting = TREES[tree] is not None
+    asked = [
+        SequenceState(pair.prompts[i % len(LAYOUTS)], pool, VOCAB, sampling(i), drafting)
+        for i in range(2 * len(LAYOUTS))
+    ]
+    coming, chance = [*asked], random.Random(pool.num_pages)
+    while coming or scheduler.running or scheduler.waiting:
+        if coming and chance.random() < 0.4:
+            scheduler.add(coming.pop())
+        for s in scheduler.running:
+            s.backpressured = chance.random() < 0.1
+        for s in scheduler.waiting:
+            s.backpressured = False
+        for emission in scheduler.step():
+            assert emission.error is None
+            if len(emission.sequence.tokens) >= MAX_TOKENS or emission.full:
+                scheduler.remove(emission.sequence)
+    return [s.tokens[:MAX_TOKENS] for s in asked]
+
+
+@pytest.mark.parametrize(
+    ("tree", "num_pages", "many", "backend"),
+    [
+        *((tree, NUM_PAGES, 1, "torch") for tree in TREES),
+        ("plain", 16, 2, "onnxruntime"),
+        ("bushy", 16, 2, "onnxruntime"),
+    ],
+)
+def test_staggered_sequences_say_what_each_says_alone(
+    pair: Hybrid,
+    tree: str,
+    num_pages: int,
+    many: int,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are preempted, pause, and begin with pages and snapshots of others."""
+    expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
+    monkeypatch.setattr(async_cycle, "_MANY", many)
+    ran = count_calls(monkeypatch, AsyncCycles, "_launch_trees" if TREES[tree] else "_launch")
+    pool, states = fixed_pool(num_pages), pair.make_states(ROOM)
+    prefixes = PrefixCache(pool)
+    scheduler = make_scheduler(pair, states, tree, prefixes, backend)
+    assert staggered(pair, scheduler, pool, tree) == expected
+    assert len(ran) > 10
+    assert scheduler.num_reused_rows > 0
+    assert scheduler.num_preempted > 0 or num_pages == NUM_PAGES
+    prefixes.clear()
+    assert all_free(states)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_sampled_sequences_say_what_each_says_to_the_host(
+    pair: Hybrid, tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_cycle, "_MANY", 2)
+    for i in range(len(LAYOUTS)):
+        pair.alone(i)  # so that its greedy tokens are guessed
+    found = []
+    for ahead in (False, True):
+        pool, states = fixed_pool() if ahead else PagePool(NUM_PAGES, PAGE_SIZE), pair.make_states()
+        scheduler = make_scheduler(pair, states, tree, ahead=ahead)
+        asked = [
+            SequenceState(pair.prompts[i % 4], pool, VOCAB, KINDS[i % 3], TREES[tree] is not None)
+            for i in range(6)
+        ]
+        for s in asked:
+            scheduler.add(s)
+        finish(scheduler)
+        found.append([s.tokens[:MAX_TOKENS] for s in asked])
+    assert found[0] == found[1]
+    assert len({tuple(tokens) for tokens in found[0]}) > 3
+
+
+def test_batches_of_padding_change_nothing_that_is_said(
+    pair: Hybrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs are captured between the cycles of sequences that run."""
+    expected = [pair.alone(i) for i in range(len(LAYOUTS))]
+    original, sizes = AsyncCycles.cycle, iter(range(1, 100))
+
+    def cycle(self: AsyncCycles, *args: Any) -> Any:
+        for tree in (None, TREES["bushy"]):
+            self.run_nobody(1 + next(sizes) % 5, tree, MAX_SEQ_LEN // PAGE_SIZE, 1)
+        return original(self, *args)
+
+    monkeypatch.setattr(AsyncCycles, "cycle", cycle)
+    states = pair.make_states()
+    assert answers(pair, states) == expected
+    assert next(sizes) > 10
+    assert all_free(states)
+
+
+def answers(pair: Hybrid, states: RecurrentStates) -> list[list[int]]:
+    """What prompts say, two at a time."""
+    scheduler = make_scheduler(pair, states, "bushy", backend="torch", max_batch_size=2)
+    pool = fixed_pool()
+    asked = [pair.pair.sequence(p, pool, drafting=True) for p in pair.prompts]
+    for s in asked:
+        scheduler.add(s)
+    finish(scheduler)
+    return [s.tokens[:MAX_TOKENS] for s in asked]
+
+
+# Planted faults
+
+_replay, _hand_on = RecurrentStates.replay, RecurrentStates.hand_on
+
+
+def _replay_by(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., None]:
+    def replay(self: RecurrentStates, inputs: Any, path: Tensor, counts: Tensor) -> None:
+        _replay(self, inputs, *change(path, counts))
+
+    return replay
+
+
+def _hand_on_but_the_first(self: RecurrentStates, sequences: Any) -> None:
+    _hand_on(self, sequences[1:])
+
+
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a node short": lambda m: m.setattr(
+        RecurrentStates, "replay", _replay_by(lambda path, n: (path, (n - 1).clamp(min=1)))
+    ),
+    "a node long": lambda m: m.setattr(
+        RecurrentStates,
+        "replay",
+        _replay_by(lambda path, n: (path, (n + 1).clamp(max=path.shape[1]))),
+    ),
+    "another sequence's path": lambda m: m.setattr(
+        RecurrentStates, "replay", _replay_by(lambda path, n: (path.roll(1, 0), n.roll(1, 0)))
+    ),
+    "the first nodes instead of the path": lambda m: m.setattr(
+        RecurrentStates, "replay", _replay_by(lambda path, n: (path.sort(1).values, n))
+    ),
+    "entry not handed on": lambda m: m.setattr(RecurrentStates, "hand_on", _hand_on_but_the_first),
+    "padding writes the entry of no token": lambda m: m.setattr(recurrent, "_PADDING", 0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_changes_answers(pair: Hybrid, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [pair.alone(i) for i in range(len(LAYOUTS))]
+    FAULTS[fault](monkeypatch)
+    assert answers(pair, pair.make_states()) != expected

@@ -1,0 +1,72 @@
+"""Published geometries of Qwen3.5, text alone, for checkpoints without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["HYBRID_SIZES", "HybridSize", "hybrid_config"]
+
+
+@dataclass(frozen=True)
+class HybridSize:
+    """A target whose every fourth layer is full attention and whose others are linear attention.
+
+    Attributes:
+        key_heads, value_heads: of linear attention, ``delta_dim`` channels each.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+    key_heads: int
+    value_heads: int
+    vocab: int = 248320
+    head_dim: int = 256
+    delta_dim: int = 128
+
+
+HYBRID_SIZES: Mapping[str, HybridSize] = {
+    "qwen3.5-9b": HybridSize(4096, 32, 16, 4, 12288, 16, 32),
+    "qwen3.5-27b": HybridSize(5120, 64, 24, 4, 17408, 16, 48),
+    "qwen3.5-tiny": HybridSize(128, 8, 2, 1, 128, 1, 2, vocab=65536, head_dim=128, delta_dim=32),
+}
+"""The last one is no published one: to try a benchmark."""
+
+
+def hybrid_config(size: str, num_layers: int | None) -> PretrainedConfig:
+    """What transformers builds the model of ``size`` from."""
+    from transformers import Qwen3_5TextConfig
+
+    s = HYBRID_SIZES[size]
+    layers = num_layers or s.layers
+    return Qwen3_5TextConfig(
+        vocab_size=s.vocab,
+        hidden_size=s.hidden,
+        intermediate_size=s.inner,
+        num_hidden_layers=layers,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        head_dim=s.head_dim,
+        linear_num_key_heads=s.key_heads,
+        linear_num_value_heads=s.value_heads,
+        linear_key_head_dim=s.delta_dim,
+        linear_value_head_dim=s.delta_dim,
+        linear_conv_kernel_dim=4,
+        layer_types=["linear_attention" if i % 4 < 3 else "full_attention" for i in range(layers)],
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [(s.head_dim // 8 + 2 - axis) // 3 for axis in range(3)],
+            "mrope_interleaved": True,
+        },
+        max_position_embeddings=262144,
+        tie_word_embeddings=False,
+    )

@@ -1,0 +1,94 @@
+"""The kernels that bring states of recurrent layers further along the rows that were accepted.
+
+Shapes: L layers, E entries, B sequences, T rows of a forward, K rows accepted at most; Hk key heads
+of Dk, Hv value heads of Dv; W the convolution's width, C its channels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["RECURRENT_KERNELS", "commit_delta_call", "commit_window_call"]
+
+_PLACES = {
+    "entries": "int32 [B], all different where path[b, 0] is not negative",
+    "path": "int32 [B, K], rows of the T, ascending; negative behind the last",
+}
+_SIZES = """
+    int32_t num_layers;   // L
+    int32_t num_entries;  // E
+    int32_t batch;
+    int32_t num_rows;     // T
+    int32_t num_moves;    // K
+"""
+
+COMMIT_DELTA = Kernel(
+    name="commit_delta",
+    params="CommitDeltaParams",
+    doc="""Brings entry entries[b] of every layer further by rows path[b] of te3_gated_delta's
+delta_rows, one after the other.""",
+    tensors={
+        "state": "float32 [L * E, Hv, Dk, Dv], updated in place",
+        "rows": "float32 [L, B, T, Hk * Dk + Hv * Dv + 2 * Hv]",
+        **_PLACES,
+    },
+    writes=("state",),
+    scalars={},
+    sizes=f"""{_SIZES.rstrip()}
+    int32_t num_k_heads;
+    int32_t num_v_heads;
+    int32_t key_dim;
+    int32_t value_dim;
+    """,
+)
+
+COMMIT_WINDOW = Kernel(
+    name="commit_window",
+    params="CommitWindowParams",
+    doc="""Moves the window at entry entries[b] of every layer on by rows path[b] of
+te3_gated_delta's conv_rows.""",
+    tensors={
+        "state": "T [L, E, W - 1, C], updated in place",
+        "rows": "T [L, B, T, C]",
+        **_PLACES,
+    },
+    writes=("state",),
+    scalars={},
+    sizes=f"""{_SIZES.rstrip()}
+    int32_t width;        // W - 1
+    int32_t channels;
+    DType dtype;
+    """,
+)
+
+RECURRENT_KERNELS = (COMMIT_DELTA, COMMIT_WINDOW)
+
+
+def commit_delta_call(
+    state: Tensor, rows: Tensor, entries: Tensor, path: Tensor
+) -> KernelCall[None]:
+    """Bring ``state`` float32 [L, E, Hv, Dk, Dv] further, in place, as the kernel says.
+
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: heads wider than 128, or no multiple of 4.
+    """
+    inputs = (state.flatten(0, 1), rows, entries, path)
+    return KernelCall(COMMIT_DELTA, dict(zip(COMMIT_DELTA.tensors, inputs, strict=True)), {}, None)
+
+
+def commit_window_call(
+    state: Tensor, rows: Tensor, entries: Tensor, path: Tensor
+) -> KernelCall[None]:
+    """Move the windows ``state`` T [L, E, W - 1, C] on, in place, as the kernel says.
+
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    tensors = dict(zip(COMMIT_WINDOW.tensors, (state, rows, entries, path), strict=True))
+    return KernelCall(COMMIT_WINDOW, tensors, {}, None)
