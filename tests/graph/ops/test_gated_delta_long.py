@@ -13,15 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.graph.ops.test_gated_delta import (
-    EPSILON,
-    Case,
-    Run,
-    by_lowering,
-    by_torch,
-    make_case,
-    worst,
-)
+from tests.graph.ops.gated_delta_case import EPSILON, Case, make_case
+from tests.graph.ops.test_gated_delta import Run, by_lowering, by_torch, worst
 from trt_eagle3.graph.ops.gated_delta import L2_EPSILON, replay_delta, replay_window
 from trt_eagle3.parity.metrics import relative_error
 
