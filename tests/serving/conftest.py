@@ -1,4 +1,4 @@
-"""What tests of serving share."""
+"""What tests of the server share."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def log_level_put_back() -> Iterator[None]:
-    """``serve`` sets the package's; a level that is not set by ``setLevel`` stays in caches."""
+def log_level() -> Iterator[None]:
+    """``serve`` sets the level of the package's log; a process of its own ends with it."""
     log = logging.getLogger("trt_eagle3")
     before = log.level
     yield

@@ -104,7 +104,7 @@ def test_serve_refuses_what_is_no_bundle(tmp_path: Path) -> None:
         run("serve", tmp_path, "--set", "max_pixls=3")
 
 
-def test_logging_of_the_program_that_calls_serve_is_left_as_it_is(tmp_path: Path) -> None:
+def test_handlers_of_the_program_that_calls_serve_are_left_as_they_are(tmp_path: Path) -> None:
     handlers = logging.getLogger().handlers[:]
     filters = [handler.filters[:] for handler in handlers]
     with pytest.raises(UserError, match="no bundle here"):
