@@ -41,7 +41,17 @@ from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.target import target_graph
 
-__all__ = ["KINDS", "LAYOUTS", "ROOM", "SESSIONS", "Hybrid", "all_free", "hybrid"]
+__all__ = [
+    "KINDS",
+    "LAYOUTS",
+    "ROOM",
+    "SESSIONS",
+    "Hybrid",
+    "all_free",
+    "check_batches",
+    "check_preemption",
+    "hybrid",
+]
 
 LAYOUTS: list[list[Any]] = [[9], [3, (2, 3), 2, (2, 2), 3], [17], [33]]
 ROOM = 6  # snapshots
@@ -166,3 +176,27 @@ def all_free(states: RecurrentStates) -> bool:
     """Whether nobody owns an entry but that of no token and that of padding."""
     owners: list[int] = states._entries._owners
     return owners[:2] == [1, 1] and not any(owners[2:])
+
+
+def check_batches(pair: Hybrid, tree: str, backend: str = "onnxruntime") -> None:
+    """All prompts together answer as each does alone."""
+    expected = [pair.alone(i) for i in range(len(LAYOUTS))]
+    states = pair.make_states()
+    scheduler = pair.make_scheduler(states, tree, backend=backend)
+    assert pair.answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), range(len(LAYOUTS))) == expected
+    assert all_free(states)
+
+
+def check_preemption(pair: Hybrid) -> None:
+    """Sequences that are preempted, and then such as reuse prefixes, answer as each does alone."""
+    expected = [pair.alone(i) for i in (1, 2)]
+    pool = PagePool(16, PAGE_SIZE)  # both begin, one can end
+    prefixes, states = PrefixCache(pool), pair.make_states(ROOM)
+    scheduler = pair.make_scheduler(states, prefixes=prefixes)
+    assert pair.answers(scheduler, pool, (1, 2)) == expected
+    assert scheduler.num_preempted > 0
+    assert pair.answers(scheduler, pool, (2, 1)) == expected[::-1]
+    assert scheduler.num_reused_rows > 0
+    prefixes.clear()
+    assert all_free(states)
+    assert states._room == ROOM

@@ -12,7 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.decode.hybrid import KINDS, LAYOUTS, ROOM, SESSIONS, Hybrid, all_free, hybrid
+from tests.decode.hybrid import (
+    KINDS,
+    LAYOUTS,
+    SESSIONS,
+    Hybrid,
+    all_free,
+    check_batches,
+    check_preemption,
+    hybrid,
+)
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import TREES
 from trt_eagle3.decode import recurrent
@@ -50,25 +59,11 @@ def test_tokens_are_those_of_transformers(both: Hybrid) -> None:
 def test_speculation_in_batches_answers_as_decoding_alone(
     both: Hybrid, tree: str, backend: str
 ) -> None:
-    expected = [both.alone(i) for i in range(len(LAYOUTS))]
-    states = both.make_states()
-    scheduler = both.make_scheduler(states, tree, backend=backend)
-    assert both.answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), range(len(LAYOUTS))) == expected
-    assert all_free(states)
+    check_batches(both, tree, backend)
 
 
 def test_preempted_sequences_and_reused_prefixes_answer_alike(both: Hybrid) -> None:
-    expected = [both.alone(i) for i in (1, 2)]
-    pool = PagePool(16, PAGE_SIZE)  # both begin, one can end
-    prefixes, states = PrefixCache(pool), both.make_states(ROOM)
-    scheduler = both.make_scheduler(states, prefixes=prefixes)
-    assert both.answers(scheduler, pool, (1, 2)) == expected
-    assert scheduler.num_preempted > 0
-    assert both.answers(scheduler, pool, (2, 1)) == expected[::-1]
-    assert scheduler.num_reused_rows > 0
-    prefixes.clear()
-    assert all_free(states)
-    assert states._room == ROOM
+    check_preemption(both)
 
 
 def test_snapshots_are_owners_and_not_copies(pair: Hybrid) -> None:

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.graph.ops.gated_delta_case import Case, chain, changed, expected, make_case, take
+from tests.graph.ops.gated_delta_case import (
+    FAULTS,
+    Case,
+    chain,
+    changed,
+    expected,
+    make_case,
+    take,
+)
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.parity.metrics import relative_error
@@ -124,23 +132,16 @@ def test_padding_may_share_the_entry_that_it_writes(cuda: torch.device) -> None:
     assert relative_error(found["out"].double(), wanted["out"]) < 1e-5
 
 
-FAULTS: dict[str, Callable[[Case], Case]] = {
-    "convolution off by a row": lambda c: changed(
-        c, conv_weight=c.inputs["conv_weight"].roll(1, dims=2)
-    ),
-    "state of another sequence": lambda c: changed(c, state_reads=c.inputs["state_reads"].roll(1)),
-    "a row too few stays": lambda c: changed(c, certain=c.inputs["certain"] - 1),
-    "a row too many stays": lambda c: changed(c, certain=c.inputs["certain"] + 1),
-    "decay forgotten": lambda c: changed(c, a_log=c.inputs["a_log"] - 100),
-    "sibling seen": lambda c: changed(c, tree_mask=torch.ones_like(c.inputs["tree_mask"]).tril()),
+KERNEL_FAULTS: dict[str, Callable[[Case], Case]] = {
+    **FAULTS,
     "heads of the norm swapped": lambda c: changed(c, norm=c.inputs["norm"].roll(64)),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", KERNEL_FAULTS)
 def test_fault_is_caught(fault: str, cuda: torch.device) -> None:
     case = make_case([[-1, 0, 0, 1], [-1, 0, 1, 0]], [1, 2], (2, 4), 4, 7, (128, 128))
-    error, _ = worst(by_kernel(FAULTS[fault](case), cuda), expected(case))
+    error, _ = worst(by_kernel(KERNEL_FAULTS[fault](case), cuda), expected(case))
     assert error > FAULT_FLOOR * TOLERANCE[torch.float32]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from trt_eagle3.graph.ops.gated_delta import L2_EPSILON, TREE_ROWS
 
-__all__ = ["EPSILON", "Case", "chain", "changed", "expected", "make_case", "take"]
+__all__ = ["EPSILON", "FAULTS", "Case", "chain", "changed", "expected", "make_case", "take"]
 
 EPSILON = 1e-6
 
@@ -143,3 +144,16 @@ def take(case: Case, rows: list[int]) -> Case:
 def changed(case: Case, **inputs: Tensor) -> Case:
     """``case`` with other inputs, and what is expected of it as before."""
     return replace(case, inputs={**case.inputs, **inputs})
+
+
+FAULTS: dict[str, Callable[[Case], Case]] = {
+    "convolution off by a row": lambda c: changed(
+        c, conv_weight=c.inputs["conv_weight"].roll(1, dims=2)
+    ),
+    "state of another sequence": lambda c: changed(c, state_reads=c.inputs["state_reads"].roll(1)),
+    "a row too few stays": lambda c: changed(c, certain=c.inputs["certain"] - 1),
+    "a row too many stays": lambda c: changed(c, certain=c.inputs["certain"] + 1),
+    "decay forgotten": lambda c: changed(c, a_log=c.inputs["a_log"] - 100),
+    "sibling seen": lambda c: changed(c, tree_mask=torch.ones_like(c.inputs["tree_mask"]).tril()),
+}
+"""Each makes of a case one that a wrong implementation would compute instead."""

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.graph.ops.gated_delta_case import Case, chain, changed, expected, make_case, take
+from tests.graph.ops.gated_delta_case import (
+    FAULTS,
+    Case,
+    chain,
+    expected,
+    make_case,
+    take,
+)
 from tests.graph.ops.one_node import run_op
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.graph.ops import OPS
@@ -99,18 +106,6 @@ def test_replay_of_a_path_is_the_state_after_it(run: Run, path: tuple[int, ...])
     wanted = expected(alone)
     assert relative_error(state[0].double(), wanted["delta_state_out"][write]) < FLOAT32_TOLERANCE
     assert relative_error(window[0].double(), wanted["conv_state_out"][write]) < FLOAT32_TOLERANCE
-
-
-FAULTS: dict[str, Callable[[Case], Case]] = {
-    "convolution off by a row": lambda c: changed(
-        c, conv_weight=c.inputs["conv_weight"].roll(1, dims=2)
-    ),
-    "state of another sequence": lambda c: changed(c, state_reads=c.inputs["state_reads"].roll(1)),
-    "a row too few stays": lambda c: changed(c, certain=c.inputs["certain"] - 1),
-    "a row too many stays": lambda c: changed(c, certain=c.inputs["certain"] + 1),
-    "decay forgotten": lambda c: changed(c, a_log=c.inputs["a_log"] - 100),
-    "sibling seen": lambda c: changed(c, tree_mask=torch.ones_like(c.inputs["tree_mask"]).tril()),
-}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -17,7 +17,7 @@ from torch.nn.functional import silu
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.parity.ops import full_float32, pair_axis, rms_norm, turn
 from trt_eagle3.parity.reference.dequantise import read_values
-from trt_eagle3.parity.reference.draft import DraftRows, KeysValues
+from trt_eagle3.parity.reference.draft import DraftRows, KeysValues, attend
 
 __all__ = ["Eagle3Reference"]
 
@@ -171,19 +171,12 @@ class Eagle3Reference:
         inv_freq = torch.tensor(m.rope.inv_freq, device=x.device)
         q, k = (turn(y, positions.to(x.device), inv_freq, axes, self.dtype) for y in (q, k))
         intermediates[f"{prefix}.q"], intermediates[f"{prefix}.k"] = q.flatten(1), k.flatten(1)
-        new = k, v
-        if before is not None:
-            k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
-        k, v = (y.repeat_interleave(m.num_heads // m.num_kv_heads, dim=1) for y in (k, v))
-        scores = torch.einsum("ihd,jhd->hij", q, k) * (
-            m.rope.attention_scaling**2 / m.head_dim**0.5
-        )
-        weights = scores.masked_fill(~mask.to(x.device), -torch.inf).softmax(-1)
-        mixed = intermediates[f"{prefix}.out"] = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
+        scale = m.rope.attention_scaling**2 / m.head_dim**0.5
+        mixed = intermediates[f"{prefix}.out"] = attend(q, k, v, mask, before, scale)
         intermediates[f"{prefix}.output"] = self._linear(
             mixed, f"{prefix}.o_proj", m.attention_bias
         )
-        return intermediates[f"{prefix}.output"], new
+        return intermediates[f"{prefix}.output"], (k, v)
 
     def _mlp(self, x: Tensor, layer: int) -> Tensor:
         prefix, bias = f"layers.{layer}.mlp", self.manifest.mlp_bias

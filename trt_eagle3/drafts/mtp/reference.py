@@ -16,7 +16,7 @@ from torch.nn.functional import silu
 from trt_eagle3.drafts.mtp.manifest import MtpManifest
 from trt_eagle3.parity.ops import full_float32, pair_axis, rms_norm, turn
 from trt_eagle3.parity.reference.dequantise import read_values
-from trt_eagle3.parity.reference.draft import DraftRows, KeysValues
+from trt_eagle3.parity.reference.draft import DraftRows, KeysValues, attend
 from trt_eagle3.spec import SparseMoe
 
 __all__ = ["MtpReference"]
@@ -111,18 +111,12 @@ class MtpReference:
             q, k = self._norm(q, f"{prefix}.q_norm"), self._norm(k, f"{prefix}.k_norm")
         q, k = (self._turn(y, positions.to(x.device)) for y in (q, k))
         found[f"{prefix}.q"], found[f"{prefix}.k"] = q.flatten(1), k.flatten(1)
-        new = k, v
-        if before is not None:
-            k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
-        k, v = (y.repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1) for y in (k, v))
         scale = spec.rope.attention_scaling**2 / spec.head_dim**0.5
-        scores = torch.einsum("ihd,jhd->hij", q, k) * scale
-        shares = scores.masked_fill(~mask.to(x.device), -torch.inf).softmax(-1)
-        out = found[f"{prefix}.out"] = torch.einsum("hij,jhd->ihd", shares, v).flatten(1)
+        out = found[f"{prefix}.out"] = attend(q, k, v, mask, before, scale)
         if spec.output_gate:
             out = found[f"{prefix}.gated"] = out * gate.flatten(1).sigmoid()
         found[f"{prefix}.output"] = self._linear(out, f"{prefix}.o_proj")
-        return found[f"{prefix}.output"], new
+        return found[f"{prefix}.output"], (k, v)
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
         """``x [T, heads, D]`` with the first channels of each head rotated."""

@@ -166,9 +166,7 @@ def _packs(device: torch.device) -> bool:
 
 def _read_factor(expr: WeightExpr, root: Path, device: torch.device, *, activations: str) -> Weight:
     """As it is quantised, where kernels multiply with that."""
-    packed = None
-    if _packs(device):
-        packed = pack(expr, root, device, activations=activations)
+    packed = pack(expr, root, device, activations=activations) if _packs(device) else None
     return packed or _read_weight(expr, root, device)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 
-__all__ = ["DraftRows", "KeysValues", "ReferenceDraft"]
+__all__ = ["DraftRows", "KeysValues", "ReferenceDraft", "attend"]
 
 KeysValues = Sequence[tuple[Tensor, Tensor]]
 """Per layer, keys and values [n, Hkv, D] of rows."""
@@ -77,3 +77,25 @@ class ReferenceDraft(Protocol):
             logit_rows: int64 [R]; all rows where left out.
         """
         ...
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    before: tuple[Tensor, Tensor] | None,
+    scale: float,
+) -> Tensor:
+    """What rows attend to, [T, Hq * D]: softmax over the rows that each sees, of ``scale * q k``.
+
+    Args:
+        q: [T, Hq, D]. k, v: [T, Hkv, D]; each head is read by Hq / Hkv heads of queries.
+        mask: bool [T, n + T]. before: keys and values [n, Hkv, D].
+    """
+    if before is not None:
+        k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
+    k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
+    scores = torch.einsum("ihd,jhd->hij", q, k) * scale
+    weights = scores.masked_fill(~mask.to(q.device), -torch.inf).softmax(-1)
+    return torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
