@@ -28,7 +28,12 @@ from trt_eagle3.serving.access_log import RequestLog
 from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.served_model import ServedModel
 from trt_eagle3.serving.server import Server
-from trt_eagle3.serving.throughput_log import ThroughputLog, throughput_line, useless_steps
+from trt_eagle3.serving.throughput_log import (
+    ThroughputLog,
+    idle_draft,
+    throughput_line,
+    useless_steps,
+)
 from trt_eagle3.serving.tls import tls_context
 
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -161,6 +166,7 @@ def moment(**changes: Any) -> EngineMetrics:
     values = {
         "prompt_tokens": 0,
         "generated_tokens": 0,
+        "cycles": 0,
         "running": 0,
         "waiting": 0,
         "kv_pages_used": 0,
@@ -213,6 +219,29 @@ def test_steps_that_never_pay_are_named(accepted: tuple[int, ...], expected: str
     cycles = 1000 if len(accepted) == 4 else 10
     found = useless_steps(moment(accepted=accepted, proposed=(cycles,) * len(accepted)))
     assert found is None if expected is None else expected in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("cycles", "proposed", "warns"),
+    [(25_408, (84, 80), True), (25_408, (900,), False), (9_000, (8,), False), (25_408, (), False)],
+)
+def test_draft_that_hardly_ever_pays_is_named(
+    cycles: int, proposed: tuple[int, ...], warns: bool
+) -> None:
+    found = idle_draft(moment(cycles=cycles, proposed=proposed))
+    assert (found is not None and "84 of 25408 cycles drafted" in found) == warns
+
+
+def test_warning_of_the_draft_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[Any] = []
+
+    def snapshot() -> EngineMetrics:
+        asked.append(moment(cycles=20_000, proposed=(8,), accepted=(1,)))
+        return asked[-1]
+
+    with caplog.at_level(logging.INFO, "trt_eagle3"), ThroughputLog(snapshot, 0.02):
+        wait_for(lambda: len(asked) > 5)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_sampling_is_as_the_checkpoint_says_unless_told_otherwise(
