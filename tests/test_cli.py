@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -217,6 +218,16 @@ def test_build_takes_config_keys_and_overrides_of_the_draft(run: Run, tmp_path: 
     assert record["draft"]["sources"]["residual"]["kind"] == "override"
 
 
+def test_converted_draft_names_the_target_that_its_config_names(run: Run, tmp_path: Path) -> None:
+    draft = Path(shutil.copytree(DRAFT, tmp_path / "draft"))
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"target_model_type": "qwen3_5"}))
+    ended = run("convert-draft", draft, tmp_path / "out", "--to", "speculators", "--json")
+    assert not [note for note in json.loads(ended.out)["notes"] if note.startswith("verifier")]
+    written = json.loads((tmp_path / "out/config.json").read_text())["speculators_config"]
+    assert written["verifier"]["architectures"] == ["Qwen3_5ForConditionalGeneration"]
+
+
 def test_converted_draft_reads_as_the_same_manifest(run: Run, tmp_path: Path) -> None:
     ended = run(
         "convert-draft",
@@ -229,6 +240,8 @@ def test_converted_draft_reads_as_the_same_manifest(run: Run, tmp_path: Path) ->
         "--json",
     )
     assert json.loads(ended.out)["layout"] == "speculators"
+    written = json.loads((tmp_path / "out/config.json").read_text())["speculators_config"]
+    assert written["verifier"]["architectures"] == ["Qwen3VLForConditionalGeneration"]
     before, after = (
         json.loads(run("inspect", TARGET, d, "--json").out)["draft"]
         for d in (DRAFT, tmp_path / "out")

@@ -236,11 +236,6 @@ def _calibration_prompts(
             f"engine.weights is {made}. Set engine.weights: int4 or engine.kv_dtype: fp8, or leave "
             "it out."
         )
-    if spec.recurrent_layers:
-        raise UserError(
-            f"--calibration {file}: {spec.path} has layers of linear attention, whose inputs are "
-            "not looked at. Leave it out: weights are quantised without data."
-        )
     return read_prompts(file, spec, config.limits.max_seq_len)
 
 
