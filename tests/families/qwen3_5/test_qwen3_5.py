@@ -16,7 +16,6 @@ from tests.families.qwen3_vl_moe.test_qwen3_vl_moe import check_against
 from tests.graph.test_target import PAGE_SIZE
 from tests.hybrid import FULL, LINEAR, ROPE, save_qwen3_5, save_qwen3_5_text
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
-from tests.tiny import tiny_config
 from trt_eagle3 import pipeline
 from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
 from trt_eagle3.decode.dynamic_tree import DynamicTree
@@ -115,14 +114,6 @@ def test_tree_of_more_rows_than_are_kept_is_refused_in_one_line(tmp_path: Path) 
     pipeline._check_tree_rows(DynamicTree(8, 8, TREE_ROWS), spec)
     with pytest.raises(UserError, match=f"a tree of {TREE_ROWS + 1} tokens: .* at most") as caught:
         pipeline._check_tree_rows(DynamicTree(9, 8, TREE_ROWS + 1), spec)
-    assert "\n" not in str(caught.value)
-
-
-def test_calibration_is_refused_in_one_line(tmp_path: Path) -> None:
-    save_qwen3_5_text(tmp_path)
-    config = tiny_config(engine={"weights": "int4"})
-    with pytest.raises(UserError, match=r"^--calibration .* linear attention") as caught:
-        pipeline._calibration_prompts(config, read_target(tmp_path), tmp_path / "prompts.json")
     assert "\n" not in str(caught.value)
 
 
