@@ -77,8 +77,17 @@ def test_build_prints_one_json_object_and_the_bundle_generates(run: Run, tmp_pat
     assert ended.code == 0
     report = json.loads(ended.out)
     assert report["bundle"] == str(tmp_path / "out" / "tiny")
-    keys = {"bundle", "calibrated_on", "memory_bytes", "num_bytes", "seconds", "weights"}
+    keys = {
+        "bundle",
+        "calibrated_on",
+        "memory_bytes",
+        "num_bytes",
+        "seconds",
+        "warnings",
+        "weights",
+    }
     assert set(report) == keys
+    assert report["warnings"] == []
     assert report["memory_bytes"]["weights"] > 0
     assert run("generate", report["bundle"], "What is 12 plus 30?").out == "12 plus 30 equals 42.\n"
 
@@ -88,6 +97,17 @@ def test_build_for_people_names_bundle_size_and_next_command(run: Run, tmp_path:
     assert f"built {tmp_path / 'tiny'}" in out.replace("\n", "")
     assert "MB" in out
     assert "trt-eagle3 generate" in out
+
+
+def test_build_warns_of_settings_that_hurt(run: Run, tmp_path: Path) -> None:
+    limits = {"max_batch_size": 1, "max_seq_len": 96, "max_visual_tokens": 97}
+    words = [word for key, n in limits.items() for word in ("--set", f"limits.{key}={n}")]
+    build = ("build", "--config", _config_file(tmp_path), "--output", tmp_path, *words)
+    found = [line for line in run(*build).out.splitlines() if line.startswith("warning: ")]
+    named = ["limits.max_batch_size: 1:", "limits.max_visual_tokens: 97 is above max_seq_len (96)"]
+    assert len(found) == len(named)
+    assert all(name in line for name, line in zip(named, found, strict=True))
+    assert json.loads(run(*build, "--json").out)["warnings"] == [w[9:] for w in found]
 
 
 def test_square_brackets_in_a_path_are_printed(run: Run, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
 from trt_eagle3.drafts.registry import find_draft
+from trt_eagle3.engine.advice import setting_warnings
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.build_job import BuildJob, Engines, TreeSizes, Written
 from trt_eagle3.engine.bundle import (
@@ -75,6 +76,7 @@ class BuildReport:
             weights got there.
         memory: what the largest permitted load takes. engines: what became of the graphs where
             the backend compiles them. calibrated_on: how many prompts, in words; empty without.
+        warnings: settings that are valid and hardly meant.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class BuildReport:
     memory: MemoryNeed
     engines: Engines | None = None
     calibrated_on: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def build(
@@ -167,6 +170,7 @@ def build(
         memory,
         written.engines,
         _calibrated_on(prompts, found),
+        tuple(setting_warnings(config.limits, spec)),
     )
 
 
