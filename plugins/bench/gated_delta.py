@@ -137,7 +137,7 @@ def _sweep(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
     """Settings that the launcher chooses by itself."""
     for rows, batch in ((1, 1), (6, 1), (6, 8), (6, 32), (1024, 1)):
         layers = Layers.draw(heads, batch, rows)
-        for blocks in (2, 4, 8):
+        for blocks in (1, 2, 4):
             for chunk in (16, 32, 64) if rows > max(ROWS) else (0,):
                 run = partial(layers.run, blocks_per_head=blocks, chunk_rows=chunk)
                 what = f"rows {rows}, B {batch}, {blocks} blocks a head, chunks of {chunk}"

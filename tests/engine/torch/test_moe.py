@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.engine.torch.test_packed import values_of
 from tests.plugins.moe_case import KINDS, draw_experts, draw_logits, reference_moe
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.moe import fused_moe
+from trt_eagle3.engine.torch.moe import Fp8Experts, fused_moe
 from trt_eagle3.engine.torch.packed import Fp8Weight
 
 CPU = torch.device("cpu")
@@ -54,6 +54,18 @@ def test_other_sizes_go_through_stock_operations(
     logits = draw_logits("random", rows, experts, torch.float32, CPU)
     got = fused_moe(x, logits, case.gate_up, case.down, top_k=top_k, renormalise=1)
     reference = reference_moe(x, logits, case, top_k, renormalise=True)
+    torch.testing.assert_close(got.double(), reference, rtol=1e-4, atol=1e-5)
+
+
+def test_more_experts_of_a_row_than_kernels_take_go_through_stock_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = draw_experts("fp8 channel", 17, 128, 128, torch.float32, CPU)
+    values = {id(case.gate_up): case.gate_up_values, id(case.down): case.down_values}
+    monkeypatch.setattr(Fp8Experts, "dense", lambda self, dtype: values[id(self)].to(dtype))
+    x, logits = torch.randn(3, 128), torch.randn(3, 17)
+    got = fused_moe(x, logits, case.gate_up, case.down, top_k=17, renormalise=1)
+    reference = reference_moe(x, logits, case, 17, renormalise=True)
     torch.testing.assert_close(got.double(), reference, rtol=1e-4, atol=1e-5)
 
 

@@ -228,13 +228,15 @@ def fused_moe(
 
 
 def _known(gate_up: Experts, top_k: int) -> bool:
-    """Whether the kernels take experts of these sizes. Packed ones: ``pack_experts`` asked."""
+    """Whether the kernels take experts of these sizes; of packed ones ``pack_experts`` asked."""
+    if top_k > capi.MAX_TOP_K:
+        return False
     if not isinstance(gate_up, DenseExperts):
         return True
     experts, outer, hidden = gate_up.weight.shape
     columns, width_columns = capi.DENSE_EXPERT_COLUMNS
-    counts = experts <= capi.MAX_EXPERTS and top_k <= capi.MAX_TOP_K
-    return counts and hidden % columns == 0 and outer // 2 % width_columns == 0
+    aligned = hidden % columns == 0 and outer // 2 % width_columns == 0
+    return aligned and experts <= capi.MAX_EXPERTS
 
 
 def _by_kernels(
