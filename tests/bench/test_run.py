@@ -87,6 +87,10 @@ def test_percentiles_of_tokens_share_the_time_of_their_pass() -> None:
     assert side.acceptance_length == 3.0
 
 
+def test_percentiles_have_three_digits_and_whole_milliseconds_from_a_second_on() -> None:
+    assert str(Percentiles(7.128, 999.4, 1074.6)) == "7.13 / 999 / 1075"
+
+
 def test_poisson_arrivals_are_those_of_the_seed_and_every_request_is_answered(bundle: Path) -> None:
     engine = open_engine(bundle)
     requests = make_requests(QUESTIONS, 6, max_tokens=8)

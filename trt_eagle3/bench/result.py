@@ -41,7 +41,10 @@ class Percentiles:
         )
 
     def __str__(self) -> str:
-        return " / ".join(f"{value:.3g}" for value in (self.p50, self.p95, self.p99))
+        return " / ".join(
+            f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+            for value in (self.p50, self.p95, self.p99)
+        )
 
 
 @dataclass(frozen=True)
