@@ -103,7 +103,7 @@ def test_staggered_sequences_say_what_each_says_alone(
 ) -> None:
     """They are preempted, pause, and begin with pages and snapshots of others."""
     expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
-    monkeypatch.setattr(async_cycle, "_MANY", many)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
     ran = count_calls(monkeypatch, AsyncCycles, "_launch_trees" if TREES[tree] else "_launch")
     pool, states = fixed_pool(num_pages), pair.make_states(ROOM)
     prefixes = PrefixCache(pool)
@@ -120,7 +120,7 @@ def test_staggered_sequences_say_what_each_says_alone(
 def test_sampled_sequences_say_what_each_says_to_the_host(
     pair: Hybrid, tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_cycle, "_MANY", 2)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
     for i in range(len(LAYOUTS)):
         pair.alone(i)  # so that its greedy tokens are guessed
     found = []
