@@ -10,6 +10,7 @@ import pytest
 from tests.decode.overwriting import overwriting_llm
 from tests.tiny import build_tiny
 from trt_eagle3.decode.emission import Emission, joined
+from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
@@ -68,8 +69,12 @@ def test_answer_ends_where_it_ends_though_its_first_token_and_a_cycle_come_in_on
         engine.restart_metrics()
         monkeypatch.setattr(Scheduler, "step", watched)
         engine.bundle.decoder.prefill_chunk = 16  # so that prompts end one after the other
-        together = [SamplingParams(ignore_eos=True, max_tokens=n) for n in limits]
-        found = engine.generate(prompts, sampling=together)
+        requests = [
+            Request(p, sampling=SamplingParams(ignore_eos=True, max_tokens=n))
+            for p, n in zip(prompts, limits, strict=True)
+        ]
+        answers = engine._started().submit_together(requests)
+        found = [answer.finish() for answer in answers]
         metrics = engine.metrics()
     assert [g.token_ids for g in found] == [g.token_ids for g in alone]
     assert found[2].accepted_lengths == (1,) * (max_tokens - 1)

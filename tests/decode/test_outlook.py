@@ -44,7 +44,7 @@ def test_unknown_width_is_never_cheaper_than_a_known_narrower_one() -> None:
     cheapest = [acceptance.most_tokens(w.levels) / b for w, b in zip(WIDTHS, best, strict=True)]
     assert cheapest[0] == pytest.approx(0.01 / 1.02, rel=1e-3)
     assert cheapest[1] == pytest.approx(0.03 / 1.02, rel=1e-3)
-    assert min(cheapest[2:]) >= cheapest[1]
+    assert min(cheapest[2:]) >= cheapest[1] * (1 - 1e-9)
     assert all(b >= r for b, r in zip(best, rates, strict=True))
 
 
