@@ -11,50 +11,54 @@ from zlib import crc32
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from tests.global_state import global_state
-from tests.sharing import shared_decoders, shared_sessions
+# torch is imported by workers alone, in hooks and fixtures: who hands out the tests needs none
 
 settings.register_profile(
     "trt-eagle3", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("trt-eagle3")
-torch.set_num_threads(1)
 
 
 LONGEST = (
     "parity/test_faults.py",
     "triton/test_server.py",
     "triton/test_operations.py",
+    "parity/test_faults_quantised.py",
+    "parity/test_faults_service.py",
     "parity/test_clean.py",
     "engine/trt/test_rtx_builder.py",
-    "parity/test_faults_service.py",
-    "parity/test_faults_quantised.py",
+    "probe/test_search.py",
     "parity/test_command.py",
     "decode/test_async_cycle.py",
-    "decode/test_decoder.py",
-    "probe/test_search.py",
     "probe/test_command.py",
     "serving/test_connection.py",
-    "serving/test_cli.py",
+    "decode/test_verify.py",
+    "decode/test_core.py",
     "calibration/test_kv.py",
-    "parity/test_report.py",
-    "decode/test_sampled_decoder.py",
-    "decode/test_llm.py",
+    "decode/test_decoder.py",
     "decode/test_batches.py",
+    "decode/test_async_recurrent.py",
+    "serving/test_cli.py",
+    "decode/test_sampled_decoder.py",
     "probe/test_planted.py",
     "decode/test_fp8_kv.py",
-    "engine/trt/test_session.py",
+    "parity/test_report.py",
+    "decode/test_adaptive_plan.py",
+    "test_pipeline.py",
+    "multimodal/test_decoder_pool.py",
+    "drafts/mtp/test_pair.py",
     "families/qwen3_vl_moe/test_pair.py",
+    "checkpoint/quantised/test_read.py",
+    "families/qwen3_5/test_pair.py",
     "bench/test_run.py",
     "bench/test_against.py",
+    "engine/trt/test_session.py",
+    "decode/test_llm.py",
+    "parity/test_report_page.py",
     "serving/test_app.py",
-    "decode/test_core.py",
-    "decode/test_verify.py",
     "decode/test_structured_answers.py",
-    "test_pipeline.py",
 )
 """Files that take longest. They begin first, so that two workers end at the same time."""
 HERE = Path(__file__).parent
@@ -63,6 +67,8 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    import torch
+
     if not torch.cuda.is_available():
         leave_out_for_gpus(config, items)
 
@@ -83,6 +89,8 @@ def leave_out_for_gpus(config: pytest.Config, items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """A test that changes what others share, and does not put it back, fails itself."""
+    from tests.global_state import global_state
+
     before = global_state()
     yield
     after = global_state()
@@ -93,12 +101,21 @@ def nothing_is_left_behind() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> None:
     """torch's own generator; a test that wants others makes one."""
-    torch.manual_seed(crc32(request.node.nodeid.encode()))
+    import torch
+
+    # where there is no other device, the seeds for it pile up, each with a stack
+    seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed(crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def sharing() -> Iterator[None]:
     """Decoder processes and sessions, for the engines of this process."""
+    import torch
+
+    from tests.sharing import shared_decoders, shared_sessions
+
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch, shared_decoders(patch):
         shared_sessions(patch)
         yield

@@ -88,7 +88,8 @@ class Load:
     """``size`` sequences in flight, each followed by the next when it has its answer.
 
     Attributes:
-        depths: levels of the tree of every cycle. trial_share: of the time.
+        worth: seconds that plain decoding takes for ``tokens``, without noise. depths: levels of
+            the tree of every cycle.
     """
 
     plan: Any
