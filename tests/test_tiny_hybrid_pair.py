@@ -22,7 +22,8 @@ PAIR = ROOT / "examples/tiny_hybrid"
 DRAFTS = {"eagle3": PAIR / "draft", "mtp": Path("mtp")}
 PROMPTS = 20
 SEED = 7
-MIN_EXACT = 0.9  # of image questions, held out
+IMAGE_QUESTIONS = 17  # of the prompts
+MIN_EXACT = 14  # of those; at 96 % (metrics.json) another seed would give fewer 4 times in 1000
 MIN_ACCEPTANCE_LENGTH = 3.0  # bonus token included, 5-step chain
 
 
@@ -66,7 +67,8 @@ def test_chain_of_five_accepts_three_tokens_a_forward(
 def test_image_questions_are_answered_exactly(answered: dict[str, list[Answered]]) -> None:
     asked = [a for a in answered["eagle3"] if a.example.kind != "text"]
     exact = sum(a.plain.text.strip() == a.example.answer for a in asked)
-    assert exact / len(asked) >= MIN_EXACT
+    assert len(asked) == IMAGE_QUESTIONS
+    assert exact >= MIN_EXACT
 
 
 @pytest.fixture(scope="module")
