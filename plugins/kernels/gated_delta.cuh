@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gated_delta_kernel(const Ga
   extern __shared__ __align__(16) char shared[];
   const DeltaBlock b(p);
   const DeltaShared s(shared, p.rows_at_once, p.taps, b.columns);
-  const DeltaPaths paths{s, p.num_new <= kDeltaTreeRows};
+  const DeltaPaths paths{s.paths, s.parents, p.num_new <= kDeltaTreeRows};
   const DeltaRows<T> rows{p, b, s, paths};
   const DeltaNorm<T> norm{p, b, s};
   DeltaState state;
