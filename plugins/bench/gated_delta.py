@@ -137,7 +137,17 @@ def _sweep(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
     """Blocks of a head, which the launcher chooses by itself, and with 0 tensor cores where it does
     (``kDeltaFewRows``).
     """
-    for rows, batch in ((1, 1), (6, 1), (6, 8), (6, 32), (17, 1), (17, 8), (24, 1), (32, 1), (64, 8)):
+    for rows, batch in (
+        (1, 1),
+        (6, 1),
+        (6, 8),
+        (6, 32),
+        (17, 1),
+        (17, 8),
+        (24, 1),
+        (32, 1),
+        (64, 8),
+    ):
         layers = Layers.draw(heads, batch, rows)
         for blocks in (0, 2, 4, 8):
             run = partial(layers.run, blocks_per_head=blocks)

@@ -196,7 +196,8 @@ typedef struct te3_gated_delta_args {
 } te3_gated_delta_args;
 
 /* Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its tensors: for more
- * than 16 rows of 16 bits. No more for smaller shapes; nothing in it outlives a launch. */
+ * than 16 rows of 16 bits. No more for smaller shapes, the same on any device; nothing in it
+ * outlives a launch. */
 te3_status te3_gated_delta_workspace(const te3_gated_delta_args* args, size_t* bytes);
 te3_status te3_gated_delta(
     const te3_gated_delta_args* args, void* workspace, size_t workspace_bytes, void* stream);

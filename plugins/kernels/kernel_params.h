@@ -178,7 +178,8 @@ struct GatedDeltaParams {
 };
 
 // Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its tensors: for more
-// than 16 rows of 16 bits. No more for smaller shapes; nothing in it outlives a launch.
+// than 16 rows of 16 bits. No more for smaller shapes, the same on any device; nothing in it
+// outlives a launch.
 cudaError_t gated_delta_workspace(const GatedDeltaParams& params, size_t* bytes);
 cudaError_t gated_delta(
     const GatedDeltaParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);

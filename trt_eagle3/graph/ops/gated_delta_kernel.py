@@ -45,7 +45,10 @@ Hopper for trees that shared memory does not hold.""",
         "num_k_heads": (int, "Hk"),
         "num_v_heads": (int, "Hv, a multiple of Hk"),
         "epsilon": (float, ""),
-        "blocks_per_head": (int, "tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen"),
+        "blocks_per_head": (
+            int,
+            "tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen",
+        ),
         "chunk_rows": (int, "of a chain, solved together"),
         "prefetch_safe": (
             int,
@@ -64,8 +67,9 @@ Hopper for trees that shared memory does not hold.""",
     int32_t rows_at_once;  // set by the launcher
     DType dtype;
     """,
-    workspace="""Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its tensors:
-for more than 16 rows of 16 bits. No more for smaller shapes; nothing in it outlives a launch.""",
+    workspace="""Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its
+tensors: for more than 16 rows of 16 bits. No more for smaller shapes, the same on any device;
+nothing in it outlives a launch.""",
 )
 
 
