@@ -52,37 +52,16 @@ struct DeltaProducts {
   static constexpr int kPitch = DeltaConvolution<T>::kPitch;
   const DeltaChunkShared<T>& s;
   const DeltaPaths& paths;
-  float of_key[4][4], of_query[4][4];  // k k^T and q k^T, 32 columns
-
-  __device__ __forceinline__ DeltaProducts(const DeltaChunkShared<T>& shared, const DeltaPaths& rows)
-      : s(shared), paths(rows), of_key{}, of_query{} {}
 
   static __device__ __forceinline__ int tile() { return threadIdx.x / 32 % 4; }
   static __device__ __forceinline__ int half() { return threadIdx.x / 128; }
 
-  __device__ __forceinline__ void multiply() {
-    if (tile() / 2 < half()) return;  // above the diagonal
-#pragma unroll 2
-    for (int step = 0; step < kDeltaDepth / 16; ++step) {
-      uint32_t left[4], query[4];
-      load_matrix4(left, tile_address(s.key, kPitch, tile() * 16, step * 16, false));
-      load_matrix4(query, tile_address(s.query, kPitch, tile() * 16, step * 16, false));
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        uint32_t right[4];
-        load_matrix4(right, tile_address(s.key, kPitch, half() * 32 + pair * 16, step * 16, true));
-        mma<T>(of_key[2 * pair], left, right[0], right[1]);
-        mma<T>(of_key[2 * pair + 1], left, right[2], right[3]);
-        mma<T>(of_query[2 * pair], query, right[0], right[1]);
-        mma<T>(of_query[2 * pair + 1], query, right[2], right[3]);
-      }
-    }
-  }
-
-  // A of a value head to shared memory, its attention to the walk. A barrier follows.
+  // A of a value head to shared memory, its attention to the walk. The products of rows are made anew for each: to keep
+  // them costs registers that everything else needs. A barrier follows.
   __device__ __forceinline__ void decay(uint4* attention) const {
     const int lane = threadIdx.x % 32;
-    float seen[4][4];
+    float of_key[4][4] = {}, of_query[4][4] = {};
+    multiply(of_key, of_query);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = tile() * 16 + lane / 4 + r * 8;
@@ -94,7 +73,7 @@ struct DeltaProducts {
         for (int e = 0; e < 2; ++e) {
           const int j = half() * 32 + n * 8 + lane % 4 * 2 + e;
           const float left = j <= i && paths.sees(i, j) ? expf(end - s.decay[j]) : 0.0f;
-          seen[n][2 * r + e] = left * of_query[n][2 * r + e];
+          of_query[n][2 * r + e] *= left;
           rule[e] = j < i ? beta * left * of_key[n][2 * r + e] : 0.0f;
         }
         float2* target = reinterpret_cast<float2*>(s.matrix + i * DeltaInverse::kPitch + half() * 32 + n * 8);
@@ -104,7 +83,7 @@ struct DeltaProducts {
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       attention[(tile() * 4 + half() * 2 + pair) * kDeltaTile + lane] =
-          pack_sums<T>(seen[2 * pair], seen[2 * pair + 1]);
+          pack_sums<T>(of_query[2 * pair], of_query[2 * pair + 1]);
     }
   }
 
@@ -151,6 +130,26 @@ struct DeltaProducts {
   }
 
  private:
+  // k k^T and q k^T, 32 columns.
+  __device__ __forceinline__ void multiply(float (&of_key)[4][4], float (&of_query)[4][4]) const {
+    if (tile() / 2 < half()) return;  // above the diagonal
+#pragma unroll 2
+    for (int step = 0; step < kDeltaDepth / 16; ++step) {
+      uint32_t left[4], query[4];
+      load_matrix4(left, tile_address(s.key, kPitch, tile() * 16, step * 16, false));
+      load_matrix4(query, tile_address(s.query, kPitch, tile() * 16, step * 16, false));
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        uint32_t right[4];
+        load_matrix4(right, tile_address(s.key, kPitch, half() * 32 + pair * 16, step * 16, true));
+        mma<T>(of_key[2 * pair], left, right[0], right[1]);
+        mma<T>(of_key[2 * pair + 1], left, right[2], right[3]);
+        mma<T>(of_query[2 * pair], query, right[0], right[1]);
+        mma<T>(of_query[2 * pair + 1], query, right[2], right[3]);
+      }
+    }
+  }
+
   template <bool kDecays>
   __device__ __forceinline__ float scale(int row) const {
     return kDecays ? s.beta[row] * expf(s.decay[row]) : s.beta[row];
@@ -170,6 +169,9 @@ __global__ void __launch_bounds__(kDeltaMmaThreads, 2) delta_chunk_kernel(const 
   const int keys = p.num_k_heads * p.key_dim, query = key_head * p.key_dim, key = keys + query;
   const int64_t unit = static_cast<int64_t>(sequence) * pass.num_chunks + blockIdx.x;
   const DeltaConvolution<T> rows{p, paths, sequence, start, p.state_reads[sequence]};
+  rows.prefetch(query, p.key_dim);
+  rows.prefetch(key, p.key_dim);
+  rows.prefetch(2 * keys + key_head * ratio * p.value_dim, ratio * p.value_dim);
   paths.read(p, sequence);
   rows.load_weight(query, p.key_dim, s.weight);
   rows.load_weight(key, p.key_dim, s.weight + taps);
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(kDeltaMmaThreads, 2) delta_chunk_kernel(const 
   __syncthreads();
   rows.template run<true>(query, p.key_dim, s.weight, rsqrtf(static_cast<float>(p.key_dim)), -1, s.query);
   rows.template run<true>(key, p.key_dim, s.weight + taps, 1.0f, query, s.key);
-  DeltaProducts<T> products(s, paths);
+  const DeltaProducts<T> products{s, paths};
 #pragma unroll 1
   for (int head = key_head * ratio; head < (key_head + 1) * ratio; ++head) {
     const int64_t of_head = unit * p.num_v_heads + head;
@@ -192,7 +194,6 @@ __global__ void __launch_bounds__(kDeltaMmaThreads, 2) delta_chunk_kernel(const 
     __syncthreads();
     if (head == key_head * ratio) {
       const int64_t of_key = unit * p.num_k_heads + key_head;
-      products.multiply();
       products.hand_over(pass.to.query + of_key * kDeltaTall, pass.to.key + of_key * kDeltaTall);
     }
     rows.template run<false>(2 * keys + value, p.value_dim, s.weight + 2 * taps, 1.0f, keys + value, s.value);

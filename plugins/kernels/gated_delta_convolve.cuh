@@ -16,6 +16,15 @@ struct DeltaConvolution {
   const DeltaPaths& paths;
   int sequence, start, read;
 
+  // Begins to fetch the chunk's rows of `width` channels from `channel` on.
+  __device__ __forceinline__ void prefetch(int channel, int width) const {
+    constexpr int kLine = 128 / static_cast<int>(sizeof(T));
+    const int lines = ceil_div(width, kLine), count = min(kDeltaChunkRows, p.num_new - start);
+    for (int i = threadIdx.x; i < count * lines; i += kDeltaMmaThreads) {
+      prefetch_l2(source(start + i / lines, channel + i % lines * kLine));
+    }
+  }
+
   // The taps of `width` channels from `channel` on, as [taps, kDeltaDepth]; 0 behind them. A barrier follows.
   __device__ __forceinline__ void load_weight(int channel, int width, float* weight) const {
     const T* source = static_cast<const T*>(p.conv_weight) + static_cast<int64_t>(channel) * p.taps;
@@ -28,45 +37,15 @@ struct DeltaConvolution {
   // length. Of the first rows it keeps what came in, and in float32 what goes out, from `kept` of a row on, if not -1.
   template <bool kUnit>
   __device__ __forceinline__ void run(int channel, int width, const float* weight, float length, int kept, T* tile) const {
-    const int first = threadIdx.x / 32 * kWarpRows, own = threadIdx.x % 32 * 4;
-    const bool there = own < width;
-    if (!paths.tree && p.taps <= kFewTaps) {
-      float taps[kFewTaps][4];
-#pragma unroll
-      for (int tap = 0; tap < kFewTaps; ++tap) {
-        const int from = tap - (kFewTaps - p.taps);
-        if (from >= 0) load4(weight + from * kDeltaDepth + own, taps[tap]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) taps[tap][e] = from >= 0 ? taps[tap][e] : 0.0f;
+    const int first = threadIdx.x / 32 * kWarpRows;
+#pragma unroll 1
+    for (int some = first; some < first + kWarpRows; some += kAtOnce) {
+      if (!paths.tree && p.taps <= kFewTaps && start + some >= kFewTaps - 1) {
+        run_together<kUnit>(some, channel, width, weight, length, kept, tile);
+        continue;
       }
 #pragma unroll 1
-      for (int some = first; some < first + kWarpRows; some += kAtOnce) {
-        Pack<T, 4> rows[kAtOnce + kFewTaps - 1];
-#pragma unroll
-        for (int e = 0; e < kAtOnce + kFewTaps - 1; ++e) {
-          rows[e] = load(start + some + e - (kFewTaps - 1), channel + own, there);
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          float total[4] = {};
-#pragma unroll
-          for (int tap = kFewTaps - 1; tap >= 0; --tap) add(rows[i + tap], taps[tap], total);
-          finish<kUnit>(some + i, channel, width, total, rows[i + kFewTaps - 1], length, kept, tile);
-        }
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int i = first; i < first + kWarpRows; ++i) {
-      float total[4] = {};
-      int at = start + i;
-      for (int tap = p.taps - 1; tap >= 0; --tap) {
-        float taps[4];
-        load4(weight + tap * kDeltaDepth + own, taps);
-        add(load(at, channel + own, there && start + i < p.num_new), taps, total);
-        at = paths.above(at);
-      }
-      finish<kUnit>(i, channel, width, total, load(start + i, channel + own, there), length, kept, tile);
+      for (int i = some; i < some + kAtOnce; ++i) run_alone<kUnit>(i, channel, width, weight, length, kept, tile);
     }
   }
 
@@ -82,7 +61,7 @@ struct DeltaConvolution {
     beta[i] = rounded<T>(1.0f / (1.0f + expf(-to_float(ba[0]))));
     gate[i] = -expf(p.a_log[head]) * (a > 20.0f ? a : log1pf(expf(a)));
     if (start + i >= p.kept) return;
-    float* kept = kept_row(i) + p.num_k_heads * p.key_dim + p.num_v_heads * p.value_dim + head;
+    float* kept = kept_row(i) + p.num_k_heads * p.key_dim + values() + head;
     kept[0] = gate[i];
     kept[p.num_v_heads] = beta[i];
   }
@@ -107,6 +86,53 @@ struct DeltaConvolution {
   }
 
  private:
+  // kAtOnce rows of a chain, of which none has taps in the state.
+  template <bool kUnit>
+  __device__ __forceinline__ void run_together(int some, int channel, int width, const float* weight, float length,
+                                               int kept, T* tile) const {
+    const int own = threadIdx.x % 32 * 4, before = start + some - (kFewTaps - 1), stride = p.channels + values();
+    const T* base = static_cast<const T*>(p.qkvz) +
+                    (static_cast<int64_t>(sequence) * p.num_new + before) * stride + channel + own;
+    Pack<T, 4> rows[kAtOnce + kFewTaps - 1];
+#pragma unroll
+    for (int e = 0; e < kAtOnce + kFewTaps - 1; ++e) {
+      const bool there = own < width && before + e < p.num_new;
+      rows[e] = there ? *reinterpret_cast<const Pack<T, 4>*>(base + static_cast<int64_t>(e) * stride) : zeros();
+    }
+    float total[kAtOnce][4] = {};
+#pragma unroll
+    for (int tap = kFewTaps - 1; tap >= 0; --tap) {
+      const int from = tap - (kFewTaps - p.taps);
+      if (from < 0) continue;
+      float taps[4];
+      load4(weight + from * kDeltaDepth + own, taps);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) add(rows[i + tap], taps, total[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      finish<kUnit>(some + i, channel, width, total[i], rows[i + kFewTaps - 1], length, kept, tile);
+    }
+  }
+
+  template <bool kUnit>
+  __device__ __forceinline__ void run_alone(int i, int channel, int width, const float* weight, float length, int kept,
+                                            T* tile) const {
+    const int own = threadIdx.x % 32 * 4;
+    const bool there = own < width && start + i < p.num_new;
+    float total[4] = {};
+    int at = start + i;
+    for (int tap = p.taps - 1; tap >= 0; --tap) {
+      float taps[4];
+      load4(weight + tap * kDeltaDepth + own, taps);
+      add(load(at, channel + own, there), taps, total);
+      at = paths.above(at);
+    }
+    finish<kUnit>(i, channel, width, total, load(start + i, channel + own, there), length, kept, tile);
+  }
+
+  __device__ __forceinline__ int values() const { return p.num_v_heads * p.value_dim; }
+
   // Row `place` before the convolution: below 0 the state's.
   __device__ __forceinline__ const T* source(int place, int channel) const {
     if (place < 0) {
@@ -114,14 +140,15 @@ struct DeltaConvolution {
       return static_cast<const T*>(p.conv_state) + row * p.channels + channel;
     }
     const int64_t row = static_cast<int64_t>(sequence) * p.num_new + place;
-    return static_cast<const T*>(p.qkvz) + row * (p.channels + p.num_v_heads * p.value_dim) + channel;
+    return static_cast<const T*>(p.qkvz) + row * (p.channels + values()) + channel;
   }
 
-  // Zeros where there is no such row.
+  // Zeros where nothing is there.
   __device__ __forceinline__ Pack<T, 4> load(int place, int channel, bool there) const {
-    if (there && place > -p.taps && place < p.num_new) {
-      return *reinterpret_cast<const Pack<T, 4>*>(source(place, channel));
-    }
+    return there ? *reinterpret_cast<const Pack<T, 4>*>(source(place, channel)) : zeros();
+  }
+
+  static __device__ __forceinline__ Pack<T, 4> zeros() {
     Pack<T, 4> none;
 #pragma unroll
     for (int e = 0; e < 4; ++e) none.values[e] = from_float<T>(0.0f);
