@@ -11,17 +11,14 @@ from zlib import crc32
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from tests.global_state import global_state
-from tests.sharing import shared_decoders, shared_sessions
+# torch is imported by workers alone, in hooks and fixtures: who hands out the tests needs none
 
 settings.register_profile(
     "trt-eagle3", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("trt-eagle3")
-torch.set_num_threads(1)
 
 
 LONGEST = (
@@ -63,6 +60,8 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    import torch
+
     if not torch.cuda.is_available():
         leave_out_for_gpus(config, items)
 
@@ -83,6 +82,8 @@ def leave_out_for_gpus(config: pytest.Config, items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """A test that changes what others share, and does not put it back, fails itself."""
+    from tests.global_state import global_state
+
     before = global_state()
     yield
     after = global_state()
@@ -93,12 +94,21 @@ def nothing_is_left_behind() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> None:
     """torch's own generator; a test that wants others makes one."""
-    torch.manual_seed(crc32(request.node.nodeid.encode()))
+    import torch
+
+    # where there is no other device, the seeds for it pile up, each with a stack
+    seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed(crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def sharing() -> Iterator[None]:
     """Decoder processes and sessions, for the engines of this process."""
+    import torch
+
+    from tests.sharing import shared_decoders, shared_sessions
+
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch, shared_decoders(patch):
         shared_sessions(patch)
         yield

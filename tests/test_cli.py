@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -76,8 +77,17 @@ def test_build_prints_one_json_object_and_the_bundle_generates(run: Run, tmp_pat
     assert ended.code == 0
     report = json.loads(ended.out)
     assert report["bundle"] == str(tmp_path / "out" / "tiny")
-    keys = {"bundle", "calibrated_on", "memory_bytes", "num_bytes", "seconds", "weights"}
+    keys = {
+        "bundle",
+        "calibrated_on",
+        "memory_bytes",
+        "num_bytes",
+        "seconds",
+        "warnings",
+        "weights",
+    }
     assert set(report) == keys
+    assert report["warnings"] == []
     assert report["memory_bytes"]["weights"] > 0
     assert run("generate", report["bundle"], "What is 12 plus 30?").out == "12 plus 30 equals 42.\n"
 
@@ -87,6 +97,17 @@ def test_build_for_people_names_bundle_size_and_next_command(run: Run, tmp_path:
     assert f"built {tmp_path / 'tiny'}" in out.replace("\n", "")
     assert "MB" in out
     assert "trt-eagle3 generate" in out
+
+
+def test_build_warns_of_settings_that_hurt(run: Run, tmp_path: Path) -> None:
+    limits = {"max_batch_size": 1, "max_seq_len": 96, "max_visual_tokens": 97}
+    words = [word for key, n in limits.items() for word in ("--set", f"limits.{key}={n}")]
+    build = ("build", "--config", _config_file(tmp_path), "--output", tmp_path, *words)
+    found = [line for line in run(*build).out.splitlines() if line.startswith("warning: ")]
+    named = ["limits.max_batch_size: 1:", "limits.max_visual_tokens: 97 is above max_seq_len (96)"]
+    assert len(found) == len(named)
+    assert all(name in line for name, line in zip(named, found, strict=True))
+    assert json.loads(run(*build, "--json").out)["warnings"] == [w[9:] for w in found]
 
 
 def test_square_brackets_in_a_path_are_printed(run: Run, tmp_path: Path) -> None:
@@ -197,6 +218,16 @@ def test_build_takes_config_keys_and_overrides_of_the_draft(run: Run, tmp_path: 
     assert record["draft"]["sources"]["residual"]["kind"] == "override"
 
 
+def test_converted_draft_names_the_target_that_its_config_names(run: Run, tmp_path: Path) -> None:
+    draft = Path(shutil.copytree(DRAFT, tmp_path / "draft"))
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"target_model_type": "qwen3_5"}))
+    ended = run("convert-draft", draft, tmp_path / "out", "--to", "speculators", "--json")
+    assert not [note for note in json.loads(ended.out)["notes"] if note.startswith("verifier")]
+    written = json.loads((tmp_path / "out/config.json").read_text())["speculators_config"]
+    assert written["verifier"]["architectures"] == ["Qwen3_5ForConditionalGeneration"]
+
+
 def test_converted_draft_reads_as_the_same_manifest(run: Run, tmp_path: Path) -> None:
     ended = run(
         "convert-draft",
@@ -209,6 +240,8 @@ def test_converted_draft_reads_as_the_same_manifest(run: Run, tmp_path: Path) ->
         "--json",
     )
     assert json.loads(ended.out)["layout"] == "speculators"
+    written = json.loads((tmp_path / "out/config.json").read_text())["speculators_config"]
+    assert written["verifier"]["architectures"] == ["Qwen3VLForConditionalGeneration"]
     before, after = (
         json.loads(run("inspect", TARGET, d, "--json").out)["draft"]
         for d in (DRAFT, tmp_path / "out")

@@ -11,14 +11,14 @@ import pytest
 import torch
 from check import _inputs
 from evaluate import Pair
-from export import save_draft
+from export import rounded, save_draft
 from hybrid import AUX_LAYERS, MtpHead, hybrid_forward, mtp_forward
 from model import Draft
 from prompt import SPECIAL
 from tasks import examples
 from tokenizers import Tokenizer
 from train import VOCAB_ROWS
-from train_hybrid import DRAFT_WIDTH, begun, rounded, save_hybrid
+from train_hybrid import DRAFT_WIDTH, begun, save_hybrid
 
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.tiny import TARGET, build_tiny

@@ -25,6 +25,7 @@ from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
 from trt_eagle3.drafts.registry import find_draft
+from trt_eagle3.engine.advice import setting_warnings
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.build_job import BuildJob, Engines, TreeSizes, Written
 from trt_eagle3.engine.bundle import (
@@ -75,6 +76,7 @@ class BuildReport:
             weights got there.
         memory: what the largest permitted load takes. engines: what became of the graphs where
             the backend compiles them. calibrated_on: how many prompts, in words; empty without.
+        warnings: settings that are valid and hardly meant.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class BuildReport:
     memory: MemoryNeed
     engines: Engines | None = None
     calibrated_on: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def build(
@@ -167,6 +170,7 @@ def build(
         memory,
         written.engines,
         _calibrated_on(prompts, found),
+        tuple(setting_warnings(config.limits, spec)),
     )
 
 
@@ -231,11 +235,6 @@ def _calibration_prompts(
             f"--calibration {file}: is for INT4 weights and FP8 keys and values, and "
             f"engine.weights is {made}. Set engine.weights: int4 or engine.kv_dtype: fp8, or leave "
             "it out."
-        )
-    if spec.recurrent_layers:
-        raise UserError(
-            f"--calibration {file}: {spec.path} has layers of linear attention, whose inputs are "
-            "not looked at. Leave it out: weights are quantised without data."
         )
     return read_prompts(file, spec, config.limits.max_seq_len)
 

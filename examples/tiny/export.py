@@ -15,10 +15,10 @@ from model import AUX_LAYERS, HEAD_DIM, ROPE_THETA, SECTIONS, Draft
 from prompt import CHAT_TEMPLATE, MERGE, PATCH, SPECIAL
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
 
-__all__ = ["as_bfloat16", "save_draft", "save_prompt_files", "save_target", "write_json"]
+__all__ = ["as_bfloat16", "rounded", "save_draft", "save_prompt_files", "save_target", "write_json"]
 
 COMMON_PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
@@ -28,6 +28,14 @@ COMMON_PROCESSOR = {
     "merge_size": MERGE,
     "processor_class": "Qwen3VLProcessor",
 }
+
+
+def rounded(model: nn.Module) -> nn.Module:
+    """Its weights as they are saved, in bfloat16."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

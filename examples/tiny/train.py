@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from evaluate import evaluate, load_pair
 from export import save_draft, save_target
 from model import AUX_LAYERS, Draft, Forward, target_config, target_forward
 from prompt import SPECIAL, train_bpe
+from recipe import recipe_parser
 from tasks import examples
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -287,25 +287,8 @@ def fit_draft(
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="gets target/, draft/, images/ and metrics.json"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--target-steps", type=int, default=8000)
-    parser.add_argument("--draft-steps", type=int, default=4000)
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
-    parser.add_argument("--workers", type=int, default=14, help="data processes")
-    parser.add_argument("--print-every", type=int, default=250)
-    parser.add_argument(
-        "--per-kind", type=int, default=500, help="held-out examples per kind in the evaluation"
-    )
-    parser.add_argument(
-        "--chains", type=int, default=100, help="of which this many are decoded speculatively"
-    )
+    steps = {"target": 8000, "draft": 4000}
+    parser = recipe_parser(__doc__, seed=0, batch_size=512, steps=steps, examples=500, chains=100)
     parser.add_argument(
         "--stage",
         choices=("all", "target", "draft"),

@@ -24,7 +24,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tiny"))
 
 from evaluate import Pair, evaluate  # noqa: E402
-from export import as_bfloat16, save_draft, save_prompt_files, write_json  # noqa: E402
+from export import (  # noqa: E402
+    as_bfloat16,
+    rounded,
+    save_draft,
+    save_prompt_files,
+    write_json,
+)
 from hybrid import (  # noqa: E402
     AUX_LAYERS,
     INNER,
@@ -34,6 +40,7 @@ from hybrid import (  # noqa: E402
     mtp_forward,
 )
 from prompt import SPECIAL, train_bpe  # noqa: E402
+from recipe import derived_args  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from train import VOCAB_ROWS, Budget, fit_draft, fit_target, train_draft  # noqa: E402
@@ -98,14 +105,6 @@ def _draw_linear(new: Any) -> None:
     new.conv1d.weight[:, 0, -1] = 1.0
 
 
-def rounded(model: nn.Module) -> nn.Module:
-    """Its weights as they are saved, in bfloat16."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16())
-    return model.eval().requires_grad_(requires_grad=False)
-
-
 def save_hybrid(folder: Path, model: Any, head: MtpHead, tokenizer: Tokenizer) -> None:
     """Target and MTP head in one checkpoint, as published ones lie."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,24 +131,7 @@ def save_hybrid(folder: Path, model: Any, head: MtpHead, tokenizer: Tokenizer) -
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--source", type=Path, default=HERE.parent / "tiny" / "target")
-    parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--target-steps", type=int, default=8000)
-    parser.add_argument("--mtp-steps", type=int, default=3000)
-    parser.add_argument("--draft-steps", type=int, default=3000)
-    for name in ("target", "mtp", "draft"):
-        parser.add_argument(f"--{name}-seconds", type=float, default=math.inf, help="at most")
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
-    parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--print-every", type=int, default=250)
-    parser.add_argument("--per-kind", type=int, default=200)
-    parser.add_argument("--chains", type=int, default=25)
-    return parser.parse_args()
+    return derived_args(__doc__, seed=3, steps={"target": 8000, "mtp": 3000, "draft": 3000})
 
 
 class Recipe:

@@ -26,8 +26,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tiny"))
 
 from evaluate import Pair, evaluate  # noqa: E402
-from export import save_draft, save_target  # noqa: E402
+from export import rounded, save_draft, save_target  # noqa: E402
 from prompt import SPECIAL, train_bpe  # noqa: E402
+from recipe import derived_args  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from train import VOCAB_ROWS, Budget, fit_target, train_draft  # noqa: E402
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # noqa: E402
@@ -111,31 +112,7 @@ def imbalance(model: nn.Module) -> Tensor:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--source", type=Path, default=HERE.parent / "tiny" / "target")
-    parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--target-steps", type=int, default=6000)
-    parser.add_argument("--draft-steps", type=int, default=3000)
-    parser.add_argument("--target-seconds", type=float, default=math.inf, help="at most")
-    parser.add_argument("--draft-seconds", type=float, default=math.inf, help="at most")
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
-    parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--print-every", type=int, default=250)
-    parser.add_argument("--per-kind", type=int, default=200)
-    parser.add_argument("--chains", type=int, default=25)
-    return parser.parse_args()
-
-
-def rounded(model: nn.Module) -> nn.Module:
-    """Its weights as they are saved, in bfloat16."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16())
-    return model.eval().requires_grad_(requires_grad=False)
+    return derived_args(__doc__, seed=2, steps={"target": 6000, "draft": 3000})
 
 
 def main() -> None:

@@ -5,7 +5,8 @@
 Every figure is the median over replays of one CUDA graph that holds the linear attention of some
 layers of Qwen3.5-9B's or 27B's geometry, each layer with states of its own: microseconds a layer.
 The floor is the bytes of the states, read and written once, and of the rows, over the copy
-bandwidth of this run. Prompts and ``--sweep`` have one sequence.
+bandwidth of this run. ``copy``: a copy of as many bytes of states by a launch for each layer, which
+is what such a launch can reach. Prompts have one sequence.
 """
 
 from __future__ import annotations
@@ -111,7 +112,19 @@ def _commit(heads: tuple[int, int], batch: int, moves: int) -> tuple[Callable[[]
         capi.commit_window(window, conv_rows, entries, path)
         capi.commit_delta(state, delta_rows, entries, path)
 
-    return run, batch * (2 * hv * DIM * DIM * 4 + moves * (4 * width + 2 * channels))
+    windows, taken = 2 * (TAPS - 1) * channels * 2, min(moves, TAPS - 1) * channels * 2
+    return run, batch * (2 * hv * DIM * DIM * 4 + moves * 4 * width + windows + taken)
+
+
+def _copy(heads: tuple[int, int], batch: int) -> tuple[Callable[[], None], int]:
+    """The states of each layer copied to the entries beside them, and their bytes by layer."""
+    states = torch.randn(LAYERS, 2, batch, heads[1], DIM, DIM, device=DEVICE)
+
+    def run() -> None:
+        for read, write in states:
+            write.copy_(read)
+
+    return run, 2 * states[0, 0].nbytes
 
 
 def _cell(run: Callable[[], object], num_bytes: int, bandwidth: float) -> str:
@@ -120,9 +133,9 @@ def _cell(run: Callable[[], object], num_bytes: int, bandwidth: float) -> str:
 
 
 def _tables(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
-    yield f"| B | {' | '.join(f'{n} rows' for n in ROWS)} | commit of 1 | of 5 |"
+    yield f"| B | copy | {' | '.join(f'{n} rows' for n in ROWS)} | commit of 1 | of 5 |"
     for batch in BATCHES:
-        cells = []
+        cells = [_cell(*_copy(heads, batch), bandwidth)]
         for rows in ROWS:
             layers = Layers.draw(heads, batch, rows)
             cells.append(_cell(layers.run, layers.num_bytes(), bandwidth))
@@ -135,7 +148,7 @@ def _tables(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
 
 def _sweep(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
     """Blocks of a head, which the launcher chooses by itself, and with 0 tensor cores where it does
-    (``kDeltaFewRows``).
+    (``kDeltaStepRows``).
     """
     for rows, batch in (
         (1, 1),
@@ -149,7 +162,7 @@ def _sweep(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
         (64, 8),
     ):
         layers = Layers.draw(heads, batch, rows)
-        for blocks in (0, 2, 4, 8):
+        for blocks in (0, 1, 2, 4):
             run = partial(layers.run, blocks_per_head=blocks)
             what = f"rows {rows}, B {batch}, {blocks} blocks a head"
             yield f"{what}: {_cell(run, layers.num_bytes(), bandwidth)}"

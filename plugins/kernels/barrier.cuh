@@ -6,7 +6,8 @@
 namespace trt_eagle3 {
 
 // Waits until `threads` threads of the block, whole warps, have come here or to another call with the same id (1 to
-// 15), and orders their memory accesses. Warps may come from different branches, which __syncthreads() forbids.
+// 15), and orders their memory accesses. Warps may come from different branches, which __syncthreads() forbids; but
+// not all of the block's, for synccheck takes a barrier of every thread for __syncthreads().
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }

@@ -2,8 +2,10 @@
 // convolution before it and the gated norm behind it, in one launch.
 //
 // Idea: the rows of a chunk are solved together (graph/ops/gated_delta.py), so that the state of a head passes through
-// registers once, read before what the launch waits for, and no state is kept per row. A warp has 8 columns of a head's
-// state, which need no other column up to the norm; the blocks of a head are a cluster, which meets for that alone.
+// registers once, read before what the launch waits for, and no state is kept per row. A block has a head, of few
+// sequences a part of its columns, which need no other column up to the norm; the blocks of a head are a cluster, which
+// meets for that alone. Every task of a warp waits for memory once, and two blocks share a multiprocessor where the rows
+// are few: what bounds a step of many sequences is how many bytes are in flight.
 // Bytes moved: the state read and written once, 8 * Hv * Dk * Dv a sequence; the rows. Measured: nothing yet.
 #pragma once
 
@@ -57,7 +59,7 @@ struct DeltaNorm {
     for (int i = threadIdx.x / 32; i < count; i += warps) {
       float sum = 0.0f;
       for (int column = lane; column < b.columns; column += 32) {
-        const float o = rounded<T>(s.found[place(i, column)]);
+        const float o = rounded<T>(s.found[s.place(i, column)]);
         sum += o * o;
       }
       sum = warp_sum(sum);
@@ -65,83 +67,111 @@ struct DeltaNorm {
     }
   }
 
-  __device__ __forceinline__ void write(int start, int count) const {
-    const int packs = b.columns / 4, values = p.num_v_heads * p.value_dim;
-    for (int i = threadIdx.x; i < count * packs; i += blockDim.x) {
-      const int row = i / packs, column = i % packs * 4, own = b.head * p.value_dim + b.first_column + column;
-      if (b.first_column + column >= p.value_dim) continue;
-      const int64_t n = static_cast<int64_t>(b.sequence) * p.num_new + start + row;
-      float z[4], weight[4], out[4];
-      load4(static_cast<const T*>(p.qkvz) + n * (p.channels + values) + p.channels + own, z);
-      load4(static_cast<const T*>(p.norm) + b.first_column + column, weight);
-      const float mean = DeltaCluster::sum(s.squares + row) / static_cast<float>(p.value_dim);
-      const float scale = 1.0f / sqrtf(mean + p.epsilon);
+  // What a thread's four numbers `i` of a chunk are multiplied with; read while others still compute.
+  struct Factors {
+    Quad<T> z, weight;
+  };
+  __device__ __forceinline__ Factors factors(int start, int count, int i) const {
+    Factors found = {};
+    const int row = i / 32, column = b.first_column + i % 32 * 4;
+    if (row >= count || !has(i)) return found;
+    const int64_t n = static_cast<int64_t>(b.sequence) * p.num_new + start + row;
+    const T* z = static_cast<const T*>(p.qkvz) + n * (p.channels + values()) + p.channels + b.head * p.value_dim;
+    found.z = load_quad(z + column);
+    found.weight = load_quad(static_cast<const T*>(p.norm) + column);
+    return found;
+  }
+
+  __device__ __forceinline__ void write(int start, int i, const Factors& factors) const {
+    const int row = i / 32, column = b.first_column + i % 32 * 4;
+    if (!has(i)) return;
+    const int64_t n = static_cast<int64_t>(b.sequence) * p.num_new + start + row;
+    const float mean = DeltaCluster::sum(s.squares + row) / static_cast<float>(p.value_dim);
+    const float scale = 1.0f / sqrtf(mean + p.epsilon);
+    const float* found = s.found + s.place(row, column - b.first_column);
+    float z[4], weight[4], out[4];
+    unpack<T>(factors.z, z);
+    unpack<T>(factors.weight, weight);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float unit = rounded<T>(rounded<T>(s.found[place(row, column + e)]) * scale);
-        out[e] = rounded<T>(weight[e] * unit) * silu<T>(z[e]);
-      }
-      store4(static_cast<T*>(p.out) + n * values + own, out);
+    for (int e = 0; e < 4; ++e) {
+      const float unit = rounded<T>(rounded<T>(found[e]) * scale);
+      out[e] = rounded<T>(weight[e] * unit) * silu<T>(z[e]);
     }
+    store4(static_cast<T*>(p.out) + n * values() + b.head * p.value_dim + column, out);
   }
 
  private:
-  __device__ __forceinline__ int place(int row, int column) const {
-    return (column / kDeltaColumns * p.rows_at_once + row) * kDeltaColumns + column % kDeltaColumns;
+  __device__ __forceinline__ int values() const { return p.num_v_heads * p.value_dim; }
+  // A warp has a row; lanes past the block's columns have nothing to do.
+  __device__ __forceinline__ bool has(int i) const {
+    return i % 32 * 4 < b.columns && b.first_column + i % 32 * 4 < p.value_dim;
   }
 };
 
-// grid (blocks of a head, Hv, B), which are a cluster along x. kThreads: at most.
-template <typename T, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) gated_delta_kernel(const GatedDeltaParams p) {
+constexpr int kDeltaThreads = 32 * kDeltaWidth / kDeltaColumns;  // at most
+
+// grid (blocks of a head, Hv, B), which are a cluster along x; kBlocks share a multiprocessor.
+template <typename T, int kBlocks>
+__global__ void __launch_bounds__(kDeltaThreads, kBlocks) gated_delta_kernel(const GatedDeltaParams p) {
   extern __shared__ __align__(16) char shared[];
   const DeltaBlock b(p);
   const DeltaShared s(shared, p.rows_at_once, p.taps, b.columns);
-  const DeltaPaths paths{s.paths, s.parents, p.num_new <= kDeltaTreeRows};
+  constexpr bool kStep = kBlocks > 1;  // all rows are one chunk, of a tree
+  const DeltaPaths paths{s.paths, s.parents, kStep || p.num_new <= kDeltaTreeRows};
   const DeltaRows<T> rows{p, b, s, paths};
   const DeltaNorm<T> norm{p, b, s};
   DeltaState state;
-  const DeltaRule rule(p, s, state);
-  const int read = p.state_reads[b.sequence], write = p.state_writes[b.sequence];
-  const int certain = min(max(p.certain[b.sequence], 0), p.num_new);
-  const int column = b.first_column + threadIdx.x / 32 * kDeltaColumns;
+  const DeltaRule rule{p, b, s, state};
+  const int read = p.state_reads[b.sequence];
+  const int columns = p.value_dim - b.first_column;
   const int64_t size = static_cast<int64_t>(p.key_dim) * p.value_dim;
   const auto matrix = [&](int entry) {
-    return p.delta_state + (static_cast<int64_t>(entry) * p.num_v_heads + b.head) * size + column;
+    return p.delta_state + (static_cast<int64_t>(entry) * p.num_v_heads + b.head) * size + b.first_column;
   };
-  state.load(matrix(read), p.key_dim, p.value_dim, p.value_dim - column);
+  const auto store = [&] { state.store(matrix(p.state_writes[b.sequence]), p.key_dim, p.value_dim, columns); };
+  state.load(matrix(read), p.key_dim, p.value_dim, columns);
   rows.load_weight();
   paths.read(p, b.sequence);
   wait_for_previous();  // a launch whose states are not prefetch_safe did not come up before it could pass here
   __syncthreads();
-  rows.write_window(read, write, certain);
-  if (certain == 0) state.store(matrix(write), p.key_dim, p.value_dim, p.value_dim - column);
+  if (!kStep && rows.certain() == 0) store();
 #pragma unroll 1
   for (int start = 0; start < p.num_new; start += p.rows_at_once) {
-    const int count = min(p.rows_at_once, p.num_new - start), stop = start + count;
+    const int count = kStep ? p.num_new : min(p.rows_at_once, p.num_new - start), stop = start + count;
     rows.convolve(read, start, count);
+    if (start == 0) rows.write_window(read);
     __syncthreads();
     rows.sum_gates(count);
     __syncthreads();
-    rows.meet(count);
+    if constexpr (kStep) {
+      rows.meet_in_pairs(count);
+    } else {
+      rows.meet(count);
+    }
     rule.read_state(count);
-    __syncthreads();
+    auto factors = norm.factors(start, count, threadIdx.x);
     rule.solve(count);
     __syncthreads();
     norm.sum_squares(count);
     __syncthreads();
     DeltaCluster::arrive();
-    const bool ends = certain > start && certain <= stop;
+    const int certain = rows.certain();
+    const bool ends = kStep || (certain > start && certain <= stop);
     if (ends) {
       rule.advance(0, certain - start);
-      state.store(matrix(write), p.key_dim, p.value_dim, p.value_dim - column);
+      store();
     }
-    if (stop < p.num_new) rule.advance(ends ? certain - start : 0, count);
+    if (!kStep && stop < p.num_new) rule.advance(ends ? certain - start : 0, count);
     DeltaCluster::wait();
-    norm.write(start, count);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * 32; i += blockDim.x) {
+      norm.write(start, i, factors);
+      factors = norm.factors(start, count, i + blockDim.x);
+    }
     DeltaCluster::arrive();  // the others have read this block's squares
     __syncthreads();
     DeltaCluster::wait();
+    if (kStep) break;
   }
 }
 
@@ -151,21 +181,29 @@ inline int delta_rows_at_once(const GatedDeltaParams& p) {
   return p.chunk_rows > 0 ? std::min(p.chunk_rows, kDeltaTreeRows) : kDeltaChunk;
 }
 
-template <typename T, int kThreads, int kBlocks>
+template <typename T, int kBlocks>
 cudaError_t run_gated_delta(const GatedDeltaParams& p, const Chip& chip, int cluster, cudaStream_t stream) {
-  const int warps = ceil_div(ceil_div(p.value_dim, kDeltaColumns), cluster);
-  const int bytes = DeltaShared::bytes(p.rows_at_once, p.taps, warps * kDeltaColumns);
+  const int all = ceil_div(p.value_dim, kDeltaGroup), groups = ceil_div(all, cluster);
+  const int bytes = DeltaShared::bytes(p.rows_at_once, p.taps, groups * kDeltaGroup);
   if (bytes > chip.shared_bytes) return cudaErrorNotSupported;
-  const auto kernel = gated_delta_kernel<T, kThreads, kBlocks>;
+  const auto kernel = gated_delta_kernel<T, kBlocks>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
-  const dim3 grid(ceil_div(ceil_div(p.value_dim, kDeltaColumns), warps), p.num_v_heads, p.batch);
-  return launch(overlap, kernel, grid, warps * 32, bytes, grid.x, stream, p);
+  const dim3 grid(ceil_div(all, groups), p.num_v_heads, p.batch);
+  return launch(overlap, kernel, grid, groups * kDeltaParts * 32, bytes, grid.x, stream, p);
 }
 
-// On Hopper a head's columns are cut over as many blocks as keep the chip busy; elsewhere one block has all of them.
+// Blocks of a head, on Hopper: two where heads are fewer than half of the multiprocessors and rows are few; else what
+// all columns share (q, k, how rows meet) is done once. Elsewhere one block has all columns.
+inline int delta_blocks(const GatedDeltaParams& p, const Chip& chip) {
+  if (chip.major < 9) return 1;
+  if (p.blocks_per_head > 0) return std::min(p.blocks_per_head, 4);
+  const bool few = static_cast<int64_t>(p.num_v_heads) * p.batch * 2 <= chip.sms;
+  return few && p.num_new <= kDeltaStepRows ? 2 : 1;
+}
+
 template <typename T>
 cudaError_t launch_gated_delta(const GatedDeltaParams& params, cudaStream_t stream) {
   Chip chip;
@@ -175,10 +213,12 @@ cudaError_t launch_gated_delta(const GatedDeltaParams& params, cudaStream_t stre
   if (!fits) return cudaErrorNotSupported;
   GatedDeltaParams p = params;
   p.rows_at_once = delta_rows_at_once(p);
-  if (chip.major < 9) return run_gated_delta<T, 512, 1>(p, chip, 1, stream);
-  const bool few = static_cast<int64_t>(p.num_v_heads) * p.batch * 4 <= chip.sms;
-  const int cluster = p.blocks_per_head > 0 ? std::min(std::max(p.blocks_per_head, 2), 8) : few ? 4 : 2;
-  return run_gated_delta<T, 256, 2>(p, chip, cluster, stream);
+  const int blocks = delta_blocks(p, chip);
+  [[maybe_unused]] const bool step = chip.major >= 9 && p.num_new <= kDeltaStepRows;
+  if constexpr (sizeof(T) == 2) {
+    if (step) return run_gated_delta<T, 2>(p, chip, blocks, stream);
+  }
+  return run_gated_delta<T, 1>(p, chip, blocks, stream);
 }
 
 }  // namespace trt_eagle3

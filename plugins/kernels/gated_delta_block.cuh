@@ -5,10 +5,14 @@
 
 namespace trt_eagle3 {
 
-constexpr int kDeltaColumns = 8;    // of a head's state, of a warp
+constexpr int kDeltaColumns = 8;    // of a head that a warp solves
+constexpr int kDeltaGroup = 32;     // columns of a head's state that four warps have in registers
+constexpr int kDeltaParts = 4;      // those warps, each with 32 channels
+constexpr int kDeltaPass = 4;       // rows whose products with the state wait for their sum over the parts
 constexpr int kDeltaDepth = 128;    // channels of a head of k at most; shared rows have as many, the rest of them 0
 constexpr int kDeltaWidth = 128;    // channels of a head of v at most
 constexpr int kDeltaTreeRows = 64;  // more rows are a chain; of so many, those that bring states further are kept
+constexpr int kDeltaStepRows = 16;  // at most in a step, of which on Hopper two blocks share a multiprocessor
 constexpr int kDeltaChunk = 32;     // rows of a long chain that are solved together
 constexpr int kDeltaTaps = 8;       // of the convolution at most
 constexpr float kDeltaUnitEpsilon = 1e-6f;  // added to the squares of a head of q and k
@@ -16,7 +20,7 @@ constexpr float kDeltaUnitEpsilon = 1e-6f;  // added to the squares of a head of
 // Which columns of which head: grid (blocks of a head, Hv, B); the blocks of a head are a cluster.
 struct DeltaBlock {
   int head, key_head, sequence;
-  int first_column, columns;  // of the head; a multiple of kDeltaColumns, which may go past the last one
+  int first_column, columns;  // of the head; a multiple of kDeltaGroup, which may go past the last one
   bool first_of_key_head;     // which writes what the value heads of a key head share
 
   __device__ __forceinline__ explicit DeltaBlock(const GatedDeltaParams& p)
@@ -24,7 +28,7 @@ struct DeltaBlock {
         key_head(blockIdx.y / (p.num_v_heads / p.num_k_heads)),
         sequence(blockIdx.z),
         first_column(blockIdx.x * (blockDim.x / 32) * kDeltaColumns),
-        columns(blockDim.x / 32 * kDeltaColumns),
+        columns(blockDim.x / (32 * kDeltaParts) * kDeltaGroup),
         first_of_key_head(blockIdx.x == 0 && blockIdx.y % (p.num_v_heads / p.num_k_heads) == 0) {}
 };
 
@@ -32,37 +36,47 @@ struct DeltaBlock {
 struct DeltaShared {
   uint64_t* paths;  // [64]: bit j of i: row j is on the path of row i; not used where rows are a chain
   int* parents;     // [64]: -1: the state
+  float* parts;     // [kDeltaParts, kDeltaPass, 2, kDeltaWidth]: of k S and q S
   float* weight;    // [taps, 2 * kDeltaDepth + columns]: of q, k and v
   float* query;     // [rows, kDeltaDepth]: of length Dk^-1/2
   float* key;       // [rows, kDeltaDepth]: of length 1
   float* rule;      // [rows, rows]: what of row j's update row i's takes away
   float* attention; // [rows, rows]: what of row j's update row i sees
-  float* update;    // [warps, rows, kDeltaColumns]: v, then u
-  float* found;     // [warps, rows, kDeltaColumns]: o
-  float* gate;      // [rows]: g
-  float* decay;     // [rows]: sum of g along the row's path
-  float* beta;      // [rows]
-  float* squares;   // [rows]: of the block's columns of o; read by the cluster
+  float* update;    // [columns / 8, rows, kDeltaColumns]: v, then u
+  float* found;     // [columns / 8, rows, kDeltaColumns]: o
+  float* gate;      // [64]: g
+  float* decay;     // [64]: sum of g along the row's path
+  float* beta;      // [64]
+  float* squares;   // [64]: of the block's columns of o; read by the cluster
+  int rows;
 
   __host__ __device__ static int bytes(int rows, int taps, int columns) {
-    const int each = 2 * kDeltaDepth + 2 * columns + 4;
-    return kDeltaTreeRows * 12 + 4 * (taps * (2 * kDeltaDepth + columns) + rows * each + 2 * rows * round4(rows));
+    const int each = 2 * kDeltaDepth + 2 * columns, parts = kDeltaParts * kDeltaPass * 2 * kDeltaWidth;
+    return kDeltaTreeRows * 28 +
+           4 * (taps * (2 * kDeltaDepth + columns) + parts + rows * each + 2 * rows * round4(rows));
   }
 
-  __device__ __forceinline__ DeltaShared(char* memory, int rows, int taps, int columns) {
+  __device__ __forceinline__ DeltaShared(char* memory, int rows_at_once, int taps, int columns) {
+    rows = rows_at_once;
     paths = reinterpret_cast<uint64_t*>(memory);
     parents = reinterpret_cast<int*>(paths + kDeltaTreeRows);
-    weight = reinterpret_cast<float*>(parents + kDeltaTreeRows);
+    gate = reinterpret_cast<float*>(parents + kDeltaTreeRows);
+    decay = gate + kDeltaTreeRows;
+    beta = decay + kDeltaTreeRows;
+    squares = beta + kDeltaTreeRows;
+    parts = squares + kDeltaTreeRows;
+    weight = parts + kDeltaParts * kDeltaPass * 2 * kDeltaWidth;
     query = weight + taps * (2 * kDeltaDepth + columns);
     key = query + rows * kDeltaDepth;
     update = key + rows * kDeltaDepth;
     found = update + rows * columns;
     rule = found + rows * columns;
     attention = rule + rows * round4(rows);
-    gate = attention + rows * round4(rows);
-    decay = gate + rows;
-    beta = decay + rows;
-    squares = beta + rows;
+  }
+
+  // Of a row's column in update and found.
+  __device__ __forceinline__ int place(int row, int column) const {
+    return (column / kDeltaColumns * rows + row) * kDeltaColumns + column % kDeltaColumns;
   }
 
   __host__ __device__ static constexpr int round4(int x) { return (x + 3) / 4 * 4; }
@@ -87,16 +101,32 @@ struct DeltaPaths {
       const uint8_t* mask = p.tree_mask + row * p.tail + (p.tail - p.num_new);
       uint64_t path = 0;
       int parent = -1;
-      for (int j = 0; j <= i && i < p.num_new; ++j) {
-        if (mask[j] == 0) continue;
-        path |= uint64_t{1} << j;
-        if (j < i) parent = j;
+      const int last = i < p.num_new ? i : -1;
+#pragma unroll 8
+      for (int j = 0; j <= last; ++j) {  // without branches, so that eight are in flight
+        const bool there = mask[j] != 0;
+        path |= static_cast<uint64_t>(there) << j;
+        parent = there && j < i ? j : parent;
       }
       paths[i] = path;
       parents[i] = parent;
     }
   }
 };
+
+// Four numbers as they lie in memory, in as few registers.
+template <typename T>
+using Quad = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
+template <typename T>
+__device__ __forceinline__ Quad<T> load_quad(const T* pointer) {
+  return *reinterpret_cast<const Quad<T>*>(pointer);
+}
+template <typename T>
+__device__ __forceinline__ void unpack(const Quad<T>& quad, float (&values)[4]) {
+  const auto& pack = reinterpret_cast<const Pack<T, 4>&>(quad);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) values[e] = to_float(pack.values[e]);
+}
 
 // Four numbers at `pointer`, which is aligned to as many.
 template <typename T>

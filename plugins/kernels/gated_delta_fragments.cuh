@@ -8,7 +8,6 @@
 
 namespace trt_eagle3 {
 
-constexpr int kDeltaFewRows = 16;        // of a tree, that are left to the kernel without tensor cores
 constexpr int kDeltaChunkRows = 64;      // solved together
 constexpr int kDeltaPassChunks = 32;     // of all sequences, between which and the next nothing is kept but states
 constexpr int kDeltaMmaThreads = 256;

@@ -52,7 +52,7 @@ struct DeltaPromptPlan {
   size_t bytes;             // of workspace: the same on any chip, and no more for less of anything
 
   DeltaPromptPlan(const GatedDeltaParams& p, const Chip& chip)
-      : takes(p.dtype != DType::kFloat32 && p.num_new > kDeltaFewRows && p.blocks_per_head == 0 && p.chunk_rows == 0 &&
+      : takes(p.dtype != DType::kFloat32 && p.num_new > kDeltaStepRows && p.blocks_per_head == 0 && p.chunk_rows == 0 &&
               p.key_dim <= kDeltaDepth && p.value_dim <= kDeltaWidth && p.taps <= kDeltaTaps && p.key_dim % 4 == 0 &&
               p.value_dim % 4 == 0),
         chunks(ceil_div(p.num_new, kDeltaChunkRows)),

@@ -18,34 +18,49 @@ struct DeltaRows {
     const T* weight = static_cast<const T*>(p.conv_weight);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
       const int channel = channel_of(i);
-      for (int tap = 0; tap < p.taps; ++tap) {
-        s.weight[tap * width + i] = channel < 0 ? 0.0f : to_float(weight[static_cast<int64_t>(channel) * p.taps + tap]);
+      float taps[kDeltaTaps];
+#pragma unroll
+      for (int tap = 0; tap < kDeltaTaps; ++tap) {  // all in flight before the first is kept
+        const bool there = channel >= 0 && tap < p.taps;
+        taps[tap] = there ? to_float(weight[static_cast<int64_t>(channel) * p.taps + tap]) : 0.0f;
+      }
+#pragma unroll
+      for (int tap = 0; tap < kDeltaTaps; ++tap) {
+        if (tap < p.taps) s.weight[tap * width + i] = taps[tap];
       }
     }
   }
 
-  // The rows that the convolution of the first row after `certain` ones sees.
-  __device__ __forceinline__ void write_window(int read, int write, int certain) const {
-    const int width = 2 * kDeltaDepth + b.columns;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-      const int channel = channel_of(i);
-      if (channel < 0 || (i < 2 * kDeltaDepth && !b.first_of_key_head)) continue;
-      T* window = static_cast<T*>(p.conv_state) + static_cast<int64_t>(write) * (p.taps - 1) * p.channels + channel;
-      for (int w = 0; w < p.taps - 1; ++w) {
-        window[static_cast<int64_t>(w) * p.channels] = *source(read, certain + w - (p.taps - 1), channel);
-      }
+  // Rows after which the state is written.
+  __device__ __forceinline__ int certain() const { return min(max(p.certain[b.sequence], 0), p.num_new); }
+
+  // The rows that the convolution of the first row after `certain` ones sees, by the last warps first: the first ones
+  // have more of the convolution to do.
+  __device__ __forceinline__ void write_window(int read) const {
+    const int write = p.state_writes[b.sequence], certain = this->certain();
+    const int first = b.first_of_key_head ? 0 : 2 * kDeltaDepth, packs = (2 * kDeltaDepth + b.columns - first) / 4;
+#pragma unroll 1
+    for (int i = blockDim.x - 1 - threadIdx.x; i < kDeltaWidth * (p.taps - 1); i += blockDim.x) {
+      const int w = i / kDeltaWidth, pack = i % kDeltaWidth, channel = pack < packs ? channel_of(first + pack * 4) : -1;
+      if (channel < 0) continue;
+      T* window = static_cast<T*>(p.conv_state) + (static_cast<int64_t>(write) * (p.taps - 1) + w) * p.channels;
+      *reinterpret_cast<Quad<T>*>(window + channel) = load_quad(source(read, certain + w - (p.taps - 1), channel));
     }
   }
 
-  // q, k, v, g and beta of rows [start, start + count); a barrier of the block follows.
+  // q, k, v, g and beta of rows [start, start + count), a task of one of them by a warp: each waits for memory once. A
+  // barrier of the block follows.
   __device__ __forceinline__ void convolve(int read, int start, int count) const {
-    const int packs = b.columns / 4, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (int i = threadIdx.x; i < count * packs; i += blockDim.x) convolve_value(read, start, i / packs, i % packs * 4);
-    for (int i = threadIdx.x / 32; i < count; i += warps) {
-      convolve_unit(read, start, i, lane, query_channel(p, b), 0, s.query, rsqrtf(static_cast<float>(p.key_dim)));
-      convolve_unit(read, start, i, lane, key_channel(p, b), kDeltaDepth, s.key, 1.0f);
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, tasks = 3 * count + ceil_div(count, 32);
+#pragma unroll 1
+    for (int task = threadIdx.x / 32; task < tasks; task += warps) {
+      if (task < 3 * count) {
+        convolve_row(read, start, task / 3, lane * 4, task % 3);
+      } else {
+        const int i = (task - 3 * count) * 32 + lane;
+        if (i < count) gates(start + i, i);
+      }
     }
-    for (int i = threadIdx.x; i < count; i += blockDim.x) gates(start + i, i);
   }
 
   // Sums of g along paths; a barrier follows.
@@ -74,6 +89,28 @@ struct DeltaRows {
     }
   }
 
+  // The same of a step's few rows: a warp has a pair of them, and hardly a register beside the state's.
+  __device__ __forceinline__ void meet_in_pairs(int count) const {
+    const int lane = threadIdx.x % 32, warps = blockDim.x / 32, pairs = count * (count + 1) / 2;
+    int i = 0;
+#pragma unroll 1
+    for (int pair = threadIdx.x / 32; pair < pairs; pair += warps) {
+      while ((i + 1) * (i + 2) / 2 <= pair) ++i;
+      const int j = pair - i * (i + 1) / 2;
+      float left[4], right[4], of_k = 0.0f, of_q = 0.0f;
+      load4(s.key + j * kDeltaDepth + lane * 4, right);
+      load4(s.key + i * kDeltaDepth + lane * 4, left);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) of_k += left[e] * right[e];
+      load4(s.query + i * kDeltaDepth + lane * 4, left);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) of_q += left[e] * right[e];
+      of_k = warp_sum(of_k);
+      of_q = warp_sum(of_q);
+      if (lane == 0) store_pair(i, j, of_k, of_q);
+    }
+  }
+
  private:
   // -1 of what pads q, k or v.
   __device__ __forceinline__ int channel_of(int i) const {
@@ -85,36 +122,39 @@ struct DeltaRows {
 
   // Row `place` before the convolution: below 0 the state's.
   __device__ __forceinline__ const T* source(int read, int place, int channel) const {
-    if (place < 0) {
-      const int64_t row = static_cast<int64_t>(read) * (p.taps - 1) + p.taps - 1 + place;
-      return static_cast<const T*>(p.conv_state) + row * p.channels + channel;
-    }
-    return row_of(place) + channel;
-  }
-  __device__ __forceinline__ const T* row_of(int place) const {
-    const int64_t row = static_cast<int64_t>(b.sequence) * p.num_new + place;
-    return static_cast<const T*>(p.qkvz) + row * (p.channels + p.num_v_heads * p.value_dim);
+    const bool before = place < 0;
+    const int row = (before ? (read + 1) * (p.taps - 1) : b.sequence * p.num_new) + place;
+    const int pitch = before ? p.channels : p.channels + p.num_v_heads * p.value_dim;
+    return static_cast<const T*>(before ? p.conv_state : p.qkvz) + static_cast<int64_t>(row) * pitch + channel;
   }
 
   // silu of the convolution of four channels of a row, of which `offset` is the place in s.weight; the row itself is
-  // kept where the block `keeps` it.
+  // kept where the block `keeps` it. Four taps are in flight at once.
   __device__ __forceinline__ void mix(int read, int place, int channel, int offset, bool keeps, float (&mixed)[4]) const {
     const int width = 2 * kDeltaDepth + b.columns;
     float total[4] = {};
     int at = place;
-#pragma unroll 4
-    for (int tap = p.taps - 1; tap >= 0; --tap) {
-      float row[4];
-      load4(source(read, at, channel), row);
-      const float* weight = s.weight + tap * width + offset;
+#pragma unroll 1
+    for (int last = p.taps - 1; last >= 0; last -= 4) {
+      Quad<T> rows[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) total[e] += row[e] * weight[e];
-      at = paths.above(at);
-    }
-    if (keeps && place < p.kept) {
-      const Pack<T, 4> row = *reinterpret_cast<const Pack<T, 4>*>(row_of(place) + channel);
-      T* kept = static_cast<T*>(p.conv_rows) + (static_cast<int64_t>(b.sequence) * p.kept + place) * p.channels;
-      *reinterpret_cast<Pack<T, 4>*>(kept + channel) = row;
+      for (int back = 0; back < 4; ++back) {
+        if (back <= last) rows[back] = load_quad(source(read, at, channel));
+        at = paths.above(at);
+      }
+      if (last == p.taps - 1 && keeps && place < p.kept) {
+        T* kept = static_cast<T*>(p.conv_rows) + (static_cast<int64_t>(b.sequence) * p.kept + place) * p.channels;
+        *reinterpret_cast<Quad<T>*>(kept + channel) = rows[0];
+      }
+#pragma unroll
+      for (int back = 0; back < 4; ++back) {
+        if (back > last) continue;
+        float row[4], weight[4];
+        unpack<T>(rows[back], row);
+        load4(s.weight + (last - back) * width + offset, weight);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) total[e] += row[e] * weight[e];
+      }
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) mixed[e] = rounded<T>(silu<T>(rounded<T>(total[e])));
@@ -131,31 +171,26 @@ struct DeltaRows {
     for (int e = 0; e < 4; ++e) target[e] = values[e];
   }
 
-  __device__ __forceinline__ void convolve_value(int read, int start, int i, int column) const {
-    float v[4] = {};
-    if (b.first_column + column < p.value_dim) {
-      mix(read, start + i, value_channel(p, b) + column, 2 * kDeltaDepth + column, true, v);
-      if (start + i < p.kept) {
-        const int place = p.num_k_heads * p.key_dim + b.head * p.value_dim + b.first_column + column;
-        keep4(delta_row(start + i) + place, v);
-      }
-    }
-    store4(s.update + (column / kDeltaColumns * p.rows_at_once + i) * kDeltaColumns + column % kDeltaColumns, v);
+  // Four channels from `own` on of q (kind 0), k (1) or v (2).
+  __device__ __forceinline__ void convolve_row(int read, int start, int i, int own, int kind) const {
+    const int first = kind == 0 ? query_channel(p, b) : kind == 1 ? key_channel(p, b) : value_channel(p, b);
+    const bool there = own < (kind < 2 ? p.key_dim : min(b.columns, p.value_dim - b.first_column));
+    float x[4] = {};
+    if (there) mix(read, start + i, first + own, kind * kDeltaDepth + own, kind == 2 || b.first_of_key_head, x);
+    float* kept = there && start + i < p.kept ? delta_row(start + i) : nullptr;
+    if (kind < 2) return keep_unit(i, own, kind == 1, x, kept);
+    if (kept != nullptr) keep4(kept + p.num_k_heads * p.key_dim + b.head * p.value_dim + b.first_column + own, x);
+    if (own < b.columns) store4(s.update + s.place(i, own), x);
   }
 
-  // A head of q or k, of `length`, by a warp.
-  __device__ __forceinline__ void convolve_unit(int read, int start, int i, int lane, int channel, int offset,
-                                                float* target, float length) const {
-    float x[4] = {};
-    if (lane * 4 < p.key_dim) mix(read, start + i, channel + lane * 4, offset + lane * 4, b.first_of_key_head, x);
+  // A head of k or q, of length 1 and Dk^-1/2, by a warp.
+  __device__ __forceinline__ void keep_unit(int i, int own, bool of_k, float (&x)[4], float* kept) const {
     const float squares = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]);
-    const float scale = length / sqrtf(squares + kDeltaUnitEpsilon);
+    const float scale = 1.0f / sqrtf((squares + kDeltaUnitEpsilon) * static_cast<float>(of_k ? 1 : p.key_dim));
 #pragma unroll
     for (int e = 0; e < 4; ++e) x[e] *= scale;
-    store4(target + i * kDeltaDepth + lane * 4, x);
-    if (offset == kDeltaDepth && b.first_of_key_head && lane * 4 < p.key_dim && start + i < p.kept) {
-      keep4(delta_row(start + i) + b.key_head * p.key_dim + lane * 4, x);
-    }
+    store4((of_k ? s.key : s.query) + i * kDeltaDepth + own, x);
+    if (of_k && b.first_of_key_head && kept != nullptr) keep4(kept + b.key_head * p.key_dim + own, x);
   }
 
   __device__ __forceinline__ void gates(int place, int i) const {
@@ -214,13 +249,25 @@ struct DeltaRows {
     for (int e = 0; e < 2; ++e) {
       const int index = 2 * part + e, row = i + index / 4 % 2, column = j + index % 4;
       if (row >= count || column > row) continue;
-      const float left = paths.sees(row, column) ? expf(s.decay[row] - s.decay[column]) * sums[e] : 0.0f;
+      const float left = decay(row, column) * sums[e];
       if (index < 8) {
         s.rule[row * pitch + column] = s.beta[row] * left;
       } else {
         s.attention[row * pitch + column] = left;
       }
     }
+  }
+
+  __device__ __forceinline__ void store_pair(int row, int column, float of_k, float of_q) const {
+    const int place = row * DeltaShared::round4(p.rows_at_once) + column;
+    const float left = decay(row, column);
+    s.rule[place] = s.beta[row] * left * of_k;
+    s.attention[place] = left * of_q;
+  }
+
+  // Of what row `column` left, at row `row`.
+  __device__ __forceinline__ float decay(int row, int column) const {
+    return paths.sees(row, column) ? expf(s.decay[row] - s.decay[column]) : 0.0f;
   }
 };
 

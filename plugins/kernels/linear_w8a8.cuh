@@ -55,7 +55,7 @@ struct ByteShare {
 
 #if TRT_EAGLE3_HAS_WGMMA
 
-// Barrier of all threads, of those who load and those who multiply, which are in two branches.
+// Barrier of the warps that multiply: those that load touch the ring no more, for each of its copies has been awaited.
 constexpr int kByteRingRead = 1;
 
 // The stages of both operands in shared memory.
@@ -224,13 +224,12 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
       wait_for_previous();
     }
     __syncwarp();
-    named_barrier(kByteRingRead, Tile::Threads);  // the last products have read the ring
   } else {
     if constexpr (Tile::TakesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;\n");
     typename Tile::Sums sums = {};
     wait_for_previous();
     ring.multiply(s, sums);
-    named_barrier(kByteRingRead, Tile::Threads);  // the last products have read the ring
+    named_barrier(kByteRingRead, Tile::Warps * 32);  // the last products have read the ring
     keep_byte_sums<Tile>(sums, p.num_rows - s.first_token, kept);
   }
   write_byte_rows<Tile>(p, s, kept);

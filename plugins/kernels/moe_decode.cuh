@@ -152,7 +152,7 @@ struct MoeShared {
   __host__ __device__ MoeShared(const MoeTask& p, int slots, int num_rows, int inner) {
     rings = Block::Warps * slots * Block::slot_bytes(rows(p));
     resident = MoeRows<Block>::bytes(num_rows, inner);
-    lists = MoeLists::bytes(p.num_rows * p.top_k, p.num_experts);
+    lists = MoeLists::bytes(p.num_rows * p.top_k, p.counted());
   }
   static __host__ __device__ MoeShared gate_up(const MoeTask& p, int slots) {
     return MoeShared(p, slots, p.num_rows, p.hidden);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Block::Threads, Block::BlocksPerSm)
   const MoeShared<Block> shared = MoeShared<Block>::gate_up(p, slots);
   const MoeRows<Block> rows = MoeRows<Block>::at(moe_shared + shared.rings, p.num_rows, p.hidden);
   char* listed = moe_shared + shared.rings + shared.resident;
-  const MoeLists lists = MoeLists::at(listed, p.num_rows * p.top_k, p.num_experts);
+  const MoeLists lists = MoeLists::at(listed, p.num_rows * p.top_k, p.counted());
   clear_lists(p, lists);
   __syncthreads();
   wait_for_previous();
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(Block::Threads, Block::BlocksPerSm)
   const int num_slots = p.num_rows * p.top_k;
   const MoeShared<Block> shared = MoeShared<Block>::down(p, slots);
   const MoeRows<Block> rows = MoeRows<Block>::at(moe_shared + shared.rings, num_slots, p.width);
-  const MoeLists lists = MoeLists::at(moe_shared + shared.rings + shared.resident, num_slots, p.num_experts);
+  const MoeLists lists = MoeLists::at(moe_shared + shared.rings + shared.resident, num_slots, p.counted());
   clear_lists(p, lists);
   __syncthreads();
   const int num_units = make_lists<typename Block::T, true>(p, lists, Block::MaxRows, [] {});
@@ -232,33 +232,39 @@ __global__ void __launch_bounds__(Block::Threads, Block::BlocksPerSm)
   work.write();
 }
 
-// How many slots each warp's ring has: as many as let a block of both launches be on a multiprocessor, or, where those
-// are too few, as many as fit into it alone. 0: not even two do.
+// Slots of the ring of each warp, of both launches.
+struct MoeSlots {
+  int gate_up, down;
+};
+
+// As many as let a block of both launches be on a multiprocessor, as many in both, and what is left to gate_up, which
+// reads more; or, where those are too few, as many as fit into it alone. 0: not even two do.
 template <typename Block>
-int moe_slots(const MoeTask& p, const Chip& chip) {
+MoeSlots moe_slots(const MoeTask& p, const Chip& chip) {
   using Shared = MoeShared<Block>;
   constexpr int kReserved = 1024;  // of a block
   const int all = chip.shared_bytes + kReserved, fewest = Block::Packed ? 2 : 3;
-  const auto beside = [&](int slots) {
-    return Shared::gate_up_bytes(p, slots) + Shared::down_bytes(p, slots) + 2 * kReserved <= all;
+  const auto beside = [&](int gate_up, int down) {
+    return Shared::gate_up_bytes(p, gate_up) + Shared::down_bytes(p, down) + 2 * kReserved <= all;
   };
-  const auto alone = [&](int slots) {
-    return std::max(Shared::gate_up_bytes(p, slots), Shared::down_bytes(p, slots)) <= chip.shared_bytes;
-  };
-  int slots = kMoeMostSlots;
-  while (slots >= fewest && !beside(slots)) --slots;
-  if (slots >= fewest && Block::BlocksPerSm == 2) return slots;
-  slots = kMoeMostSlots;
-  while (slots >= 2 && !alone(slots)) --slots;
-  return slots >= 2 ? slots : 0;
+  MoeSlots slots = {kMoeMostSlots, kMoeMostSlots};
+  while (slots.down >= fewest && !beside(slots.down, slots.down)) --slots.down;
+  if (slots.down >= fewest && Block::BlocksPerSm == 2) {
+    while (!beside(slots.gate_up, slots.down)) --slots.gate_up;
+    return slots;
+  }
+  slots.down = kMoeMostSlots;
+  while (slots.gate_up >= 2 && Shared::gate_up_bytes(p, slots.gate_up) > chip.shared_bytes) --slots.gate_up;
+  while (slots.down >= 2 && Shared::down_bytes(p, slots.down) > chip.shared_bytes) --slots.down;
+  return slots.gate_up >= 2 && slots.down >= 2 ? slots : MoeSlots{0, 0};
 }
 
 template <typename Block>
 cudaError_t run_moe(const MoeTask& p, const Chip& chip, cudaStream_t stream) {
   using Shared = MoeShared<Block>;
   constexpr int kAllShared = 100;  // percent: the L1 cache has nothing to do here
-  const int slots = moe_slots<Block>(p, chip);
-  if (slots == 0) return cudaErrorNotSupported;
+  const MoeSlots slots = moe_slots<Block>(p, chip);
+  if (slots.down == 0) return cudaErrorNotSupported;
   const auto gate_up = moe_gate_up_kernel<Block>;
   const auto down = moe_down_kernel<Block>;
   const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -267,10 +273,10 @@ cudaError_t run_moe(const MoeTask& p, const Chip& chip, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   const int blocks = std::min(chip.sms, p.num_rows * p.top_k * (p.width / 8));
   error = launch_with_carveout(kAllShared, Overlap::kYes, gate_up, dim3(blocks), Block::Threads,
-                               Shared::gate_up_bytes(p, slots), 1, stream, p, slots);
+                               Shared::gate_up_bytes(p, slots.gate_up), 1, stream, p, slots.gate_up);
   if (error != cudaSuccess) return error;
   return launch_with_carveout(kAllShared, Overlap::kYes, down, dim3(p.hidden / kPackedRows), Block::Threads,
-                              Shared::down_bytes(p, slots), 1, stream, p, slots);
+                              Shared::down_bytes(p, slots.down), 1, stream, p, slots.down);
 }
 
 // Whether rows are resident: of up to 8, where those of the most fit, so that fewer give the same bits.
@@ -278,7 +284,7 @@ template <typename Block>
 bool moe_resident(const MoeTask& p, const Chip& chip) {
   MoeTask most = p;
   most.num_rows = 8;
-  return p.num_rows <= 8 && moe_slots<Block>(most, chip) > 0;
+  return p.num_rows <= 8 && moe_slots<Block>(most, chip).down > 0;
 }
 
 template <typename Format>

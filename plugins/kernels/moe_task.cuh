@@ -52,29 +52,32 @@ struct MoeTask {
   void* out;                  // T [n, H]
   ExpertWeight gate_up, down;
   int num_rows, num_experts, top_k, hidden, width, renormalise;
+
+  // Of how many experts it is counted who goes through them: a single row's need none.
+  __host__ __device__ int counted() const { return num_rows == 1 ? 0 : num_experts; }
 };
 
-// In shared memory.
+// In shared memory. C experts are counted.
 struct MoeLists {
   uint32_t* slots;    // [n * k] of one expert after the other, by row: row << 16 | slot
   uint32_t* units;    // [n * k] expert << 16 | first of its slots in `slots` << 4 | rows - 1
   float* shares;      // [n * k] of a slot: what its expert counts
-  uint32_t* masks;    // [E][2] the rows that go through each expert
-  int* begins;        // [E] where each expert's slots begin
+  uint32_t* masks;    // [C][2] the rows that go through each expert
+  int* begins;        // [C] where each expert's slots begin
   int* num_units;
   uint16_t* experts;  // [n * k] of a slot
 
-  static __host__ __device__ constexpr int bytes(int num_slots, int num_experts) {
-    return (num_slots * 14 + num_experts * 12 + 4 + 15) & ~15;
+  static __host__ __device__ constexpr int bytes(int num_slots, int counted) {
+    return (num_slots * 14 + counted * 12 + 4 + 15) & ~15;
   }
-  static __device__ __forceinline__ MoeLists at(char* shared, int num_slots, int num_experts) {
+  static __device__ __forceinline__ MoeLists at(char* shared, int num_slots, int counted) {
     MoeLists l;
     l.slots = reinterpret_cast<uint32_t*>(shared);
     l.units = l.slots + num_slots;
     l.shares = reinterpret_cast<float*>(l.units + num_slots);
     l.masks = reinterpret_cast<uint32_t*>(l.shares + num_slots);
-    l.begins = reinterpret_cast<int*>(l.masks + 2 * num_experts);
-    l.num_units = l.begins + num_experts;
+    l.begins = reinterpret_cast<int*>(l.masks + 2 * counted);
+    l.num_units = l.begins + counted;
     l.experts = reinterpret_cast<uint16_t*>(l.num_units + 1);
     return l;
   }
@@ -207,7 +210,7 @@ __device__ __forceinline__ int list_one_row(const MoeTask& p, const MoeLists& l,
 
 // Before make_lists(), and a __syncthreads() is between.
 __device__ __forceinline__ void clear_lists(const MoeTask& p, const MoeLists& l) {
-  for (int i = threadIdx.x; i < 2 * p.num_experts; i += blockDim.x) l.masks[i] = 0;
+  for (int i = threadIdx.x; i < 2 * p.counted(); i += blockDim.x) l.masks[i] = 0;
 }
 
 // A block makes its lists; returns the number of units. All blocks make the same ones: what one leaves to others of an
@@ -215,7 +218,7 @@ __device__ __forceinline__ void clear_lists(const MoeTask& p, const MoeLists& l)
 template <typename T, bool kShares, typename Beside>
 __device__ __forceinline__ int make_lists(const MoeTask& p, const MoeLists& l, int most, const Beside& beside) {
   const int num_slots = p.num_rows * p.top_k;
-  if (num_slots == p.top_k) return list_one_row<T, kShares>(p, l, beside);
+  if (p.num_rows == 1) return list_one_row<T, kShares>(p, l, beside);
 #pragma unroll 1
   for (int row = (blockDim.x - 1 - threadIdx.x) / 32; row < p.num_rows; row += blockDim.x / 32) {
     const T* logits = static_cast<const T*>(p.router_logits) + static_cast<int64_t>(row) * p.num_experts;

@@ -6,6 +6,7 @@ import runpy
 import sys
 
 import pytest
+import torch
 
 
 def run_program(patch: pytest.MonkeyPatch, name: str, *words: str) -> int | str | None:
@@ -40,6 +41,35 @@ def test_mistake_is_told_in_one_line(
     told = capfd.readouterr().err
     assert told.startswith("error: ")
     assert len(told.splitlines()) == 1
+
+
+NO_GPU = {
+    "gpu": "this benchmark measures a CUDA GPU, and torch sees none. Run it where one is.",
+    "calibration": "--device cuda: torch sees no CUDA GPU. Use --device cpu.",
+    "synthetic_pair": "--device cuda: torch sees no CUDA GPU. Use --device cpu.",
+}
+
+
+@pytest.mark.parametrize("name", NO_GPU)
+def test_without_a_gpu_is_told_in_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ("no-folder", "--processor", ".") if name == "synthetic_pair" else ()
+    assert run_program(monkeypatch, name, *words) == 3
+    told = capfd.readouterr().err
+    assert told == f"error: {NO_GPU[name]}\n"
+    assert len(told.splitlines()) == 1
+
+
+def test_calibration_on_the_cpu_prints_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--size", "qwen3.5-tiny", "--layers", "4", "--tokens", "64", "--device", "cpu")
+    assert run_program(monkeypatch, "calibration", *words) == 0
+    told = capfd.readouterr().out
+    assert "decoder layer 4 of 4: " in told
+    assert "qwen3.5-tiny, 4 layers, 64 tokens, cpu: " in told
 
 
 def test_preparation_prints_every_stage(

@@ -62,10 +62,13 @@ def test_report_has_every_load_both_ways(report: BenchReport) -> None:
 
 def test_report_prints_and_plots(report: BenchReport, tmp_path: Path) -> None:
     shown = io.StringIO()
-    Console(width=200, file=shown).print(*report.tables())
-    text = shown.getvalue()
-    assert "acceptance length" in text
-    assert "accepted at position" in text
+    Console(width=60, file=shown).print(*report.tables())
+    lines = [line.split() for line in shown.getvalue().splitlines()]
+    assert "…" not in shown.getvalue()
+    assert sum(line[:2] == ["1", "speculative"] for line in lines) == 2  # speed, and latency
+    start = lines.index(next(line for line in lines if line[0] == "position")) + 1
+    rates = report.rows[0].speculative.acceptance_by_position
+    assert [int(line[1]) for line in lines[start:]] == [round(100 * r) for r in rates]
     assert "medians of 2 rounds" in report.lines()[0]
     for name in ("plot.png", "plot.svg"):
         report.plot(tmp_path / name)
@@ -82,6 +85,10 @@ def test_percentiles_of_tokens_share_the_time_of_their_pass() -> None:
     assert side.tokens_per_second == 4
     assert side.acceptance_by_position == (1.0, 1.0)
     assert side.acceptance_length == 3.0
+
+
+def test_percentiles_have_three_digits_and_whole_milliseconds_from_a_second_on() -> None:
+    assert str(Percentiles(7.128, 999.4, 1074.6)) == "7.13 / 999 / 1075"
 
 
 def test_poisson_arrivals_are_those_of_the_seed_and_every_request_is_answered(bundle: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tasks import examples
 from torch import Tensor
 
@@ -16,9 +17,14 @@ from tests.tiny import TARGET
 from trt_eagle3.calibration.prompt_rows import encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts, read_prompts
 from trt_eagle3.calibration.run import calibrate
+from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.engine.calibration import Calibration
+from trt_eagle3.checkpoint.tensor_index import open_file
+from trt_eagle3.engine.calibration import Calibration, ChannelScales
+from trt_eagle3.engine.weight_quantiser import is_quantised_here
 from trt_eagle3.families.registry import family_of, read_target
+from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.parity.reference.dequantise import read_values
 
 MAX_LEN = 512
 
@@ -88,3 +94,31 @@ def forward(spec: TargetCheckpoint, prompts: CalibrationPrompts) -> Forward:
             prompt.step(layer)
         layers.append(torch.cat([prompt.hidden for prompt in rows]))
     return Forward(layers, reference.head(reference.norm(layers[-1])))
+
+
+def text_prompts(count: int, tokens: int) -> CalibrationPrompts:
+    """Prompts of drawn tokens below 128, nothing to see in them."""
+    positions = torch.arange(tokens, dtype=torch.int32).expand(3, -1).contiguous()
+    none, visual = torch.zeros(0, 3, dtype=torch.int64), torch.zeros(tokens, dtype=torch.bool)
+    ids = torch.randint(0, 128, (count, tokens), generator=torch.Generator().manual_seed(0))
+    return CalibrationPrompts([ModelInputs(x, positions, 0, (), none, visual) for x in ids], count)
+
+
+def scaled_target(spec: TargetCheckpoint, scales: ChannelScales, file: Path) -> TargetCheckpoint:
+    """``spec`` with the scales in its weights and nothing rounded; what stays 16-bit as stored."""
+    dense = {n: read_values(ref) for n, ref in spec.tensors.items()}
+    made = {n: scales.scaled(n, t.float()) for n, t in dense.items()}
+    for name, tensor in dense.items():
+        if not is_quantised_here(name):
+            made[name] = made[name].to(tensor.dtype).float()
+    save_file({n.replace("/", "."): t.contiguous() for n, t in made.items()}, file)
+    index = open_file(file)
+    tensors = {
+        n: ExpertsRef.of(
+            ref.shape, [replace(index[n], shape=(ref.shape[0] * ref.shape[1], ref.shape[2]))]
+        )
+        if isinstance(ref, ExpertsRef)
+        else index[n]
+        for n, ref in spec.tensors.items()
+    }
+    return replace(spec, tensors=tensors)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
-from tests.calibration.conftest import MAX_LEN, forward, write_prompts
+from tests.calibration.conftest import MAX_LEN, forward, scaled_target, write_prompts
 from tests.calibration.test_run import relative_error
 from tests.tiny import ROOT, tiny_config
 from trt_eagle3.calibration.activations import ExpertRows, RowStatistics
@@ -20,13 +18,10 @@ from trt_eagle3.calibration.prompts import read_prompts
 from trt_eagle3.calibration.rounding import round_without_data
 from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.calibration.search import search_scales
-from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.engine.calibration import Calibration, ChannelScales, Fold
-from trt_eagle3.engine.weight_quantiser import is_quantised_here, quantise_target
+from trt_eagle3.engine.weight_quantiser import quantise_target
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.parity.reference.dequantise import read_values
 from trt_eagle3.pipeline import build
 
 E, H, WIDTH, ROWS = 3, 128, 64, 600
@@ -145,26 +140,6 @@ def calibration(
 ) -> Calibration:
     prompts = read_prompts(prompt_file, mixture, MAX_LEN)
     return calibrate(mixture, prompts, "cpu", tmp_path_factory.mktemp("layers"))
-
-
-def scaled_target(spec: TargetCheckpoint, scales: ChannelScales, file: Path) -> TargetCheckpoint:
-    """``spec`` with the scales in its weights and nothing rounded; what stays 16-bit as stored."""
-    dense = {n: read_values(ref) for n, ref in spec.tensors.items()}
-    made = {n: scales.scaled(n, t.float()) for n, t in dense.items()}
-    for name, tensor in dense.items():
-        if not is_quantised_here(name):
-            made[name] = made[name].to(tensor.dtype).float()
-    save_file({n.replace("/", "."): t.contiguous() for n, t in made.items()}, file)
-    index = open_file(file)
-    tensors = {
-        n: ExpertsRef.of(
-            ref.shape, [replace(index[n], shape=(ref.shape[0] * ref.shape[1], ref.shape[2]))]
-        )
-        if isinstance(ref, ExpertsRef)
-        else index[n]
-        for n, ref in spec.tensors.items()
-    }
-    return replace(spec, tensors=tensors)
 
 
 def row_errors(found: Tensor, expected: Tensor) -> Tensor:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from tests.calibration.conftest import text_prompts
 from tests.calibration.live_bytes import LiveBytes
+from tests.hybrid import save_qwen3_5_moe_text
 from trt_eagle3.calibration.activations import RowStatistics
 from trt_eagle3.calibration.footprint import reckon_bytes
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.multimodal import ModelInputs
 
 _SHAPE = {
     "vocab_size": 128,
@@ -43,11 +44,13 @@ def sparse(folder: Path) -> TargetCheckpoint:
     return read_target(folder)
 
 
-def prompts(count: int, tokens: int) -> CalibrationPrompts:
-    positions = torch.arange(tokens, dtype=torch.int32).expand(3, -1).contiguous()
-    none, visual = torch.zeros(0, 3, dtype=torch.int64), torch.zeros(tokens, dtype=torch.bool)
-    ids = torch.randint(0, 128, (count, tokens), generator=torch.Generator().manual_seed(0))
-    return CalibrationPrompts([ModelInputs(x, positions, 0, (), none, visual) for x in ids], count)
+def hybrid(folder: Path) -> TargetCheckpoint:
+    """Linear attention, and a mixture with a shared expert."""
+    own = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    own |= {"linear_num_value_heads": 4, "linear_value_head_dim": 32, "head_dim": 16}
+    own |= _EXPERTS | {"shared_expert_intermediate_size": 64}
+    save_qwen3_5_moe_text(folder, **_SHAPE | own).bfloat16().save_pretrained(folder)
+    return read_target(folder)
 
 
 def counted(spec: TargetCheckpoint, of: CalibrationPrompts, folder: Path) -> int:
@@ -56,11 +59,11 @@ def counted(spec: TargetCheckpoint, of: CalibrationPrompts, folder: Path) -> int
     return live.peak
 
 
-@pytest.mark.parametrize("make", [dense, sparse])
+@pytest.mark.parametrize("make", [dense, sparse, hybrid])
 def test_reckoned_bytes_are_those_of_all_tensors(
     make: Callable[[Path], TargetCheckpoint], tmp_path: Path
 ) -> None:
-    spec, of = make(tmp_path / "target"), prompts(12, 64)
+    spec, of = make(tmp_path / "target"), text_prompts(12, 64)
     reckoned, taken = reckon_bytes(spec, of, "cpu", weights=True), counted(spec, of, tmp_path)
     assert taken <= reckoned <= 2 * taken, f"{reckoned:,} reckoned, {taken:,} taken"
 
@@ -76,6 +79,6 @@ def test_rows_that_are_kept_whole_exceed_what_was_reckoned(
         kept.append(rows.clone())
 
     monkeypatch.setattr(RowStatistics, "add", add)
-    spec, of = dense(tmp_path / "target"), prompts(24, 64)
+    spec, of = dense(tmp_path / "target"), text_prompts(24, 64)
     taken = counted(spec, of, tmp_path)
     assert taken > reckon_bytes(spec, of, "cpu", weights=True)

@@ -240,6 +240,40 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         convert_draft(read_draft(tmp_path, target_spec()), tmp_path, "specforge")
 
 
+def _verifier(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    verifier: dict[str, Any] = found["speculators_config"]["verifier"]
+    return verifier
+
+
+def test_speculators_layout_names_the_target_that_is_given(tmp_path: Path) -> None:
+    write_specforge_draft(tmp_path / "draft", aux=[1, 3, 4])
+    manifest = read_draft(tmp_path / "draft", target_spec())
+    architecture = "Qwen3_5ForConditionalGeneration"
+    notes = convert_draft(manifest, tmp_path / "new", "speculators", architecture)
+    assert _verifier(tmp_path / "new") == {"architectures": [architecture], "name_or_path": None}
+    assert not [note for note in notes if note.startswith("verifier")]
+
+
+def test_speculators_layout_names_the_target_of_a_speculators_draft(tmp_path: Path) -> None:
+    write_speculators_draft(tmp_path / "draft", aux=[2, 5, 8])
+    file = tmp_path / "draft/config.json"
+    config = json.loads(file.read_text())
+    named = {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"}
+    config["speculators_config"]["verifier"] = named
+    file.write_text(json.dumps(config))
+    convert_draft(read_draft(tmp_path / "draft", target_spec()), tmp_path / "new", "speculators")
+    assert _verifier(tmp_path / "new") == named
+
+
+def test_speculators_layout_of_an_unknown_target_names_none_and_says_so(tmp_path: Path) -> None:
+    write_specforge_draft(tmp_path / "draft", aux=[1, 3, 4])
+    manifest = read_draft(tmp_path / "draft", target_spec())
+    *_, note = convert_draft(manifest, tmp_path / "new", "speculators")
+    assert _verifier(tmp_path / "new")["architectures"] == []
+    assert note.startswith("verifier: the draft's config names no target")
+
+
 def test_the_folder_one_stands_in_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,11 +19,12 @@ from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, pair
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.device_batch import DeviceBatch
 from trt_eagle3.decode.draft_ahead import DraftAhead
+from trt_eagle3.decode.emission import Emission
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner
-from trt_eagle3.decode.scheduler import Emission, Scheduler
+from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 from trt_eagle3.decode.state import Commit, LayerStates, PagedStates
 from trt_eagle3.engine.session import Session

@@ -115,7 +115,9 @@ def finish(scheduler: Scheduler, limit: int = MAX_TOKENS) -> dict[int, list[int]
     """Tokens of every sequence by ``id``, stepped until nobody is left."""
     output_ids: dict[int, list[int]] = {}
     while scheduler.running or scheduler.waiting:
-        for emission in scheduler.step():
+        emissions = scheduler.step()
+        assert len({id(e.sequence) for e in emissions}) == len(emissions), "it emits once a step"
+        for emission in emissions:
             assert emission.error is None
             tokens = output_ids.setdefault(id(emission.sequence), [])
             tokens += emission.tokens

@@ -23,6 +23,7 @@ H200 = {
     3: {1: 5.07, 8: 6.10, 32: 7.76, 64: 11.24, 128: 19.34},
     5: {1: 5.60, 8: 7.00, 32: 9.50, 64: 15.00, 128: 27.00},
 }
+TURN = 0.2  # of a plain cycle that the first one takes longer after a tree: nothing was launched
 LAGGING = 8  # sequences from which on a cycle is launched before the last one's outcome is known
 
 CycleMs = Callable[[int, int], float]
@@ -87,7 +88,8 @@ class Load:
     """``size`` sequences in flight, each followed by the next when it has its answer.
 
     Attributes:
-        depths: levels of the tree of every cycle. trial_share: of the time.
+        worth: seconds that plain decoding takes for ``tokens``, without noise. depths: levels of
+            the tree of every cycle.
     """
 
     plan: Any
@@ -101,6 +103,7 @@ class Load:
     catch_up_ms: float = 0.0015  # a row
     tokens: int = 0
     seconds: float = 0.0
+    worth: float = 0.0
     depths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -130,6 +133,8 @@ class Load:
         switched = depth > 0 and len(self.depths) > 1 and self.depths[-2] == 0
         rows = sum(len(s.deferred) for s in self.sequences) if switched else 0
         ms = self.cycle_ms(len(self.sequences), depth) * self.chance.lognormvariate(0, self.noise)
+        if depth == 0 and self.depths[-2:-1] and self.depths[-2]:
+            ms += TURN * self.cycle_ms(len(self.sequences), 0)
         if self.chance.random() < self.hiccups:
             ms *= 6  # a capture, or another program
         seconds = (ms + rows * self.catch_up_ms) / 1000
@@ -140,6 +145,8 @@ class Load:
             s.deferred = [] if tree else [*s.deferred, None]
             self.tokens += count + 1
         self.seconds += seconds
+        emitted = sum(accepted) + len(accepted)
+        self.worth += emitted * self.cycle_ms(len(accepted), 0) / max(len(accepted), 1) / 1000
         self.plan.observe(
             Cycle(
                 self.sequences,

@@ -89,3 +89,23 @@ def test_thousands_of_sequences_leave_no_memory_behind() -> None:
         own.observe(CHAIN, [Sequence(10, 0.0) for _ in range(64)], [0] * 64)
     assert own._counts.shape[1] == 512
     assert own.expected_tokens([CHAIN], [kept], overall)[0] > chain_length(0.8, 4)
+
+
+def test_most_and_least_tokens_close_in_on_what_is_expected() -> None:
+    found = AcceptanceRates({})
+    margins = []
+    for _ in range(3):
+        least, most = found.least_tokens(CHAIN), found.most_tokens(CHAIN)
+        assert least < found.expected_tokens(CHAIN) < most
+        margins.append(most - least)
+        for _ in range(20):
+            found.observe(CHAIN, [0, 1, 2, 4])
+    assert margins == sorted(margins, reverse=True)
+    assert margins[-1] < 0.3 * margins[0]
+
+
+def test_draft_that_was_never_right_promises_little_at_any_depth() -> None:
+    """Levels that nothing ever came to count by what comes to them."""
+    found = AcceptanceRates({})
+    found.observe(CHAIN, [0] * 64)
+    assert found.most_tokens(CHAIN) < 1.1

@@ -112,7 +112,7 @@ def test_staggered_sequences_say_what_each_says_alone(
 ) -> None:
     """They join and leave at any time, are preempted, and begin with pages of others."""
     expected = {i: solo(i) for i in range(len(LAYOUTS))}
-    monkeypatch.setattr(async_cycle, "_MANY", many)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
     ran = count_calls(monkeypatch, AsyncCycles, "_launch_trees" if TREES[tree] else "_launch")
     pool = fixed_pool(num_pages)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
@@ -135,7 +135,7 @@ def test_staggered_sequences_say_what_each_says_alone(
 def test_tree_that_changes_with_the_batch_changes_nothing_that_is_said(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_cycle, "_MANY", many)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
     expected = {i: solo(i) for i in (0, 3, 5)}
     pool, plan = fixed_pool(), _Turns()
     scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan)
@@ -155,7 +155,7 @@ def test_tree_that_changes_with_the_batch_changes_nothing_that_is_said(
 def test_sampled_sequence_that_joins_and_leaves_changes_nothing_for_greedy_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 1)
     expected = {i: solo(i) for i in (0, 3)}
     for tree in (None, CHAIN):
         pool = fixed_pool()
@@ -254,7 +254,7 @@ def test_sequences_that_do_not_speculate_are_taken_along(
     tree: str, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every second one asked for no draft: it says the same, and its cycles count as plain."""
-    monkeypatch.setattr(async_cycle, "_MANY", many)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
     expected = {i: solo(i) for i in range(len(LAYOUTS))}
     by_host = count_calls(monkeypatch, Decoder, "_cycle")
     pool = fixed_pool()
@@ -278,7 +278,7 @@ def test_sequence_without_draft_goes_on_where_those_that_draft_are_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A pass runs for both whose next trees were to be kept to grammars."""
-    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 1)
     monkeypatch.setattr(DraftAhead, "filters", lambda *_: True)
     scheduler, asked = taken_along(0)
     while min(len(s.tokens) for s in asked) < 3:
@@ -293,7 +293,7 @@ def test_sequence_without_draft_goes_on_where_those_that_draft_end(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be so long by then that no trees were proposed ahead."""
-    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 1)
     scheduler, asked = taken_along(6)
     asked[0].sampling = SamplingParams(max_tokens=limit)
     while scheduler.running or scheduler.waiting:
@@ -321,7 +321,7 @@ def test_outcome_is_on_its_way_before_the_draft_works(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host has it while the device extends and proposes, and launches the next cycle then."""
-    monkeypatch.setattr(async_cycle, "_MANY", many)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
     scheduler, _, done = decoding(CHAIN, monkeypatch)
     for owner, name in ((Readback, "__init__"), (DraftAhead, "extend")):
         original = getattr(owner, name)
@@ -352,7 +352,7 @@ def test_shorter_chain_takes_what_was_proposed_for_a_longer_one(
 def test_cycle_of_a_crowd_is_launched_before_the_last_one_is_handed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(async_cycle, "_MANY", 2)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
     scheduler, asked, done = decoding(CHAIN, monkeypatch)
     for _ in range(3):
         assert len(scheduler.step()) == 2
@@ -534,7 +534,7 @@ def test_sampled_sequences_say_what_each_says_alone(
     tree: str, num_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With greedy and penalised ones among them; a pass that is forgotten uses no random number."""
-    monkeypatch.setattr(async_cycle, "_MANY", 2)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
     expected = all_by_host(tree)
     pool, chance = fixed_pool(num_pages), random.Random(num_pages)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])

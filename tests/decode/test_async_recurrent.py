@@ -14,6 +14,8 @@ from torch import Tensor
 from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish
+from tests.decode.simulated_plan import adaptive
+from tests.decode.test_adaptive_plan import FakeClock
 from tests.decode.test_async_cycle import count_calls
 from trt_eagle3.decode import async_cycle, device_batch, recurrent
 from trt_eagle3.decode.async_cycle import AsyncCycles
@@ -28,11 +30,16 @@ SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
 KINDS = (GREEDY, SAMPLED.updated(seed=5), SAMPLED.updated(seed=6, repetition_penalty=1.3))
 
 
+MTP = "dense+mtp"
+
+
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Hybrid:
-    """Batches of its cycles have padding, but those of four."""
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Hybrid:
+    """Batches of its cycles have padding, but those of four; its draft is an EAGLE-3 one, or that
+    of the kind that a test names.
+    """
     monkeypatch.setattr(device_batch, "BATCH_SIZES", (4, 8))
-    return hybrid()
+    return hybrid(getattr(request, "param", "dense"))
 
 
 def make_scheduler(
@@ -86,12 +93,15 @@ def staggered(
 
 
 @pytest.mark.parametrize(
-    ("tree", "num_pages", "many", "backend"),
+    ("pair", "tree", "num_pages", "many", "backend"),
     [
-        *((tree, NUM_PAGES, 1, "torch") for tree in TREES),
-        ("plain", 16, 2, "onnxruntime"),
-        ("bushy", 16, 2, "onnxruntime"),
+        *(("dense", tree, NUM_PAGES, 1, "torch") for tree in TREES),
+        ("dense", "plain", 16, 2, "onnxruntime"),
+        ("dense", "bushy", 16, 2, "onnxruntime"),
+        (MTP, "chain", NUM_PAGES, 1, "torch"),
+        (MTP, "dynamic", 16, 2, "onnxruntime"),
     ],
+    indirect=["pair"],
 )
 def test_staggered_sequences_say_what_each_says_alone(
     pair: Hybrid,
@@ -103,7 +113,7 @@ def test_staggered_sequences_say_what_each_says_alone(
 ) -> None:
     """They are preempted, pause, and begin with pages and snapshots of others."""
     expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
-    monkeypatch.setattr(async_cycle, "_MANY", many)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
     ran = count_calls(monkeypatch, AsyncCycles, "_launch_trees" if TREES[tree] else "_launch")
     pool, states = fixed_pool(num_pages), pair.make_states(ROOM)
     prefixes = PrefixCache(pool)
@@ -116,11 +126,15 @@ def test_staggered_sequences_say_what_each_says_alone(
     assert all_free(states)
 
 
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(
+    ("pair", "tree"),
+    [*(("dense", tree) for tree in TREES), (MTP, "bushy")],
+    indirect=["pair"],
+)
 def test_sampled_sequences_say_what_each_says_to_the_host(
     pair: Hybrid, tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_cycle, "_MANY", 2)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
     for i in range(len(LAYOUTS)):
         pair.alone(i)  # so that its greedy tokens are guessed
     found = []
@@ -139,6 +153,7 @@ def test_sampled_sequences_say_what_each_says_to_the_host(
     assert len({tuple(tokens) for tokens in found[0]}) > 3
 
 
+@pytest.mark.parametrize("pair", ["dense", MTP], indirect=True)
 def test_batches_of_padding_change_nothing_that_is_said(
     pair: Hybrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +170,33 @@ def test_batches_of_padding_change_nothing_that_is_said(
     states = pair.make_states()
     assert answers(pair, states) == expected
     assert next(sizes) > 10
+    assert all_free(states)
+
+
+@pytest.mark.parametrize(("pair", "cheap"), [("dense", 2), (MTP, 0), (MTP, 5)], indirect=["pair"])
+def test_widths_that_change_by_live_cost_change_nothing_that_is_said(
+    pair: Hybrid, cheap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains of ``cheap`` tokens are what pays by the clock, next to longer and shorter ones."""
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
+    expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
+    plan, pool, states = adaptive(), fixed_pool(), pair.make_states()
+    scheduler = make_scheduler(pair, states, "chain")
+    scheduler.tree_for, scheduler.observer = plan.tree_for, plan
+    clock, drafted = FakeClock(), list[int]()
+    scheduler.clock = clock
+    cycle = scheduler._decoder.cycle
+
+    def timed(*args: Any) -> Any:
+        done = cycle(*args)
+        drafted.append(done.tree.steps if done.tree else 0)
+        clock.now += 0.01 + 0.02 * abs(drafted[-1] - cheap)
+        return done
+
+    monkeypatch.setattr(scheduler._decoder, "cycle", timed)
+    for _ in range(3):
+        assert staggered(pair, scheduler, pool, "chain") == expected
+    assert len(set(drafted)) > 1
     assert all_free(states)
 
 

@@ -97,12 +97,27 @@ def test_prior_grows_with_context_by_the_kv_share() -> None:
     assert long - short == pytest.approx(unit * 1e-5 * 8 * 10_000)
 
 
-def test_age_counts_timed_cycles_since() -> None:
+def test_doubt_falls_with_samples_and_grows_with_age() -> None:
     found = costs()
-    found.observe(shape(1), 0.01)
-    for _ in range(5):
+    doubts = []
+    for _ in range(4):
+        doubts.append(found.doubt(shape(4)))
         found.observe(shape(4), 0.01)
-    assert (found.age(shape(1)), found.age(shape(4)), found.age(shape(6))) == (5, 0, 6)
+    assert doubts == sorted(doubts, reverse=True)
+    assert doubts[0] == 1.5
+    fresh = found.doubt(shape(4))
+    for _ in range(400):
+        found.observe(shape(1), 0.01)
+    assert fresh < found.doubt(shape(4)) < doubts[2]
+
+
+def test_costs_are_measured_by_cycles_or_by_tune() -> None:
+    found = costs()
+    assert not found.is_measured
+    assert not found.is_timed
+    found.observe(shape(), 0.01)
+    assert found.is_measured
+    assert found.is_timed
 
 
 def test_table_gives_the_prior_between_and_beyond_what_it_measured() -> None:
@@ -126,6 +141,10 @@ def test_table_gives_the_prior_between_and_beyond_what_it_measured() -> None:
     assert prior(shape(1, 1)) == pytest.approx(10.0)
     assert prior(shape(3, 2)) == pytest.approx(40.0)
     assert prior(shape(5, 5)) == pytest.approx(150.0)
+    tuned = CycleCosts(prior)
+    assert tuned.is_measured
+    assert tuned.is_known(shape(5, 5))
+    assert not tuned.is_timed  # in milliseconds of some machine until one cycle was timed here
 
 
 def test_primed_costs_are_the_prior_between_their_sizes() -> None:

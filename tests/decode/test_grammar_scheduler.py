@@ -130,7 +130,7 @@ def pool_of(num_pages: int, asynchronous: bool) -> PagePool:
 def test_sequences_of_all_kinds_say_what_each_says_alone(
     tree: str, many: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_cycle, "_MANY", many or 8)
+    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many or 8)
     pool = pool_of(13, many is not None)  # hardly more than the longest wants
     shape = TREES[tree]
     asked = [sequence(i, pool, shape is not None) for i in range(len(LAYOUTS))]

@@ -23,9 +23,9 @@ from tests.decode.scheduling import (
     solo,
 )
 from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.emission import Emission
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.scheduler import Emission
 from trt_eagle3.decode.sequence import SequenceState
 
 

@@ -46,7 +46,7 @@ def test_head_of_a_target_has_no_files_to_write(tmp_path: Path) -> None:
     save_qwen3_5_text(tmp_path)
     manifest = read_head(add_head(tmp_path))
     with pytest.raises(UserError, match="has no files of its own"):
-        kind_of(manifest).export(manifest, tmp_path / "copy", "speculators")
+        kind_of(manifest).export(manifest, tmp_path / "copy", "speculators", "Qwen3_5ForCausalLM")
 
 
 def test_nobody_outside_knows_a_kind() -> None:

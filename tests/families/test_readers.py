@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.auto import modeling_auto as auto
 
 from tests.families.internvl.random_pair import save_internvl
 from tests.families.qwen2_5_vl.random_pair import save_qwen25
@@ -21,7 +22,7 @@ from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen2_5_vl.tower import windows_of
-from trt_eagle3.families.registry import family_of, read_target
+from trt_eagle3.families.registry import FAMILIES, family_named, family_of, read_target
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -60,6 +61,13 @@ def published(config: dict[str, Any]) -> None:
     config.pop("layer_types", None)
     config["vision_config"] |= {"in_chans": 3, "spatial_patch_size": 4}
     config["vision_config"].pop("rope_parameters", None)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_architecture_of_a_family_is_that_of_transformers(model_type: str) -> None:
+    mappings = (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    known = [names[model_type] for names in mappings if model_type in names]
+    assert family_named(model_type).architecture in known
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -238,6 +239,28 @@ def test_other_spellings_of_a_host_are_not_it(site: str, url: str) -> None:
 )
 def test_refusal_names_the_host_where_hosts_are_allowed(url: str, expected: str) -> None:
     assert expected in refusal(url, allowing("a.example", "c.example:8080"))
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "expected"),
+    [
+        ("http://B.example:81/x", (), "Allow its host (--allow-host b.example:81), or download it"),
+        ("https://b.example/x", ("a.example",), "Allow its host (--allow-host b.example), or"),
+        ("s3://bucket/x.png", (), "from here. Download it and give the path."),
+        ("http://me@b.example/x", ("a.example",), "fetched here. Download it and give the path."),
+    ],
+)
+def test_whoever_chooses_the_hosts_is_told_how(
+    url: str, hosts: tuple[str, ...], expected: str
+) -> None:
+    assert expected in refusal(url, MediaPolicy(paths=True, allowed_hosts=hosts))
+
+
+def test_failed_fetch_is_told_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    found = refusal(f"http://127.0.0.1:{port}/x.png", allowing(f"127.0.0.1:{port}"))
+    assert found.endswith("cannot be fetched (Connection refused). Check the URL.")
 
 
 def test_wildcard_means_what_lies_below(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conftest import inspect
+from tests.parity.conftest import WHOLE_CALL, inspect
 from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
 from trt_eagle3.errors import CheckFailedError
@@ -41,6 +41,7 @@ def assert_caught(name: str, bundle: Path, folder: Path, patch: pytest.MonkeyPat
         settings,
         asked=asked,
         max_tokens=fault.max_tokens,
+        option_tokens=WHOLE_CALL,
         quantised=bool(fault.bundle),
     )
     diagnosis = found.diagnosis  # all that was found is long to print

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,25 @@ def without(*stages: str) -> list[str]:
 
 SOME_OPTIONS = ("grammar + penalties", "stop + seed", "min_tokens", "JSON Schema", "named tool")
 """Of the sets of options, so many that each option is in one."""
+BEGUN_CALL, WHOLE_CALL = 24, 96
+"""Tokens of an answer that calls a tool: what comes after the name takes longest."""
 
 
-def ask_few_options(patch: pytest.MonkeyPatch, names: Collection[str] = SOME_OPTIONS) -> None:
-    """Have validations ask with the sets of options ``names`` alone: all of them take seconds."""
+def ask_few_options(
+    patch: pytest.MonkeyPatch,
+    names: Collection[str] = SOME_OPTIONS,
+    max_tokens: int = BEGUN_CALL,
+) -> None:
+    """Have validations ask with the sets of options ``names`` alone, for ``max_tokens`` at most:
+    all of them take seconds.
+    """
 
     def some(*given: Any) -> dict[str, SamplingParams]:
-        return {name: s for name, s in option_sets(*given).items() if name in names}
+        return {
+            name: replace(s, max_tokens=min(s.max_tokens, max_tokens))
+            for name, s in option_sets(*given).items()
+            if name in names
+        }
 
     patch.setattr(options, "option_sets", some)
 
@@ -120,12 +133,13 @@ def inspect(
     *,
     asked: Collection[str] | None = SOME_OPTIONS,
     max_tokens: int = MAX_TOKENS,
+    option_tokens: int = BEGUN_CALL,
     quantised: bool = False,
 ) -> Found:
     """Validate with one prompt, several where a stage wants them.
 
     ``looks``: those of ``OPTIONAL`` that run. ``settings``: those of ``SETTINGS`` that are sampled.
-    ``asked``: the sets of options; None: all.
+    ``asked``: the sets of options, for ``option_tokens`` each; None: all, for as many as they say.
     ``quantised``: read the sources of the bundle, which are not the tiny pair.
     """
     cases = [case()]
@@ -139,7 +153,7 @@ def inspect(
     patch.setattr(sampling_check, "_DRAWS", 1000)
     patch.setattr(options, "NUM_CASES", 1)
     if asked is not None:
-        ask_few_options(patch, asked)
+        ask_few_options(patch, asked, option_tokens)
     some = {name: sampling_check._SETTINGS[name] for name in SETTINGS if name in settings}
     patch.setattr(sampling_check, "_SETTINGS", some)
     left_out = without(*(stage for stage in OPTIONAL if stage not in looks))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 import pytest
@@ -18,6 +20,7 @@ from trt_eagle3.families.qwen3_vl.processor_reference import Qwen3VLProcessorRef
 from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.parity import run
 from trt_eagle3.parity.reference.target import (
+    Rope,
     TargetLayer,
     TargetReference,
     VisionStates,
@@ -25,6 +28,31 @@ from trt_eagle3.parity.reference.target import (
 )
 
 __all__ = ["share_reference"]
+
+
+_OUTPUTS = 64
+"""Of a layer: those of the latest validations, and of prompts, which all of them ask for."""
+
+
+class SharedLayer(TargetLayer):
+    """Keeps what it gave: a fault elsewhere gives it the same rows once more."""
+
+    def __init__(self, layer: TargetLayer) -> None:
+        vars(self).update(vars(layer))
+        self._layer = layer
+        self._given: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def __call__(self, hidden: Tensor, rope: Rope) -> Tensor:
+        parts = (hidden, *rope)
+        key = blake2b(b"".join(x.contiguous().numpy().tobytes() for x in parts)).digest()
+        found = self._given.pop(key, None)
+        self._given[key] = self._layer(hidden, rope) if found is None else found
+        if len(self._given) > _OUTPUTS:
+            self._given.popitem(last=False)
+        return self._given[key]
+
+    def trace(self, hidden: Tensor, rope: Rope) -> dict[str, Tensor]:
+        return self._layer.trace(hidden, rope)
 
 
 class SharedReference(Qwen3VLReference):
@@ -37,7 +65,7 @@ class SharedReference(Qwen3VLReference):
 
     @cached_property
     def _layers(self) -> list[TargetLayer]:
-        return list(super().layers())
+        return [SharedLayer(layer) for layer in super().layers()]
 
     def layers(self, indices: Sequence[int] | None = None) -> Iterator[TargetLayer]:
         return iter(self._layers if indices is None else [self._layers[k] for k in indices])

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.parity.conftest import ask_few_options
+from tests.parity.fault import MAX_TOKENS
 from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
 from tests.parity.shared_reference import share_reference
@@ -27,6 +28,7 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.engine.weight_file import write_tables
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
+from trt_eagle3.parity import run as run_module
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.record import options
 from trt_eagle3.parity.record.engine import RecordingEngine
@@ -46,9 +48,10 @@ class Ended:
 
 @pytest.fixture
 def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs the command; the page's plots, most settings of sampling and most sets of options,
-    which have tests of their own, are left out.
+    """Runs the command with short answers; the page's plots, most settings of sampling and most
+    sets of options, which have tests of their own, are left out.
     """
+    monkeypatch.setattr(run_module, "MAX_TOKENS", {"quick": MAX_TOKENS})
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
     monkeypatch.setattr(
         sampling_check, "_SETTINGS", {"top_k 5": SamplingParams(temperature=1.0, top_k=5)}
@@ -90,7 +93,9 @@ def test_sound_bundle_is_exit_0_and_leaves_its_report_in_the_bundle(
 ) -> None:
     ended = validate(bundle, "--prompts", prompts, "--junit", tmp_path / "checks.xml")
     assert ended.code == 0
-    assert re.search(r"checks hold, 0 failed, \d skipped; 1 prompt, 32 tokens, 0 ties", ended.out)
+    assert re.search(
+        rf"checks hold, 0 failed, \d skipped; 1 prompt, {MAX_TOKENS} tokens, 0 ties", ended.out
+    )
     assert "not checked: sequences longer than" in ended.out
     assert f"wrote {bundle / 'parity/report.html'}" in ended.out
     assert json.loads((bundle / "parity/report.json").read_text())["passed"] is True

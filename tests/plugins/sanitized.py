@@ -121,7 +121,7 @@ def experts() -> Iterator[Check]:
 
 def images() -> Iterator[Check]:
     """VisionAttention by wgmma, by mma, and of a head_dim that neither takes."""
-    forms = ((72, AttentionPath.AUTO), (72, AttentionPath.MMA), (58, AttentionPath.AUTO))
+    forms = ((72, AttentionPath.AUTO), (72, AttentionPath.MMA), (60, AttentionPath.AUTO))
     for head_dim, path in forms:
         case = vision_case.Case(frames=(150, 64, 9), head_dim=head_dim)
         x = vision_case.draw(case, 1, CUDA)

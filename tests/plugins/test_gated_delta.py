@@ -36,7 +36,7 @@ GEOMETRIES = (
     ((2, 2), (100, 68), 3),
 )
 BUSHY = [-1, 0, 0, 1, 1, 2, 5, 3, 3]
-BLOCKS = (0, 2, 4)  # of a head
+BLOCKS = (0, 1, 2, 4)  # of a head
 
 
 def tree(count: int, seed: int) -> list[int]:

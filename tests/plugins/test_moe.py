@@ -178,7 +178,9 @@ def test_overlapping_launches_compute_what_single_ones_do(
 
 
 @pytest.mark.parametrize("rows", [65, 100, 129, 1000])
-@pytest.mark.parametrize("kind", ["dense", "fp8 channel", "fp8 block", "int4 64 zeros"])
+@pytest.mark.parametrize(
+    "kind", ["dense", "fp8 channel", "fp8 block", "fp8 tensor", "int4 64 zeros"]
+)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_many_rows_match_float64(routing: str, kind: str, rows: int, cuda: torch.device) -> None:
     case = draw_experts(kind, 32, 512, 256, torch.bfloat16, cuda)
@@ -237,6 +239,20 @@ def test_gathered_rows_lie_by_expert(rows: int, cuda: torch.device) -> None:
     assert bool((positions < ends[wanted]).all())
     top = torch.softmax(logits.double(), -1).gather(1, wanted)
     assert torch.allclose(shares.double(), top / top.sum(-1, keepdim=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 64, 20), (4, 24, 32), (17, 16, 8)], ids=["I", "H", "k"])
+def test_sizes_that_no_kernel_takes_are_computed(
+    shape: tuple[int, int, int], dtype: torch.dtype, rows: int, cuda: torch.device
+) -> None:
+    case = draw_experts("dense", *shape, dtype, cuda)
+    top_k = 17 if shape[0] == 17 else 2
+    x, logits = draw(rows, shape[0], shape[1], "random", dtype, cuda)
+    got = fused_moe(x, logits, case.gate_up, case.down, top_k=top_k, renormalise=1)
+    reference = reference_moe(x, logits, case, top_k, renormalise=True)
+    assert worst_error(got, reference) < TOLERANCE.get(dtype, 1e-3)
 
 
 def test_float32_and_too_many_rows_are_said(cuda: torch.device) -> None:

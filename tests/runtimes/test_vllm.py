@@ -79,6 +79,8 @@ def test_aux_layers_are_states_as_vllm_counts_them(bundle: Path, tmp_path: Path)
     config = json.loads((tmp_path / "r/draft/config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert config["norm_before_residual"] is False
+    verifier = config["speculators_config"]["verifier"]
+    assert verifier["architectures"] == ["Qwen3VLForConditionalGeneration"]
 
 
 def test_serve_line_starts_vllm_beside_the_draft(bundle: Path, tmp_path: Path) -> None:

@@ -130,6 +130,29 @@ def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_load
         run("serve", bundle, "--host", "203.0.113.7")
 
 
+def test_serve_warns_of_settings_that_hurt_before_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def end(_: object) -> None:
+        raise UserError("enough")
+
+    monkeypatch.setattr("trt_eagle3.serving.server.warm_up", end)
+    limits = {"max_batch_size": 1, "max_seq_len": 96, "max_visual_tokens": 97}
+    for changes, named in (
+        (
+            {"limits": limits, "draft": None},
+            ["limits.max_batch_size", "limits.max_visual", "draft"],
+        ),
+        ({}, []),
+    ):
+        caplog.clear()
+        bundle = build_tiny(tmp_path, **changes)
+        with pytest.raises(UserError, match="enough"):
+            run("serve", bundle, "--port", *free_ports(1))
+        found = [record.getMessage() for record in caplog.records]
+        assert [line[: len(name)] for line, name in zip(found, named, strict=True)] == named
+
+
 def test_empty_key_does_not_open_the_door(bundle: Path) -> None:
     with pytest.raises(UserError, match="--api-key: it is empty"):
         run("serve", bundle, "--api-key", "")

@@ -25,11 +25,15 @@ from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.access_log import RequestLog
-from trt_eagle3.serving.advice import setting_warnings
 from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.served_model import ServedModel
 from trt_eagle3.serving.server import Server
-from trt_eagle3.serving.throughput_log import ThroughputLog, throughput_line, useless_steps
+from trt_eagle3.serving.throughput_log import (
+    ThroughputLog,
+    idle_draft,
+    throughput_line,
+    useless_steps,
+)
 from trt_eagle3.serving.tls import tls_context
 
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -162,6 +166,7 @@ def moment(**changes: Any) -> EngineMetrics:
     values = {
         "prompt_tokens": 0,
         "generated_tokens": 0,
+        "cycles": 0,
         "running": 0,
         "waiting": 0,
         "kv_pages_used": 0,
@@ -195,13 +200,14 @@ def replace_running(now: Any) -> Any:
 
 
 def test_throughput_is_logged_while_the_engine_works(caplog: pytest.LogCaptureFixture) -> None:
-    moments = iter([moment(), moment(generated_tokens=5)])
-    last = moment(generated_tokens=5)
-    with (
-        caplog.at_level(logging.INFO, "trt_eagle3"),
-        ThroughputLog(lambda: next(moments, last), 0.02),
-    ):
-        time.sleep(0.3)
+    asked = [moment()]
+
+    def snapshot() -> EngineMetrics:
+        asked.append(moment(generated_tokens=5))
+        return asked[-2]
+
+    with caplog.at_level(logging.INFO, "trt_eagle3"), ThroughputLog(snapshot, 0.02):
+        wait_for(lambda: len(asked) > 5)
     assert len(caplog.records) == 1  # then it is idle
 
 
@@ -215,18 +221,27 @@ def test_steps_that_never_pay_are_named(accepted: tuple[int, ...], expected: str
     assert found is None if expected is None else expected in (found or "")
 
 
-def test_settings_that_hurt_are_warned_of(tmp_path: Path) -> None:
-    limits = {"max_batch_size": 1, "max_seq_len": 512, "max_visual_tokens": 1000}
-    engine = load(build_tiny(tmp_path, limits=limits))
-    lines = list(setting_warnings(engine.bundle))
-    assert [line.split(":")[0] for line in lines] == [
-        "limits.max_batch_size",
-        "limits.max_visual_tokens",
-    ]
+@pytest.mark.parametrize(
+    ("cycles", "proposed", "warns"),
+    [(25_408, (84, 80), True), (25_408, (900,), False), (9_000, (8,), False), (25_408, (), False)],
+)
+def test_draft_that_hardly_ever_pays_is_named(
+    cycles: int, proposed: tuple[int, ...], warns: bool
+) -> None:
+    found = idle_draft(moment(cycles=cycles, proposed=proposed))
+    assert (found is not None and "84 of 25408 cycles drafted" in found) == warns
 
 
-def test_good_settings_are_not_warned_of(engine: LLM) -> None:
-    assert list(setting_warnings(engine.bundle)) == []
+def test_warning_of_the_draft_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[Any] = []
+
+    def snapshot() -> EngineMetrics:
+        asked.append(moment(cycles=20_000, proposed=(8,), accepted=(1,)))
+        return asked[-1]
+
+    with caplog.at_level(logging.INFO, "trt_eagle3"), ThroughputLog(snapshot, 0.02):
+        wait_for(lambda: len(asked) > 5)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_sampling_is_as_the_checkpoint_says_unless_told_otherwise(

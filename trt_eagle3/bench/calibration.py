@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import torch
 
-from trt_eagle3.bench.drawn_weights import draw_weight
+from trt_eagle3.bench.drawn_weights import device_option, draw_weight
 from trt_eagle3.bench.synthetic import size_option, write_target
 from trt_eagle3.calibration.prompts import MAX_TOKENS, CalibrationPrompts
 from trt_eagle3.calibration.reckoning import reckon
@@ -34,7 +34,7 @@ _LAYERS = 3  # as many as take visual levels
 @size_option
 @click.option("--layers", default=_LAYERS, show_default=True)
 @click.option("--tokens", default=MAX_TOKENS, show_default=True, help="Of all prompts.")
-@click.option("--device", default="cuda", show_default=True)
+@device_option
 def main(size: str, layers: int, tokens: int, device: str) -> None:
     """Print what calibrating a few layers takes."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():

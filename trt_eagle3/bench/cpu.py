@@ -1,9 +1,9 @@
 """Decoding on the CPU against transformers: ``python -m trt_eagle3.bench.cpu``.
 
-A Qwen3-0.6B-like text geometry with random float32 weights, batch 1. One process, both sides
-alternating, best of the rounds: plain decoding of both after the same prompt, and our step of 1
-token against a verify of 16. The matrix products of the same model are timed alone too: what they
-take is the least that a step can take on this processor.
+A text geometry like Qwen3-0.6B's or Qwen3.5-0.8B's with random float32 weights, batch 1. One
+process, both sides alternating, best of the rounds: plain decoding of both after the same prompt,
+and our step of 1 token against a verify of 16. The matrix products of the same model are timed
+alone too: what they take is the least that a step can take on this processor.
 """
 
 from __future__ import annotations
@@ -11,15 +11,23 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
+from trt_eagle3.bench.synthetic_hybrid import hybrid_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.decoder import Decoder
@@ -35,27 +43,37 @@ from trt_eagle3.graph.activations import write_activations
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.io.run_command import run_command
+from trt_eagle3.spec import GatedDeltaSpec
 
-__all__ = ["CpuEngine", "best_ms", "cpu_engine", "decoded", "main", "small_model"]
+__all__ = ["CpuEngine", "best_ms", "cpu_engine", "decoded", "main", "small_model", "small_size"]
 
 _VERIFY = 16
 _FLOAT32 = EngineConfig()
 CpuEngine = tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]
 """Decoding of a prompt, and a target pass of n tokens after a context."""
+_QWEN3 = "qwen3-0.6b"
+small_size = click.option(
+    "--size",
+    type=click.Choice([_QWEN3, "qwen3.5-0.8b", "qwen3.5-tiny"]),
+    default=_QWEN3,
+    show_default=True,
+    help="Geometry: that of the model, or a tiny one, to try the benchmark.",
+)
 
 
 @click.command()
+@small_size
 @click.option("--context", default=256, show_default=True, help="Prompt tokens.")
 @click.option("--tokens", default=32, show_default=True, help="Tokens decoded per round.")
 @click.option("--rounds", default=3, show_default=True, help="The best of so many rounds counts.")
-def main(context: int, tokens: int, rounds: int) -> None:
+def main(size: str, context: int, tokens: int, rounds: int) -> None:
     """Print tokens per second of both, step times, and the ratios."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        model = small_model()
+        model = small_model(size)
         model.save_pretrained(folder)
         decode, step = cpu_engine(Path(folder), read_target(Path(folder)))
-        ids = torch.randint(1000, 100000, (context,))
+        ids = torch.randint(1000, model.config.get_text_config().vocab_size // 2, (context,))
         ours, theirs = [], []
         for _ in range(rounds):
             theirs.append(_transformers(model, ids, tokens))
@@ -69,11 +87,18 @@ def main(context: int, tokens: int, rounds: int) -> None:
         steps = {
             name: [best_ms(run, n, 5 * rounds) for n in (1, _VERIFY)] for name, run in rows.items()
         }
-    _print(max(r for r, _ in ours), max(r for r, _ in theirs), steps, context)
+    _print(size, max(r for r, _ in ours), max(r for r, _ in theirs), steps, context)
 
 
-def small_model() -> Qwen3VLForConditionalGeneration:
-    """Qwen3-0.6B's geometry with random weights."""
+def small_model(size: str) -> PreTrainedModel:
+    """A geometry of ``small_size`` with random weights."""
+    if size == _QWEN3:
+        return _qwen3()
+    model: PreTrainedModel = Qwen3_5ForCausalLM(hybrid_config(size, None)).eval()
+    return model
+
+
+def _qwen3() -> PreTrainedModel:
     rope = {
         "rope_type": "default",
         "rope_theta": 5e6,
@@ -100,7 +125,8 @@ def small_model() -> Qwen3VLForConditionalGeneration:
         "deepstack_visual_indexes": [0],
     }
     config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
-    return Qwen3VLForConditionalGeneration(config).eval()
+    model: PreTrainedModel = Qwen3VLForConditionalGeneration(config).eval()
+    return model
 
 
 def cpu_engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig = _FLOAT32) -> CpuEngine:
@@ -122,6 +148,7 @@ def cpu_engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig = _FLO
         positions = torch.arange(context, context + num_tokens, dtype=torch.int32).expand(3, -1)
         embeds = target.embedding.lookup(torch.arange(num_tokens))
         metadata = AttentionMetadata.single(context, pages, causal_mask(num_tokens), positions)
+        metadata = replace(metadata, state_inputs=target.states.padding(1, pages))
         return target.forward(embeds[None], metadata, torch.arange(num_tokens)[None])
 
     return decode, step
@@ -133,12 +160,7 @@ def _products(folder: Path) -> Callable[[int], object]:
     b = GraphBuilder("products", "float32", lambda ref: ref.file.name)
     widths = sorted({ref.shape[1] for ref in spec.tensors.values() if len(ref.shape) == 2})
     inputs = {width: b.input(f"x{width}", b.dtype, ("rows", width)) for width in widths}
-    groups = [["lm_head"]]
-    for i in range(spec.num_layers):
-        attention, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
-        groups += [[f"{attention}{p}_proj" for p in "qkv"], [f"{attention}o_proj"]]
-        groups += [[f"{mlp}gate_proj", f"{mlp}up_proj"], [f"{mlp}down_proj"]]
-    for i, group in enumerate(groups):
+    for i, group in enumerate(_groups(spec)):
         refs = [spec.tensors[f"{name}.weight"] for name in group]
         b.output(
             b.linear(inputs[refs[0].shape[1]], refs, name=f"y{i}"),
@@ -148,6 +170,20 @@ def _products(folder: Path) -> Callable[[int], object]:
     (folder / "products.onnx").write_bytes(b.build().SerializeToString())
     session = open_session("onnxruntime", folder / "products.onnx", folder)
     return lambda rows: session.run({f"x{width}": torch.randn(rows, width) for width in widths})
+
+
+def _groups(spec: TargetCheckpoint) -> list[list[str]]:
+    """Names of the weights that are multiplied at once."""
+    groups = [["lm_head"]]
+    for i, layer in enumerate(spec.layers):
+        attention, linear, mlp = (f"layers.{i}.{n}." for n in ("self_attn", "linear_attn", "mlp"))
+        if isinstance(layer.mixer, GatedDeltaSpec):
+            groups += [[f"{linear}in_proj_{p}" for p in pair] for pair in (("qkv", "z"), "ba")]
+            groups.append([f"{linear}out_proj"])
+        else:
+            groups += [[f"{attention}{p}_proj" for p in "qkv"], [f"{attention}o_proj"]]
+        groups += [[f"{mlp}gate_proj", f"{mlp}up_proj"], [f"{mlp}down_proj"]]
+    return groups
 
 
 def _runner(folder: Path, spec: TargetCheckpoint, pool: PagePool) -> TargetRunner:
@@ -171,9 +207,7 @@ class _TokenTimes:
         """Nothing to flush."""
 
 
-def _transformers(
-    model: Qwen3VLForConditionalGeneration, ids: torch.Tensor, tokens: int
-) -> tuple[float, list[int]]:
+def _transformers(model: Any, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
     """Tokens per second after the first, and the tokens."""
     streamer, count = _TokenTimes(), tokens + 1
     out = model.generate(
@@ -209,8 +243,10 @@ def best_ms(run: Callable[[int], object], num_tokens: int, times: int) -> float:
     return best
 
 
-def _print(ours: float, theirs: float, steps: dict[str, list[float]], context: int) -> None:
-    table = Table("Qwen3-0.6B-like, float32, batch 1", f"context {context}", "ratio")
+def _print(
+    model: str, ours: float, theirs: float, steps: dict[str, list[float]], context: int
+) -> None:
+    table = Table(f"{model}, float32, batch 1", f"context {context}", "ratio")
     table.add_row("transformers generate", f"{theirs:.2f} tok/s", "1.00")
     table.add_row("trt-eagle3 plain (onnxruntime)", f"{ours:.2f} tok/s", f"{ours / theirs:.2f}")
     for name, (one, verify) in steps.items():

@@ -1,6 +1,6 @@
 """Decoding with quantised weights on the CPU: ``python -m trt_eagle3.bench.cpu_quantised``.
 
-A Qwen3-0.6B-like text geometry with random weights, batch 1, without speculation: float32 against
+A small text geometry with random weights, batch 1, without speculation: float32 against
 ``engine.weights`` with ``engine.activations``, in one process, all alternating, best of the rounds.
 """
 
@@ -15,7 +15,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.bench.cpu import CpuEngine, best_ms, cpu_engine, decoded, small_model
+from trt_eagle3.bench.cpu import (
+    CpuEngine,
+    best_ms,
+    cpu_engine,
+    decoded,
+    small_model,
+    small_size,
+)
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.weight_quantiser import quantise_target
 from trt_eagle3.families.registry import read_target
@@ -33,15 +40,16 @@ _CONFIGS = {
 
 
 @click.command()
+@small_size
 @click.option("--context", default=256, show_default=True, help="Prompt tokens.")
 @click.option("--tokens", default=24, show_default=True, help="Tokens decoded per round.")
 @click.option("--rounds", default=3, show_default=True, help="The best of so many rounds counts.")
-def main(context: int, tokens: int, rounds: int) -> None:
+def main(size: str, context: int, tokens: int, rounds: int) -> None:
     """Print tokens per second and step times of each."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         root = Path(folder)
-        small_model().bfloat16().save_pretrained(root)
+        small_model(size).bfloat16().save_pretrained(root)
         spec = read_target(root)
         engines: dict[str, CpuEngine] = {}
         for name, config in _CONFIGS.items():
@@ -50,7 +58,7 @@ def main(context: int, tokens: int, rounds: int) -> None:
                 file, head = root / f"{len(engines)}.safetensors", config.quantise_head
                 target = quantise_target(spec, weights, file, head=head)
             engines[name] = cpu_engine(root, target, config)
-        ids = torch.randint(1000, 100000, (context,))
+        ids = torch.randint(1000, spec.vocab_size // 2, (context,))
         speed = dict.fromkeys(engines, 0.0)
         steps = {name: [float("inf")] * len(_ROWS) for name in engines}
         for _ in range(rounds):
@@ -59,11 +67,11 @@ def main(context: int, tokens: int, rounds: int) -> None:
                 run = partial(step, context)
                 found = [best_ms(run, n, rounds) for n in _ROWS]
                 steps[name] = list(map(min, steps[name], found))
-    _print(speed, steps)
+    _print(size, speed, steps)
 
 
-def _print(speed: dict[str, float], steps: dict[str, list[float]]) -> None:
-    table = Table("Qwen3-0.6B-like", "tok/s", "ratio", *(f"{n} rows, ms" for n in _ROWS))
+def _print(size: str, speed: dict[str, float], steps: dict[str, list[float]]) -> None:
+    table = Table(size, "tok/s", "ratio", *(f"{n} rows, ms" for n in _ROWS))
     first = next(iter(speed.values()))
     for name, tokens in speed.items():
         times = [f"{ms:.1f}" for ms in steps[name]]

@@ -34,6 +34,7 @@ PACKED_KINDS = (
 per 128 x 128; INT8 with a scale per row, the same with ``engine.activations: int8``; INT4 in groups
 of 128; NVFP4.
 """
+_EXPERT_KINDS = ("fp8", "fp8-w8a8", "fp8-block", "int4")  # the others leave experts in bfloat16
 weights_option = click.option(
     "--weights",
     type=click.Choice(PACKED_KINDS),
@@ -48,24 +49,27 @@ kv_dtype_option = click.option(
     show_default=True,
     help="As engine.kv_dtype.",
 )
-_SHARES = {"bfloat16": 1.0, "int4": 0.25 + 1 / 128, "nvfp4": 0.25 + 1 / 32}  # the others: a half
+_SHARES = {"int4": 0.25 + 1 / 128, "nvfp4": 0.25 + 1 / 32}  # the others: a half
 
 
 def packed_share(name: str, kind: str) -> float:
     """Bytes of the tensor ``name`` as ``kind``, to those in bfloat16."""
-    return _SHARES.get(kind, 0.5) if _is_projection(name) else 1.0
+    return _SHARES.get(kind, 0.5) if _is_packed(name, kind) else 1.0
 
 
 def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeight | Experts | None:
-    """A weight of unit gain for ``expr``; None where it stays bfloat16."""
-    if kind == "bfloat16" or not all(_is_projection(part.name) for part in expr.parts):
+    """A weight of unit gain for ``expr``, a matrix or those of experts [E, N, K]; None where it
+    stays bfloat16.
+    """
+    if not all(_is_packed(part.name, kind) for part in expr.parts):
         return None
-    drawn = _draw(expr.stacked_shape, kind, device)
-    return as_experts(drawn, expr.experts) if expr.experts else drawn
+    if len(expr.shape) == 2:
+        return _draw(*expr.shape, kind, device)
+    experts, rows, columns = expr.shape
+    return as_experts(_draw(experts * rows, columns, kind, device), experts)
 
 
-def _draw(shape: tuple[int, ...], kind: str, device: torch.device) -> PackedWeight:
-    rows, columns = shape
+def _draw(rows: int, columns: int, kind: str, device: torch.device) -> PackedWeight:
     if kind == "int4":
         words = torch.randint(-(2**31), 2**31, (rows, columns // 8), device=device)
         scale = torch.full((rows, columns // 128), 0.217 * columns**-0.5, device=device)
@@ -85,6 +89,13 @@ def _draw(shape: tuple[int, ...], kind: str, device: torch.device) -> PackedWeig
     return Fp8Weight(codes.to(torch.float8_e4m3fn), scale, fp8_activations=kind == "fp8-w8a8")
 
 
-def _is_projection(name: str) -> bool:
+def _is_packed(name: str, kind: str) -> bool:
+    """Whether a checkpoint of ``kind`` has quantised what lies at ``name``, of the checkpoint or of
+    the graph.
+    """
+    if kind == "bfloat16" or "layers." not in name or "mid" in name:
+        return False
+    if ".mlp.experts." in name:
+        return kind in _EXPERT_KINDS
     ends = ("_proj", "in_proj_qkv", "in_proj_z")  # b and a of linear attention stay as they are
-    return "layers." in name and "mid" not in name and name.removesuffix(".weight").endswith(ends)
+    return name.removesuffix(".weight").endswith(ends)

@@ -8,16 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
+import click
 import torch
 from torch import Tensor
 
+from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weights import WeightExpr
 
-__all__ = ["draw_weight", "read_drawn", "write_drawn"]
+__all__ = ["device_option", "draw_weight", "read_drawn", "write_drawn"]
 
 # of the vision tower's scores: spread over several units, so that its attention is no mean of all
 _SHARPNESS = 3.0
+
+
+def _checked(_context: click.Context, _option: click.Parameter, device: str) -> str:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentMissingError("--device cuda: torch sees no CUDA GPU. Use --device cpu.")
+    return device
+
+
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    callback=_checked,
+    help="Where weights are drawn.",
+)
 
 
 def draw_weight(name: str, shape: Sequence[int], device: str = "cuda") -> Tensor:

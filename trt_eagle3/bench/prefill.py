@@ -125,7 +125,7 @@ class _Bench:
         while missing:
             for emission in scheduler.step():
                 assert emission.error is None
-                if emission.steps is None:
+                if emission.begins:
                     missing, first = missing - 1, time.perf_counter()
                     if not stay:
                         scheduler.remove(emission.sequence)

@@ -41,7 +41,10 @@ class Percentiles:
         )
 
     def __str__(self) -> str:
-        return " / ".join(f"{value:.3g}" for value in (self.p50, self.p95, self.p99))
+        return " / ".join(
+            f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+            for value in (self.p50, self.p95, self.p99)
+        )
 
 
 @dataclass(frozen=True)
@@ -191,17 +194,16 @@ class BenchReport:
         return {**self.facts, "rows": rows}
 
     def tables(self) -> list[Table]:
-        """Speed by load, and where anything was drafted, acceptance by position."""
+        """Speed by load, latencies, and where anything was drafted, acceptance by position: each
+        within 60 columns.
+        """
         first = self.rows[0].load
-        speed = Table(
-            "in flight" if first.rate is None else "requests",
-            "decoding",
-            "to plain",
-            f"to {first.name}",
-            "acceptance length",
-            "tokens/s",
-            "first token ms, p50 / p95 / p99",
-            "per token ms, p50 / p95 / p99",
+        load = "in flight" if first.rate is None else "requests"
+        speed = _table(
+            load, "decoding", "to plain", f"to {first.name}", "acceptance length", "tokens/s"
+        )
+        latency = _table(
+            load, "decoding", "first token ms,\np50 / 95 / 99", "per token ms,\np50 / 95 / 99"
         )
         for row in self.rows:
             for name, side in _sides(row):
@@ -214,11 +216,11 @@ class BenchReport:
                     f"{self.growth(row, side):.2f}",
                     f"{length:.2f}" if length else "off" if side is not row.plain else "",
                     f"{side.tokens_per_second:.0f}",
-                    str(side.first_token),
-                    str(side.per_token or ""),
-                    end_section=side is not row.plain,
                 )
-        return [speed, *self._acceptance()]
+                latency.add_row(
+                    row.load.name, name, str(side.first_token), str(side.per_token or "")
+                )
+        return [speed, latency, *self._acceptance()]
 
     def lines(self) -> list[str]:
         """What was measured, and on what; where 16-bit rounding made answers differ, how many."""
@@ -242,12 +244,12 @@ class BenchReport:
             for row in self.rows
             if row.speculative
         ]
-        depth = max((len(rates) for _, rates in drafted), default=0)
-        if not depth:
+        if not any(rates for _, rates in drafted):
             return []
-        table = Table("accepted at position", *(str(position + 1) for position in range(depth)))
-        for name, rates in drafted:
-            table.add_row(name, *(f"{100 * rate:.0f} %" for rate in rates))
+        table = _table("accepted at\nposition", *(name for name, _ in drafted))
+        for position, of_loads in enumerate(zip_longest(*(rates for _, rates in drafted))):
+            shown = ("" if rate is None else f"{100 * rate:.0f} %" for rate in of_loads)
+            table.add_row(str(position + 1), *shown)
         return [table]
 
     def plot(self, file: Path) -> None:
@@ -316,3 +318,8 @@ def check_plot(file: Path) -> None:
 
 def _sides(row: Row) -> list[tuple[str, Side]]:
     return [("plain", row.plain), *([("speculative", row.speculative)] if row.speculative else [])]
+
+
+def _table(*names: str) -> Table:
+    """Without rules between columns, which take a third of a narrow terminal."""
+    return Table(*names, box=None, pad_edge=False, header_style="bold")

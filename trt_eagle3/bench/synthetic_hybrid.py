@@ -18,6 +18,7 @@ class HybridSize:
 
     Attributes:
         key_heads, value_heads: of linear attention, ``delta_dim`` channels each.
+        tied: whether the head is the token table.
     """
 
     hidden: int
@@ -30,9 +31,11 @@ class HybridSize:
     vocab: int = 248320
     head_dim: int = 256
     delta_dim: int = 128
+    tied: bool = False
 
 
 HYBRID_SIZES: Mapping[str, HybridSize] = {
+    "qwen3.5-0.8b": HybridSize(1024, 24, 8, 2, 3584, 16, 16, tied=True),
     "qwen3.5-9b": HybridSize(4096, 32, 16, 4, 12288, 16, 32),
     "qwen3.5-27b": HybridSize(5120, 64, 24, 4, 17408, 16, 48),
     "qwen3.5-tiny": HybridSize(128, 8, 2, 1, 128, 1, 2, vocab=65536, head_dim=128, delta_dim=32),
@@ -68,5 +71,5 @@ def hybrid_config(size: str, num_layers: int | None) -> PretrainedConfig:
             "mrope_interleaved": True,
         },
         max_position_embeddings=262144,
-        tie_word_embeddings=False,
+        tie_word_embeddings=s.tied,
     )

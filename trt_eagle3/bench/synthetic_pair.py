@@ -21,7 +21,7 @@ import click
 import torch
 from safetensors import safe_open
 
-from trt_eagle3.bench.drawn_weights import draw_weight
+from trt_eagle3.bench.drawn_weights import device_option, draw_weight
 from trt_eagle3.bench.synthetic import SIZES, write_draft, write_target
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.run_command import run_command
@@ -45,7 +45,7 @@ _MAX_PIXELS = 1 << 20
 @click.option("--size", type=click.Choice(list(SIZES)), default="8b", show_default=True)
 @click.option("--layers", type=click.IntRange(5), help="Decoder layers, if fewer than published.")
 @click.option("--processor", required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--device", default="cuda", show_default=True, help="Where weights are drawn.")
+@device_option
 @click.option("--batch", default=128, show_default=True, help="limits.max_batch_size of pair.yaml.")
 @click.option("--seq-len", default=36864, show_default=True, help="Its limits.max_seq_len.")
 @click.option("--kv-tokens", default=147456, show_default=True, help="Its limits.max_kv_tokens.")

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.calibration import expert_names
-from trt_eagle3.spec import AttentionSpec, LayerSpec, SparseMoe
+from trt_eagle3.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, SparseMoe
 
-__all__ = ["MAX_SAMPLES", "ExpertRows", "LayerActivations", "RowStatistics", "inputs_of_layer"]
+__all__ = [
+    "MAX_SAMPLES",
+    "ExpertRows",
+    "LargestKeys",
+    "LayerActivations",
+    "RowStatistics",
+    "inputs_of_layer",
+]
 
 MAX_SAMPLES = 512
 """Rows of all prompts that are kept to measure errors with."""
@@ -24,15 +31,33 @@ def inputs_of_layer(layer: LayerSpec, index: int) -> Mapping[str, tuple[str, ...
     """Graph name of an input in decoder layer ``index`` -> canonical names of the weights that it
     is multiplied with. What the experts' second weight is multiplied with is each expert's own.
     """
-    p = f"layers.{index}."
-    found = {
-        f"{p}input_layernorm": tuple(f"{p}self_attn.{name}_proj.weight" for name in "qkv"),
-        f"{p}self_attn.out": (f"{p}self_attn.o_proj.weight",),
-    }
-    if isinstance(layer.mlp, SparseMoe):
-        return {**found, f"{p}post_attention_layernorm": expert_names(index)[:1]}
-    gate, up, down = (f"{p}mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
-    return {**found, f"{p}post_attention_layernorm": (gate, up), f"{p}mlp.inner": (down,)}
+    prefix = f"layers.{index}."
+    norm, mlp = f"{prefix}post_attention_layernorm", f"{prefix}mlp."
+    found = _mixer_inputs(layer.mixer, prefix)
+    if not isinstance(layer.mlp, SparseMoe):
+        return {**found, **_dense_inputs(norm, mlp, f"{mlp}inner")}
+    experts = expert_names(index)[:1]
+    if not layer.mlp.shared_expert_width:
+        return {**found, norm: experts}
+    shared = f"{mlp}shared_expert."
+    own = _dense_inputs(norm, shared, f"{shared}mlp.inner")
+    return {**found, **own, norm: experts + own[norm]}
+
+
+def _mixer_inputs(mixer: AttentionSpec | GatedDeltaSpec, prefix: str) -> dict[str, tuple[str, ...]]:
+    norm = f"{prefix}input_layernorm"
+    if isinstance(mixer, GatedDeltaSpec):
+        linear = f"{prefix}linear_attn."
+        made = tuple(f"{linear}in_proj_{p}.weight" for p in ("qkv", "z"))
+        return {norm: made, f"{linear}out": (f"{linear}out_proj.weight",)}
+    attention, out = f"{prefix}self_attn.", "gated" if mixer.output_gate else "out"
+    made = tuple(f"{attention}{p}_proj.weight" for p in "qkv")
+    return {norm: made, f"{attention}{out}": (f"{attention}o_proj.weight",)}
+
+
+def _dense_inputs(norm: str, mlp: str, inner: str) -> dict[str, tuple[str, ...]]:
+    gate, up, down = (f"{mlp}{p}_proj.weight" for p in ("gate", "up", "down"))
+    return {norm: (gate, up), inner: (down,)}
 
 
 class RowStatistics:
@@ -105,34 +130,16 @@ class ExpertRows:
         return torch.cat([rows[(own == expert).any(dim=-1)] for rows, own in pairs])
 
 
-class LayerActivations:
-    """Statistics of a layer's inputs, where ``weights`` are made by them; the largest key of each
-    head, and value of each channel. ``experts``: of a mixture's; None: it has none.
-    """
+class LargestKeys:
+    """The largest key of each head, and value of each channel, of a layer that attends."""
 
-    def __init__(
-        self, layer: LayerSpec, index: int, num_tokens: int, *, weights: bool = True
-    ) -> None:
-        stride = -(-num_tokens // MAX_SAMPLES)
-        assert isinstance(layer.mixer, AttentionSpec), "calibration refuses recurrent layers"
-        self._heads, self._prefix = layer.mixer.num_kv_heads, f"layers.{index}."
-        names = inputs_of_layer(layer, index) if weights else ()
-        self.inputs = {name: RowStatistics(stride) for name in names}
-        self.experts: ExpertRows | None = None
-        if weights and isinstance(layer.mlp, SparseMoe):
-            self.experts = ExpertRows(layer.mlp.top_k)
+    def __init__(self, mixer: AttentionSpec, prefix: str) -> None:
+        self._heads, self._prefix = mixer.num_kv_heads, prefix
         self._k = torch.zeros(self._heads)
-        self._v = torch.zeros(self._heads * layer.mixer.head_dim)
+        self._v = torch.zeros(self._heads * mixer.head_dim)
 
     def add(self, traced: Mapping[str, Tensor]) -> None:
-        """Count a prompt's tensors, as ``TargetLayer.trace`` names them."""
-        for name, statistics in self.inputs.items():
-            statistics.add(traced[name])
-        if self.experts is not None:
-            names = (
-                f"{self._prefix}{n}" for n in ("post_attention_layernorm", "mlp.router_logits")
-            )
-            self.experts.add(*(traced[name] for name in names))
+        """Count a prompt's."""
         k, v = (traced[f"{self._prefix}self_attn.{p}"].abs().amax(dim=0).cpu() for p in "kv")
         self._k = torch.maximum(self._k, k.view(self._heads, -1).amax(dim=1))
         self._v = torch.maximum(self._v, v)
@@ -146,3 +153,38 @@ class LayerActivations:
         """float32 [kv heads], of values whose channels are divided by ``scales``."""
         values = self._v if scales is None else self._v / scales
         return values.view(self._heads, -1).amax(dim=1)
+
+
+class LayerActivations:
+    """What is seen of a layer.
+
+    Attributes:
+        inputs: statistics by graph name, where ``weights`` are made by them. experts: of a
+            mixture's; None: it has none. kv: None of a layer that does not attend.
+    """
+
+    def __init__(
+        self, layer: LayerSpec, index: int, num_tokens: int, *, weights: bool = True
+    ) -> None:
+        stride = -(-num_tokens // MAX_SAMPLES)
+        self._prefix = f"layers.{index}."
+        names = inputs_of_layer(layer, index) if weights else ()
+        self.inputs = {name: RowStatistics(stride) for name in names}
+        self.experts: ExpertRows | None = None
+        if weights and isinstance(layer.mlp, SparseMoe):
+            self.experts = ExpertRows(layer.mlp.top_k)
+        self.kv: LargestKeys | None = None
+        if isinstance(layer.mixer, AttentionSpec):
+            self.kv = LargestKeys(layer.mixer, self._prefix)
+
+    def add(self, traced: Mapping[str, Tensor]) -> None:
+        """Count a prompt's tensors, as ``TargetLayer.trace`` names them."""
+        for name, statistics in self.inputs.items():
+            statistics.add(traced[name])
+        if self.experts is not None:
+            names = (
+                f"{self._prefix}{n}" for n in ("post_attention_layernorm", "mlp.router_logits")
+            )
+            self.experts.add(*(traced[name] for name in names))
+        if self.kv is not None:
+            self.kv.add(traced)

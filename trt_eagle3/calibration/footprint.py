@@ -42,8 +42,8 @@ def products_of_layer(spec: TargetCheckpoint, index: int) -> Iterator[Product]:
     """By input, in the order in which they are made."""
     layer = spec.layers[index]
     for weights in inputs_of_layer(layer, index).values():
-        if weights[0] not in expert_names(index):
-            shapes = [spec.tensors[name].shape for name in weights]
+        shapes = [spec.tensors[n].shape for n in weights if n not in expert_names(index)]
+        if shapes:
             yield Product(tuple(n for n, _ in shapes), shapes[0][1])
     if isinstance(layer.mlp, SparseMoe):
         share = layer.mlp.top_k / layer.mlp.num_experts
@@ -83,8 +83,9 @@ def _layer_values(
     layer, products = spec.layers[index], list(products_of_layer(spec, index))
     shared = [p for p in products if p.count == 1]
     widths = [p.width for p in shared]
-    if isinstance(layer.mlp, SparseMoe):
-        widths.append(spec.hidden_size)  # of the norm before the experts, whose rows are kept
+    if isinstance(layer.mlp, SparseMoe):  # the rows of the norm before the experts are kept
+        if not layer.mlp.shared_expert_width:
+            widths.append(spec.hidden_size)
         own += prompts.num_tokens * spec.hidden_size
     own += sum(k**2 + min(MAX_SAMPLES, prompts.num_tokens) * k for k in widths)
     if device == "cpu":  # INT4 numbers and their scales are kept there

@@ -70,9 +70,10 @@ def _rounded(
 ) -> Iterator[tuple[str, Tensor]]:
     """Tensors by name in the file, but for the experts'."""
     for name, consumers in inputs_of_layer(spec.layers[index], index).items():
-        if consumers[0] not in expert_names(index):
-            rounding = InputRounding(inputs[name], scales.columns(consumers[0]))
-            for weight in consumers:
+        own = [weight for weight in consumers if weight not in expert_names(index)]
+        if own:
+            rounding = InputRounding(inputs[name], scales.columns(own[0]))
+            for weight in own:
                 made = rounding.round(scales.scaled(weight, weights[weight]))
                 yield from _named(weight, *made).items()
 

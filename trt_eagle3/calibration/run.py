@@ -69,8 +69,8 @@ class _Run:
     scratch: Path
     scales: dict[str, Tensor] = field(default_factory=dict)
     weights: MadeWeights = field(default_factory=dict)
-    k_amax: list[Tensor] = field(default_factory=list)
-    v_amax: list[Tensor] = field(default_factory=list)
+    k_amax: dict[int, Tensor] = field(default_factory=dict)
+    v_amax: dict[int, Tensor] = field(default_factory=dict)
     experts_without_data: int = 0
 
     def step(self, layer: TargetLayer, *, weights: bool) -> None:
@@ -86,8 +86,10 @@ class _Run:
         self.weights |= made.weights
         self.scales |= made.scales
         self.experts_without_data += made.experts_without_data
-        self.k_amax.append(found.k_amax)
-        self.v_amax.append(found.v_amax(made.scales.get(f"layers.{index}.self_attn.v_proj.weight")))
+        if found.kv is not None:
+            self.k_amax[index] = found.kv.k_amax
+            values = made.scales.get(f"layers.{index}.self_attn.v_proj.weight")
+            self.v_amax[index] = found.kv.v_amax(values)
 
     def quantise_head(self) -> None:
         """By the last norm's rows."""
@@ -103,8 +105,8 @@ class _Run:
         return Calibration(
             ChannelScales(self.spec, self.scales),
             self.weights,
-            torch.stack(self.k_amax),
-            torch.stack(self.v_amax),
+            self.k_amax,
+            self.v_amax,
             num_prompts,
             self.num_tokens,
             self.experts_without_data,

@@ -40,7 +40,7 @@ def search_scales(
     x = statistics.samples
     magnitude = statistics.mean_magnitude
     candidates = [
-        scales if norm is None else _held(norm.to(scales.device), _exact(fold, scales))
+        scales if norm is None else _held(fold, norm.to(scales.device), _exact(fold, scales))
         for scales in _candidates(fold, sampled, magnitude)
     ]
     return min(candidates, key=lambda scales: _error(sampled, x, fold.to_columns(scales)))
@@ -69,10 +69,11 @@ def _exact(fold: Fold, scales: Tensor) -> Tensor:
     return scales.log2().round().exp2() if fold.exact else scales
 
 
-def _held(norm: Tensor, scales: Tensor) -> Tensor:
+def _held(fold: Fold, norm: Tensor, scales: Tensor) -> Tensor:
     """The scales that ``norm``, divided by them, holds without rounding; 1 where it cannot."""
-    divided = (norm.float() / scales).to(norm.dtype).float()
-    exact = norm.float() / divided
+    whole = norm.float() + fold.offset
+    divided = (whole / scales - fold.offset).to(norm.dtype).float() + fold.offset
+    exact = whole / divided
     return torch.where(exact.isfinite() & (exact > 0), exact, torch.ones_like(exact))
 
 

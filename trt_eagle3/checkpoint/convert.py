@@ -13,8 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from trt_eagle3.atomic_io import atomic_directory, create_file
+from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest
+from trt_eagle3.checkpoint.model_config import read_json
 from trt_eagle3.checkpoint.resolved_fields import EXTENSION
 from trt_eagle3.checkpoint.tensor_file import (
     Content,
@@ -37,6 +39,10 @@ _SERVED = (
     "image_rows_rotated",
     "positions",
     "position_shift",
+)
+_NO_VERIFIER = (
+    "verifier: the draft's config names no target, so speculators_config.verifier.architectures is "
+    "empty. Name it: --target"
 )
 _BASE = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -68,13 +74,18 @@ class Destination:
     full_vocab_map: bool = False
 
 
-def convert_draft(manifest: Eagle3Manifest, destination: Path, to: Layout) -> tuple[str, ...]:
+def convert_draft(
+    manifest: Eagle3Manifest, destination: Path, to: Layout, architecture: str | None = None
+) -> tuple[str, ...]:
     """Write ``manifest``'s draft to the folder ``destination`` in the layout ``to``, whole or not
     at all.
 
     The weights are copied bit for bit. What no layout can say (deepstack timing, image rows,
     positions) is kept under ``EXTENSION`` in the config, where ``read_draft`` finds it.
 
+    Args:
+        architecture: of the target, which the speculators layout names; None: as the draft's own
+            config has it.
     Returns:
         What a server of that layout decides by itself, and in which it may differ from this draft;
             one line each.
@@ -91,13 +102,18 @@ def convert_draft(manifest: Eagle3Manifest, destination: Path, to: Layout) -> tu
     config = layout.config(manifest) | {
         EXTENSION: {name: getattr(manifest, name) for name in _SERVED}
     }
+    notes = _left_to_the_server(manifest, to)
+    if to == "speculators":
+        verifier = _verifier(manifest, architecture)
+        config["speculators_config"]["verifier"] = verifier
+        notes += () if verifier["architectures"] else (_NO_VERIFIER,)
     with atomic_directory(destination) as folder:
         write_tensors(folder / "model.safetensors", _contents(manifest, layout))
         create_file(folder / "config.json", f"{json.dumps(config, indent=2)}\n".encode())
         if to == "tensorrt-llm":
             _write_speculative_config(folder, manifest)
         _refuse_changed(manifest, read_draft(folder, None), to)
-    return _left_to_the_server(manifest, to)
+    return notes
 
 
 def _refuse_inexpressible(manifest: Eagle3Manifest, layout: Destination, to: str) -> None:
@@ -252,10 +268,6 @@ def _speculators(m: Eagle3Manifest) -> dict[str, Any]:
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [greedy],
-            "verifier": {
-                "architectures": ["Qwen3VLForConditionalGeneration"],
-                "name_or_path": None,
-            },
         },
         "target_hidden_size": None
         if m.target_hidden_size == m.hidden_size
@@ -263,6 +275,17 @@ def _speculators(m: Eagle3Manifest) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "transformer_layer_config": layer,
     }
+
+
+def _verifier(m: Eagle3Manifest, architecture: str | None) -> dict[str, Any]:
+    """The target, as speculators names it."""
+    if architecture is not None:
+        return {"architectures": [architecture], "name_or_path": None}
+    file = m.path / "config.json"
+    key, own = "speculators_config.verifier", read_json(file)
+    names = config_value(own, f"{key}.architectures", "texts", file) or []
+    where = config_value(own, f"{key}.name_or_path", "text", file)
+    return {"architectures": list(names), "name_or_path": where}
 
 
 def _modelopt(m: Eagle3Manifest) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,10 @@ from trt_eagle3.commands.console import (
     print_json,
 )
 from trt_eagle3.errors import UserError
+
+if TYPE_CHECKING:
+    from trt_eagle3.checkpoint.manifest import DraftManifest
+    from trt_eagle3.spec import TargetSpec
 
 __all__ = ["convert_draft", "inspect"]
 
@@ -57,7 +61,11 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     type=click.Choice(["specforge", "speculators", "modelopt", "tensorrt-llm"]),
     help="Write this producer's layout.",
 )
-@click.option("--target", help="Read defaults that follow from the target from this one.")
+@click.option(
+    "--target",
+    help="The draft's target: speculators' layout names its architecture, and defaults follow from "
+    "it.",
+)
 @override_option
 @json_option
 def convert_draft(
@@ -81,7 +89,7 @@ def convert_draft(
     manifest = read_draft(
         resolve_checkpoint(source), spec, parse_assignments(overrides, "--override")
     )
-    notes = run(manifest, destination, to)
+    notes = run(manifest, destination, to, _architecture(manifest, spec))
     if as_json:
         print_json({"destination": str(destination), "layout": to, "notes": list(notes)})
     else:
@@ -91,3 +99,14 @@ def convert_draft(
             sep="\n",
             soft_wrap=True,
         )
+
+
+def _architecture(manifest: DraftManifest, spec: TargetSpec | None) -> str | None:
+    """Of the draft's target; None: none is given, and the draft's config names no family."""
+    from trt_eagle3.checkpoint.model_config import read_model_config
+    from trt_eagle3.families.registry import FAMILIES, family_named, family_of
+
+    if spec is not None:
+        return family_of(spec).architecture
+    named = read_model_config(manifest.path).get("target_model_type", "text")
+    return family_named(named).architecture if named in FAMILIES else None

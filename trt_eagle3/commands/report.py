@@ -192,6 +192,7 @@ def build(result: BuildReport) -> dict[str, Any]:
         "weights": list(result.placed),
         "memory_bytes": dataclasses.asdict(result.memory),
         "calibrated_on": result.calibrated_on or None,
+        "warnings": list(result.warnings),
     }
     if result.engines is None:
         return printed
@@ -213,6 +214,7 @@ def build_lines(result: BuildReport) -> list[str]:
         *([f"  calibrated on {result.calibrated_on}"] if result.calibrated_on else ()),
         f"  memory of the largest permitted load: {result.memory}",
         *(_engine_lines(result.engines) if result.engines else ()),
+        *(f"warning: {warning}" for warning in result.warnings),
         _next_line(result),
     ]
 

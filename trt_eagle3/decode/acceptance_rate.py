@@ -21,7 +21,7 @@ _FIRST = 0.7  # of a first token, where nothing is known (as ``tree.best_first_p
 _MOST = 0.98  # of any level: nothing is certain
 _PRIOR = 8.0  # observations that a prior stands for
 _ASSUMED = 3.0  # that a rate stands for which nobody measured
-_DOUBT = 2.0  # failures that a rate on the safe side counts besides
+_DOUBT = 2.0  # failures that a rate on the safe side counts besides, successes one on the other
 _WINDOW = 1000.0  # observations of a level that count
 _OWN_WINDOW = 32.0  # of one sequence
 _SLOTS = 512
@@ -95,6 +95,16 @@ class AcceptanceRates:
             if level in self._prior:
                 accepted, tried = accepted + _PRIOR * self._prior[level], tried + _PRIOR
             reached *= min(_MOST, accepted / (tried + _DOUBT))
+            total += reached
+        return total
+
+    def most_tokens(self, levels: Sequence[Level]) -> float:
+        """The same on the other side: what was seen but seldom may be accepted more often."""
+        total = reached = 1.0
+        for level in levels:
+            _, tried = self._counts.get(level, (0.0, 0.0))
+            known = tried + (_PRIOR if level in self._prior else _ASSUMED)
+            reached *= min(_MOST, (self.rate(level) * known + _DOUBT) / (known + _DOUBT))
             total += reached
         return total
 

@@ -25,9 +25,12 @@ from trt_eagle3.decode.cycle_cost import (
     prior_of,
 )
 from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.device_batch import LAUNCHED_AHEAD
 from trt_eagle3.decode.loss_account import LossAccount
+from trt_eagle3.decode.outlook import best_rates, most_seconds
 from trt_eagle3.decode.plan import Cycle, Plan, plan_of, shrunk, widths
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.switch_cost import SwitchCosts
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.decode.tuning import TuningTable, read_table
 from trt_eagle3.decode.width import DecodingBatch, Width
@@ -38,16 +41,20 @@ _DECIDE_EVERY = 16  # cycles
 _GAIN = 1.03  # what a wider tree must promise before it is chosen: less is noise
 _GAIN_OF_LESS = 1.01  # what a narrower one must
 _HORIZON = 128  # cycles over which a switch must have paid
-_TRIAL_SHARE = 0.0075  # of the time that trials may lose
+_LOSS_SHARE = 0.0165  # of the time that may be lost against plain decoding
+_LOSS_ADVANCE = 1.0  # plain cycles of it, before any time has gone by
+_MOST_LOSS = 12.0  # plain cycles at once
+_TRIAL_SHARE = 0.005  # of the time that trials may lose against the width that is served
+_TRIAL_ADVANCE = 1.0
+_MOST_TRIAL_LOSS = 4.0
 _TRIAL_CYCLES = 4  # the first is not timed: the draft catches up in it
-_FAR = 2.5  # times that an unknown width may be dearer than it seems
-_FIRST_CREDIT = 1  # cycles that trials may lose before any time has gone by
-_MOST_CREDIT = 4
-_LAG = 2  # cycles until what was observed of one has changed the next
+_FAR = 2.5  # times that an unknown width may be dearer that is not next to what is served
+_STRANGE = 2.0  # times what is expected: the first run of a new shape
+_LUCK = 0.5  # tokens that a chance of a draft may bring less than it should, times their root
 _EVIDENCE = 6  # chances of a draft that say something of it
+_NEW = 16  # up to so many it is hardly known
 _EARLY = (1, 2, 4, 8)  # cycles of one width after which is thought again
 _HICCUP = 3.0  # times what is expected: what took longer is no width's fault
-_CATCH_UP = 1 / 75  # of a plain cycle of one sequence, for a row that a draft lacks: shapes are new
 _QUIET_AFTER = 32  # cycles without a timed one
 _QUIET_EVERY = 8  # of so many cycles one may keep prompts waiting
 
@@ -98,11 +105,11 @@ class AdaptivePlan:
         self._choices: dict[int, int] = {}  # by bucket of the batch size
         self._last: int | None = None  # candidate of the cycle before
         self._asked: AnyTree | None = None  # what was wanted last: it is launched in the same time
-        self._cycles = self._alike = self._untimed = self._quiet = 0
-        self._catch_up: float | None = None  # seconds a row
+        self._cycles = self._alike = self._untimed = self._untaken = self._quiet = 0
+        self._switches = SwitchCosts()
         self._trial: _Trial | None = None
-        self._credit: float | None = None  # seconds that trials may lose
-        self._account = LossAccount()
+        self._account = LossAccount(_LOSS_SHARE, _LOSS_ADVANCE, _MOST_LOSS)
+        self._trials = LossAccount(_TRIAL_SHARE, _TRIAL_ADVANCE, _MOST_TRIAL_LOSS)
 
     @property
     def wants_quiet(self) -> bool:
@@ -159,14 +166,20 @@ class AdaptivePlan:
         shape = self._candidates[index].shape(batch)
         expected = self._costs.seconds(shape)
         self._settle(cycle, batch, index, expected)
-        self._learn_cost(cycle, index, shape, expected)
-        self._pay_trial(cycle, expected)
+        self._learn_cost(cycle, batch, index, expected)
+        self._untaken = self._untaken + 1 if self._asked is not None and index == 0 else 0
+        if self._untaken >= 2 * _TRIAL_CYCLES:  # near the length limit nobody drafts
+            self._choices[batch_bucket(batch.size)] = 0
         self._alike = self._alike + 1 if index == self._last else 1
         self._last = index
         if self._trial is not None:
             self._go_on_trying(batch, index)
-        elif self._alike in _EARLY or self._cycles % _DECIDE_EVERY == 0:
+        elif self._is_time_to_decide or not self._bears(batch, index):
             self._decide(batch, may_try=self._alike >= _TRIAL_CYCLES)
+
+    @property
+    def _is_time_to_decide(self) -> bool:
+        return self._alike in _EARLY or self._cycles % _DECIDE_EVERY == 0
 
     def reckoned_seconds(self, cycle: Cycle) -> float:
         """What ``cycle`` was expected to take, without what the draft caught up with."""
@@ -186,43 +199,45 @@ class AdaptivePlan:
             self._overall.observe(levels, accepted)
             self._own.observe(levels, sequences, accepted)
 
-    def _learn_cost(self, cycle: Cycle, index: int, shape: Shape, expected: float) -> None:
+    def _learn_cost(self, cycle: Cycle, batch: DecodingBatch, index: int, expected: float) -> None:
         """Time counts where nothing else went on, neither what the draft had to catch up with nor
-        the launch of another width.
+        the launch of another width; of a width that is unknown such a cycle says something, too.
         """
         self._untimed += 1
         if cycle.seconds is None or self._last is None:
             return
-        if cycle.caught_up:
-            found = max(cycle.seconds - expected, 0.0) / cycle.caught_up
-            known = found if self._catch_up is None else self._catch_up
-            self._catch_up = known + 0.3 * (min(found, 4 * known) - known)
-        elif index == self._last and self._asked == cycle.tree:
+        shape, more = self._candidates[index].shape(batch), cycle.seconds - expected
+        if index == self._last and self._asked == cycle.tree and not cycle.caught_up:
             self._untimed = 0
             self._costs.observe(shape, cycle.seconds)
+        elif index and not self._costs.is_known(shape):
+            late = self._switches.catch_up(cycle.caught_up, self._one_seconds)
+            seconds = max(cycle.seconds - late, expected / _STRANGE)
+            self._costs.observe(shape, min(seconds, _STRANGE * expected))
+        elif cycle.caught_up:
+            self._switches.observe_catch_up(cycle.caught_up, more, self._one_seconds)
+        elif index == 0 and self._last:
+            self._switches.observe_turn(more, expected)
 
     def _settle(self, cycle: Cycle, batch: DecodingBatch, index: int, expected: float) -> None:
-        """What the cycle has lost or won against plain decoding."""
+        """What the cycle has lost or won, against plain decoding and against what was served before
+        a trial. A capture comes once: it is nobody's fault.
+        """
         plain = self._costs.seconds(self._candidates[0].shape(batch))
-        usual = expected + cycle.caught_up * self._row_seconds()
-        seconds = usual if cycle.seconds is None else min(cycle.seconds, _HICCUP * usual)
-        if index:
-            self._account.settle(seconds, plain * _emitted(cycle) / batch.size, plain)
-        elif self._last:  # what was launched ahead for a tree was for nothing
-            self._account.settle(max(seconds, plain), plain, plain)
-        else:
-            self._account.earn(seconds, plain)
-
-    def _pay_trial(self, cycle: Cycle, expected: float) -> None:
-        """What time has earned for trials, and what a trial has lost."""
-        seconds = expected if cycle.seconds is None else cycle.seconds
-        if self._credit is None:
-            self._credit = _FIRST_CREDIT * seconds
-        self._credit = min(self._credit + _TRIAL_SHARE * seconds, _MOST_CREDIT * seconds)
-        if self._trial is not None:
-            # a capture comes once: it is no trial's fault
-            lost = min(seconds, _HICCUP * expected) - _emitted(cycle) / self._trial.rate
-            self._credit -= max(lost, 0.0)
+        usual = expected + self._switches.catch_up(cycle.caught_up, self._one_seconds)
+        turns = index == 0 and bool(self._last)  # what was launched ahead for a tree is for nothing
+        if turns:
+            usual += self._switches.turn(plain)
+        seconds = usual
+        if cycle.seconds is not None and self._costs.is_timed:
+            seconds = min(cycle.seconds, _HICCUP * usual)
+        worth = plain * _emitted(cycle) / batch.size
+        if index == 0:  # of plain cycles only what tells them from others is a loss
+            seconds = max(seconds, plain) if turns or cycle.caught_up else plain
+        unit = self._one_seconds
+        self._account.settle(seconds / unit, worth / unit, plain / unit)
+        served = seconds if self._trial is None else _emitted(cycle) / self._trial.rate
+        self._trials.settle(seconds / unit, min(served, seconds) / unit, seconds / unit)
 
     def _go_on_trying(self, batch: DecodingBatch, index: int) -> None:
         """Count a cycle of the trial; what it has shown decides in the end."""
@@ -242,7 +257,7 @@ class AdaptivePlan:
         current = self._choices.get(batch_bucket(batch.size), 0)
         best = self._best(batch, rates)
         served = _HORIZON * self._costs.seconds(self._candidates[best].shape(batch))
-        pays = rates[best] * served / (served + self._switch_seconds(batch, best))
+        pays = rates[best] * served / (served + self._catch_up_seconds(batch, best))
         wanted = _GAIN if best > current else _GAIN_OF_LESS
         better = pays > wanted * rates[current] or not self._bears(batch, current)
         chosen = best if better else current
@@ -256,22 +271,27 @@ class AdaptivePlan:
         return max(borne, key=rates.__getitem__)
 
     def _bears(self, batch: DecodingBatch, index: int) -> bool:
-        """Whether a few cycles of a candidate can be paid for, were the draft never right where it
-        was not seen to be; what would win even so always can.
+        """Whether the next cycles of a candidate can be paid for, were the draft never right where
+        it was not seen to be, and luck bad.
         """
-        candidate, plain = self._candidates[index], self._candidates[0]
-        least = batch.size + len(batch.drafting) * (
-            self._overall.least_tokens(candidate.levels) - 1.0
-        )
-        of_plain = self._costs.seconds(plain.shape(batch))
-        loss = self._costs.seconds(candidate.shape(batch)) - of_plain * least / batch.size
-        if not index or loss <= 0.0:
+        if not index:
             return True
-        switch = 0.0 if self._last else self._switch_seconds(batch, index)
+        candidate, drafting = self._candidates[index], len(batch.drafting)
+        plain = self._costs.seconds(self._candidates[0].shape(batch))
+        more = most_seconds(self._costs, self._candidates, batch, index) - plain
+        gain = self._overall.least_tokens(candidate.levels) - 1.0
         # the narrowest gathers evidence a few cycles at a time: of dear rows no more is borne
         wanted = _EVIDENCE - self._overall.tried(candidate.levels[0]) if index > 1 else 0.0
-        cycles = max(_LAG, wanted / max(len(batch.drafting), 1))
-        return cycles * loss + switch <= self._account.balance(of_plain)
+        # what is launched ahead runs before what was observed has changed anything
+        lag = 2 if batch.size >= LAUNCHED_AHEAD else 1
+        cycles = max(lag, wanted / max(drafting, 1))
+        luck = _LUCK * (cycles * drafting) ** 0.5
+        tokens = max(cycles * gain * drafting - luck, 0.0)
+        needed = cycles * more - plain * tokens / batch.size + self._switches.turn(plain)
+        needed += 0.0 if self._last else self._catch_up_seconds(batch, index)
+        unit = self._one_seconds
+        borne = self._account.balance(plain / unit) if self._costs.is_measured else 0.0
+        return bool(needed / unit <= borne)
 
     def _rates(self, batch: DecodingBatch) -> list[float]:
         """Expected tokens per second of every candidate."""
@@ -283,15 +303,14 @@ class AdaptivePlan:
             for candidate, count in zip(self._candidates, tokens, strict=True)
         ]
 
-    def _switch_seconds(self, batch: DecodingBatch, wanted: int) -> float:
+    def _catch_up_seconds(self, batch: DecodingBatch, wanted: int) -> float:
         """Time for the draft to catch up with what it was not asked for."""
-        return batch.deferred * self._row_seconds() if wanted else 0.0
+        return self._switches.catch_up(batch.deferred, self._one_seconds) if wanted else 0.0
 
-    def _row_seconds(self) -> float:
-        """Time for the draft to catch up with a row."""
-        if self._catch_up is not None:
-            return self._catch_up
-        return _CATCH_UP * self._costs.seconds(Shape(1, 0, 1, 0.0))
+    @property
+    def _one_seconds(self) -> float:
+        """Time of a plain cycle of one sequence."""
+        return self._costs.seconds(Shape(1, 0, 1, 0.0))
 
     def _try(self, batch: DecodingBatch, rates: Sequence[float], current: int) -> None:
         """Begin a trial of what could be better by most, where its loss is paid for. What plain
@@ -300,15 +319,25 @@ class AdaptivePlan:
         if current and not self._costs.is_known(self._candidates[0].shape(batch)):
             self._trial = _Trial(0, rates[current])
             return
-        hopes = {i: rate * (1.0 + self._doubt(batch, i)) for i, rate in enumerate(rates)}
+        widths = self._candidates
+        hopes = dict(enumerate(best_rates(self._costs, self._overall, widths, batch, rates)))
         del hopes[current]
         for i in sorted(hopes, key=hopes.__getitem__, reverse=True):
             if hopes[i] <= rates[current]:
                 return
-            paid = self._trial_loss(batch, rates, current, i) <= (self._credit or 0.0)
+            loss = self._trial_loss(batch, rates, current, i)
+            served = self._costs.seconds(self._candidates[current].shape(batch))
+            unit = self._one_seconds
+            # as long as little is known of the draft, the account of all losses is enough
+            paid = self._is_new(i) or loss / unit <= self._trials.balance(served / unit)
             if paid and self._bears(batch, i):
                 self._trial = _Trial(i, rates[current])
                 return
+
+    def _is_new(self, index: int) -> bool:
+        """Whether next to nothing was seen of a candidate's first level."""
+        levels = self._candidates[index].levels
+        return bool(levels) and self._overall.tried(levels[0]) < _NEW
 
     def _trial_loss(
         self, batch: DecodingBatch, rates: Sequence[float], current: int, wanted: int
@@ -320,16 +349,7 @@ class AdaptivePlan:
         near = self._costs.is_known(shape) or abs(wanted - current) == 1
         seconds = _TRIAL_CYCLES * self._costs.seconds(shape) * (1 if near else _FAR)
         better = rates[wanted] / rates[current] / (1 if near else _FAR)
-        return seconds * max(1.0 - better, 0.0) + self._switch_seconds(batch, wanted)
-
-    def _doubt(self, batch: DecodingBatch, index: int) -> float:
-        """By what share a candidate's rate may be better than is thought."""
-        candidate = self._candidates[index]
-        shape = candidate.shape(batch)
-        age = self._costs.age(shape)
-        cost = 0.02 + min(age / 4000, 0.2) if self._costs.is_known(shape) else 0.5
-        tried = min((self._overall.tried(level) for level in candidate.levels), default=100.0)
-        return cost + 0.3 * max(1.0 - tried / 30.0, 0.0)
+        return seconds * max(1.0 - better, 0.0) + self._catch_up_seconds(batch, wanted)
 
 
 def _emitted(cycle: Cycle) -> int:

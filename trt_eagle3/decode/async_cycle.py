@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
-from trt_eagle3.decode.device_batch import DeviceBatch, Seats, padded_size
+from trt_eagle3.decode.device_batch import LAUNCHED_AHEAD, DeviceBatch, Seats, padded_size
 from trt_eagle3.decode.draft_ahead import DraftAhead, Tail
 from trt_eagle3.decode.logprobs import LogprobsAhead
 from trt_eagle3.decode.outcome import (
@@ -42,9 +42,6 @@ __all__ = ["AsyncCycles"]
 
 _ROOT = Tree.root_only()
 _NO_TOKEN = -1
-# sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
-# by it has taken part for nothing, which is much where there are few
-_MANY = 8
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class AsyncCycles:
         assert running is not None
         self._hand_on(running, sequences)
         found = self._say(running, sequences)
-        if tree is not None and isinstance(running, _TreePass) and len(sequences) >= _MANY:
+        if tree is not None and isinstance(running, _TreePass) and len(sequences) >= LAUNCHED_AHEAD:
             going = [s for s in sequences if self._goes_on(s, -1)]
             if _any_drafts(going) and all(self._fits(s, tree) for s in going):
                 self._flying = self._launch_trees(going, tree)

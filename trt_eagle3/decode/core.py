@@ -16,6 +16,7 @@ import torch
 
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.capture import capture_graphs, run_prompts
+from trt_eagle3.decode.emission import Emission
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
@@ -28,7 +29,7 @@ from trt_eagle3.decode.preprocess import (
     PromptPreprocessor,
 )
 from trt_eagle3.decode.request import Chunk, Request
-from trt_eagle3.decode.scheduler import Emission, Scheduler
+from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.engine.memory import num_pages
@@ -333,30 +334,33 @@ class EngineCore:
                 sequence.backpressured = answer.lagging and not self._draining
 
     def _deliver(self, emission: Emission) -> None:
-        sequence = emission.sequence
-        if id(sequence) not in self._answers:  # ended by its first token, in this very step
-            return
+        """Hand on what a step emitted, up to the answer's end."""
+        sequence, error = emission.sequence, emission.error
         answer = self._answers[id(sequence)][0]()
-        if emission.error is not None:
-            self._drop(answer, sequence, _outcome(emission.error), emission.error)
-            return
         if answer is None:
-            self._drop(None, sequence, "cancelled")
+            self._drop(None, sequence, "cancelled" if error is None else _outcome(error))
             return
+        if any(self._put(answer, part) for part in emission.parts):
+            return
+        if error is not None:
+            self._drop(answer, sequence, _outcome(error), error)
+
+    def _put(self, answer: Answer, emission: Emission) -> bool:
+        """Add what one forward emitted to an answer; whether that is its end."""
         assert answer.output is not None
+        sequence, tokens = emission.sequence, emission.tokens
         start = len(answer.output.token_ids)
-        logprobs = sequence.logprobs[start : start + len(emission.tokens)]
-        chunk = answer.output.take(emission.tokens, logprobs, full=emission.full)
+        logprobs = sequence.logprobs[start : start + len(tokens)]
+        chunk = answer.output.take(tokens, logprobs, full=emission.full)
         answer.reused_tokens = sequence.num_reused_rows
         seconds = answer.put(chunk)
         if emission.steps is None:
             self._meter.first_token(sequence.queue_seconds or 0.0, answer.seconds)
         else:
-            self._meter.cycle(
-                len(emission.tokens) - 1, emission.steps, len(chunk.token_ids), seconds
-            )
+            self._meter.cycle(len(tokens) - 1, emission.steps, len(chunk.token_ids), seconds)
         if chunk.finish_reason:
             self._drop(answer, sequence, chunk.finish_reason)
+        return chunk.finish_reason is not None
 
     def _drop(
         self,

@@ -32,6 +32,8 @@ _SAMPLES = 16  # the newest that count
 _OUTLIER = 4.0  # times what is known: a capture or a compilation, unless it comes again and again
 _REACH = 2.5  # how fast what one cost says of another falls with their distance
 _HEAD_ROOM = 1e-9
+_KNOWN_DOUBT = 1.02  # times that a cost may be less
+_DOUBT = (1.5, 1.35, 1.15)  # the same of one that has so few samples
 
 
 def batch_bucket(batch_size: int) -> int:
@@ -68,10 +70,12 @@ class CostPrior:
         base: cost of ``num_nodes``, ``steps`` and ``batch_size`` over short contexts.
         kv_share: bytes of a token in the KV cache over those of the weights; longer contexts add
             so much of what one plain token costs.
+        measured: whether ``base`` was, on a machine.
     """
 
     base: Callable[[int, int, int], float]
     kv_share: float
+    measured: bool = False
 
     def __call__(self, shape: Shape) -> float:
         read = self.base(1, 0, 1) * self.kv_share * shape.batch_size * shape.context
@@ -127,7 +131,7 @@ class CycleCosts:
         observed before is forgotten.
         """
         self._primed.setdefault(batch_size, {})[num_nodes] = seconds
-        self._prior = CostPrior(_between(self._primed), self._prior.kv_share)
+        self._prior = CostPrior(_between(self._primed), self._prior.kv_share, measured=True)
         self._cells.clear()
 
     def observe(self, shape: Shape, seconds: float) -> None:
@@ -142,15 +146,29 @@ class CycleCosts:
             return self._prior(shape)
         return self._prior(shape) * self._ratio(shape.cell)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether any cycle was timed: before that, ``seconds`` are in the prior's unit."""
+        return bool(self._cells or self._primed)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether costs were, here or by ``bench --tune``; else they are reckoned."""
+        return self.is_timed or self._prior.measured
+
     def is_known(self, shape: Shape) -> bool:
         """Whether cycles like it were timed, or batches were before anything was served."""
         cell = self._cells.get(shape.cell)
-        return bool(self._primed) or (cell is not None and len(cell.ratios) >= _ENOUGH)
+        return self._prior.measured or (cell is not None and len(cell.ratios) >= _ENOUGH)
 
-    def age(self, shape: Shape) -> int:
-        """Timed cycles since one like it."""
+    def doubt(self, shape: Shape) -> float:
+        """How many times cheaper a cycle may be than is known: the more, the longer ago one like it
+        was timed.
+        """
         cell = self._cells.get(shape.cell)
-        return self._now - (cell.seen if cell else 0)
+        if self.is_known(shape):
+            return _KNOWN_DOUBT + min((self._now - (cell.seen if cell else 0)) / 8000, 0.1)
+        return _DOUBT[len(cell.ratios) if cell else 0]
 
     def _ratio(self, wanted: tuple[int, int, int]) -> float:
         own = self._cells.get(wanted)
@@ -218,13 +236,15 @@ def prior_of(
         if experts is None:
             return CostPrior(_usual, kv_share)
         return CostPrior(partial(_of_mixture, experts), kv_share / experts.read(1))
-    return CostPrior(_between({e.batch_size: e.cycle_ms for e in table.entries}), kv_share)
+    measured = _between({e.batch_size: e.cycle_ms for e in table.entries})
+    return CostPrior(measured, kv_share, measured=True)
 
 
 def _usual(num_nodes: int, steps: int, batch_size: int) -> float:
     """Relative to one plain token: an 8B pair on an H200 is near it (docs/measurements.md)."""
     rows = batch_size * (0.012 + 0.0065 * num_nodes)
-    return 1.0 + 0.08 * steps + rows
+    drafting = 0.07 + 0.06 * steps if steps else 0.0  # it is extended by what was accepted, too
+    return 1.0 + drafting + rows
 
 
 def _of_mixture(experts: ExpertReads, num_nodes: int, steps: int, batch_size: int) -> float:

@@ -17,6 +17,7 @@ from trt_eagle3.decode.transfer import to_device
 
 __all__ = [
     "BATCH_SIZES",
+    "LAUNCHED_AHEAD",
     "DeviceBatch",
     "Seats",
     "batch_sizes",
@@ -26,6 +27,9 @@ __all__ = [
 
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 """To which batches are padded, so that their shapes come again; larger ones to a multiple of 32."""
+LAUNCHED_AHEAD = 8
+"""Sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
+by it has taken part for nothing, which is much where there are few."""
 _LARGE_STEP = 32
 
 

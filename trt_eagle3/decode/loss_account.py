@@ -1,41 +1,48 @@
-"""LossAccount: how much time speculation may still lose against plain decoding."""
+"""LossAccount: how much time may still be lost against what would have been served otherwise."""
 
 from __future__ import annotations
 
 __all__ = ["LossAccount"]
 
-_SHARE = 0.005  # of the time of plain cycles
-_FIRST = 1.0  # plain cycles, before any time has gone by
-_MOST = 2.0  # plain cycles: what was won long ago does not pay for losing now
-
 
 class LossAccount:
-    """Seconds that may be lost: plain cycles earn a share of their time, every other cycle the time
-    that plain decoding would have taken for its tokens, less its own.
+    """Seconds that may be lost, by an allowance of a share of all the time that goes by.
 
-    So what is served falls behind plain decoding by that share and a few cycles at most, however
-    wrong the guesses are that a tree is chosen by.
+    Every cycle is settled: what its tokens are worth, in seconds of the other way of serving them,
+    less the time that it took, plus the share of that time. As long as nobody begins what the
+    balance does not bear, the worth never falls below ``1 - share`` of the time, however wrong the
+    guesses are by which a tree is chosen.
+
+    Before any time has gone by an ``advance`` may be lost: the first shares repay it, so that the
+    bound holds from the time on of which the advance is that share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: float, advance: float, most: float) -> None:
+        """Args:
+        share: of the time. advance: in cycles of the other way. most: cycles that may be lost at
+            once; what was won or not lost long ago does not pay for more than that.
+        """
+        self._share = share
+        self._advance = advance
+        self._most = most
         self._balance: float | None = None
+        self._owed = 0.0  # of the advance
 
-    def balance(self, plain_seconds: float) -> float:
-        """Seconds that may be lost now, never less than 0; ``plain_seconds``: of a plain cycle."""
-        return max(self._known(plain_seconds), 0.0)
+    def balance(self, cycle_seconds: float) -> float:
+        """Seconds that may be lost now, never less than 0; ``cycle_seconds``: of a cycle of the
+        other way.
+        """
+        if self._balance is None:
+            return self._advance * cycle_seconds
+        return max(self._balance, 0.0)
 
-    def earn(self, seconds: float, plain_seconds: float) -> None:
-        """Count ``seconds`` of plain decoding."""
-        self._add(_SHARE * seconds, plain_seconds)
-
-    def settle(self, spent: float, worth: float, plain_seconds: float) -> None:
+    def settle(self, spent: float, worth: float, cycle_seconds: float) -> None:
         """Count a cycle that took ``spent`` seconds for what is worth ``worth`` seconds."""
-        self._add(worth - spent, plain_seconds)
-
-    def _add(self, seconds: float, plain_seconds: float) -> None:
-        most = _MOST * plain_seconds
-        self._balance = max(min(self._known(plain_seconds) + seconds, most), -most)
-
-    def _known(self, plain_seconds: float) -> float:
-        """The balance, or what it begins with."""
-        return _FIRST * plain_seconds if self._balance is None else self._balance
+        if self._balance is None:
+            self._balance = self._owed = self._advance * cycle_seconds
+        earned = self._share * spent
+        repaid = min(earned, self._owed)
+        self._owed -= repaid
+        balance = self._balance + worth - spent + earned - repaid
+        most = self._most * cycle_seconds
+        self._balance = max(min(balance, most), -most)

@@ -12,39 +12,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
 from trt_eagle3.decode.decoder import AnyTree, Decoder
+from trt_eagle3.decode.emission import Emission, joined
 from trt_eagle3.decode.launched import LaunchedPrefill, launch_prefill
 from trt_eagle3.decode.plan import Cycle, TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache, may_begin
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 
-__all__ = ["Emission", "Encoder", "Scheduler"]
+__all__ = ["Encoder", "Scheduler"]
 
 _PATIENCE_SECONDS = 1.0  # that a request waits for its first token before it takes another's place
 _TURN_TOKENS = 128  # that a sequence may emit before it is preempted for such a request
-
-
-@dataclass(frozen=True)
-class Emission:
-    """What a step did for one sequence.
-
-    Attributes:
-        tokens: newly emitted ones. full: it has as many tokens as a sequence can have.
-        steps: the deepest level of the tree that was verified; 0 where it decoded plainly, None
-            after a prompt.
-        error: why it cannot go on; it is out of the scheduler then.
-    """
-
-    sequence: SequenceState
-    tokens: tuple[int, ...]
-    full: bool = False
-    steps: int | None = None
-    error: Exception | None = None
 
 
 class Encoder(Protocol):
@@ -126,12 +108,12 @@ class Scheduler:
         return lost
 
     def step(self) -> list[Emission]:
-        """Admit, prefill, decode; return the emitted tokens, for the caller to ``remove`` those
-        that are done. A sequence may emit twice: its first token, and what a cycle adds to it.
+        """Admit, prefill, decode; return the emitted tokens, once of each sequence, for the caller
+        to ``remove`` those that are done.
         """
         self.num_draft_tokens = None
         if self._quiet:
-            return self._end_prefill(self._taken()) + self._decode(self._decoding())
+            return joined(self._end_prefill(self._taken()) + self._decode(self._decoding()))
         # who was put off meanwhile may be admitted again, with the token that it has
         all_run = self._still_running(self._launched.sequences) == self._launched.sequences
         found = [] if all_run else self._end_prefill(self._taken())
@@ -140,7 +122,7 @@ class Scheduler:
         disturbed = len(self.running) > num_running or any(not s.prefilled for s in self.running)
         if disturbed:
             self._cycle_end = None
-        return found + self._prefill_and_decode()
+        return joined(found + self._prefill_and_decode())
 
     @property
     def _quiet(self) -> bool:
@@ -255,7 +237,7 @@ class Scheduler:
             elif s.tokens and (runs or s in self.waiting):  # who was put off has its token, too
                 if runs:
                     self._remember(s)
-                found.append(Emission(s, tuple(s.tokens), self._is_full(s)))
+                found.append(Emission(s, tuple(s.tokens), begins=True, full=self._is_full(s)))
         return found
 
     def _chunks(self) -> list[tuple[SequenceState, int]]:
@@ -329,7 +311,7 @@ class Scheduler:
         seconds = self._cycle_seconds()
         self._observe(Cycle([s for s, _ in in_it], done.tree, levels, caught_up, seconds))
         return [
-            Emission(s, accepted.tokens, self._is_full(s), accepted.steps)
+            Emission(s, accepted.tokens, full=self._is_full(s), steps=accepted.steps)
             if accepted.tokens
             else self._fail(s, s.failure())
             for s, accepted in in_it

@@ -91,8 +91,12 @@ class DraftKind(Protocol):
         """What may be ambiguous in its files; for ``probe``."""
         ...
 
-    def export(self, manifest: DraftManifest, folder: Path, layout: Layout) -> None:
+    def export(
+        self, manifest: DraftManifest, folder: Path, layout: Layout, architecture: str
+    ) -> None:
         """Write a draft with files of its own in the layout of a runtime.
+
+        ``architecture``: of the target.
 
         Raises:
             UserError: the layout cannot express it.

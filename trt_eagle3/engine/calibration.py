@@ -10,7 +10,7 @@ Shapes: K input channels of a weight [N, K]; E experts of inner width I.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import LARGEST_FP8
-from trt_eagle3.spec import AttentionSpec, LayerSpec, SparseMoe, TargetSpec
+from trt_eagle3.spec import GatedDeltaSpec, LayerSpec, SparseMoe, TargetSpec
 
 __all__ = ["Calibration", "ChannelScales", "Fold", "expert_names", "folds_of_layer"]
 
@@ -35,9 +35,10 @@ class Fold:
         producer: canonical name of what is divided: a norm's weight, or a projection's, by rows.
         consumers: of the weights whose columns are multiplied.
         heads, head_dim, repeats: of the producer's channels, where each head of values is read by
-            so many heads of queries; 1 everywhere else.
+            so many heads of queries, or one norm is every head's; 1 everywhere else.
         unscaled: the producer's first channels that the consumers do not read: gates.
         exact: scales are powers of two, because a consumer keeps its 16-bit numbers.
+        offset: what a norm adds to its stored weight.
     """
 
     producer: str
@@ -47,6 +48,7 @@ class Fold:
     repeats: int = 1
     unscaled: int = 0
     exact: bool = False
+    offset: float = 0.0
 
     def to_columns(self, scales: Tensor) -> Tensor:
         """[..., K] of the consumers' columns, of ``scales`` of the producer's channels."""
@@ -65,31 +67,48 @@ class Fold:
 def folds_of_layer(layer: LayerSpec, index: int) -> list[Fold]:
     """Where the scales of decoder layer ``index`` go: q, k, v; o; gate, up; down.
 
-    A layer whose values have a bias has no scales for o: the bias would have to be divided too. The
-    norm before experts is read by their router too, which stays as it is but for powers of two.
+    A norm that 16-bit weights read too (a router, a shared expert's gate, the decays of a gated
+    delta rule) has powers of two, which these hold exactly. Where it is stored less one it holds no
+    powers of two, and they are rounded once more.
     """
+    return [*_mixer_folds(layer, index), *_mlp_folds(layer, index)]
+
+
+def _mixer_folds(layer: LayerSpec, index: int) -> Iterator[Fold]:
+    """A layer whose values have a bias has no scales for o: it would have to be divided too."""
     prefix, mixer = f"layers.{index}.", layer.mixer
-    assert isinstance(mixer, AttentionSpec), "calibration refuses recurrent layers"
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    found = [_fold(f"{prefix}input_layernorm", *(f"{attention}{p}_proj" for p in "qkv"))]
-    norm = f"{prefix}post_attention_layernorm"
-    if isinstance(layer.mlp, SparseMoe):
-        assert layer.mlp.shared_expert_width == 0, "calibration knows no shared experts"
-        gate_up, down = expert_names(index)
-        found += [
-            Fold(f"{norm}.weight", (gate_up, f"{mlp}gate.weight"), exact=True),
-            Fold(gate_up, (down,), unscaled=layer.mlp.expert_width),
-        ]
-    else:
-        found += [
-            _fold(norm, f"{mlp}gate_proj", f"{mlp}up_proj"),
-            _fold(f"{mlp}up_proj", f"{mlp}down_proj"),
-        ]
+    if isinstance(mixer, GatedDeltaSpec):
+        linear = f"{prefix}linear_attn."
+        made, kept = ([f"{linear}in_proj_{p}" for p in own] for own in (("qkv", "z"), "ba"))
+        yield _norm_fold(layer, f"{prefix}input_layernorm", made, kept)
+        out = (f"{linear}out_proj.weight",)
+        yield Fold(f"{linear}norm.weight", out, 1, mixer.value_dim, mixer.num_v_heads)
+        return
+    attention = f"{prefix}self_attn."
+    made = [f"{attention}{p}_proj" for p in "qkv"]
+    yield _norm_fold(layer, f"{prefix}input_layernorm", made)
     if not mixer.qkv_bias:
         names = f"{attention}v_proj.weight", (f"{attention}o_proj.weight",)
         repeats = mixer.num_heads // mixer.num_kv_heads
-        found.append(Fold(*names, mixer.num_kv_heads, mixer.head_dim, repeats))
-    return found
+        yield Fold(*names, mixer.num_kv_heads, mixer.head_dim, repeats)
+
+
+def _mlp_folds(layer: LayerSpec, index: int) -> Iterator[Fold]:
+    prefix, spec = f"layers.{index}.mlp.", layer.mlp
+    norm = f"layers.{index}.post_attention_layernorm"
+    if not isinstance(spec, SparseMoe):
+        yield _norm_fold(layer, norm, (f"{prefix}gate_proj", f"{prefix}up_proj"))
+        yield _inner_fold(prefix)
+        return
+    gate_up, down = expert_names(index)
+    made, kept = [gate_up], [f"{prefix}gate"]
+    if spec.shared_expert_width:
+        shared = f"{prefix}shared_expert."
+        made += [f"{shared}gate_proj", f"{shared}up_proj"]
+        kept += [f"{prefix}shared_expert_gate"]
+        yield _inner_fold(shared)
+    yield _norm_fold(layer, norm, made, kept)
+    yield Fold(gate_up, (down,), unscaled=spec.expert_width)
 
 
 def expert_names(index: int) -> tuple[str, str]:
@@ -98,8 +117,20 @@ def expert_names(index: int) -> tuple[str, str]:
     return f"{experts}gate_up_proj", f"{experts}down_proj"
 
 
-def _fold(producer: str, *consumers: str) -> Fold:
-    return Fold(f"{producer}.weight", tuple(f"{name}.weight" for name in consumers))
+def _norm_fold(layer: LayerSpec, norm: str, made: Sequence[str], kept: Sequence[str] = ()) -> Fold:
+    """Of a norm that weights ``made`` in INT4 read, and such that are ``kept`` in 16 bits."""
+    offset = layer.norm.weight_offset
+    exact = bool(kept) and not offset
+    return Fold(_weight(norm), tuple(map(_weight, (*made, *kept))), exact=exact, offset=offset)
+
+
+def _inner_fold(mlp: str) -> Fold:
+    return Fold(f"{mlp}up_proj.weight", (f"{mlp}down_proj.weight",))
+
+
+def _weight(name: str) -> str:
+    """The canonical name of a weight; experts' have no ending."""
+    return name if ".experts." in name else f"{name}.weight"
 
 
 @dataclass(frozen=True)
@@ -131,19 +162,27 @@ class ChannelScales:
             values = values * columns.to(values.device)[..., None, :]
         if rows is None:
             return values
-        own = rows.to(values.device)
-        return values / (own[..., None] if values.ndim > 1 else own)
+        own, offset = rows.to(values.device), self._offsets[name]
+        return (values + offset) / (own[..., None] if values.ndim > 1 else own) - offset
 
     @cached_property
     def _columns(self) -> dict[str, Tensor]:
         return dict(self._pairs())
 
+    @cached_property
+    def _offsets(self) -> dict[str, float]:
+        return {fold.producer: fold.offset for fold in self._folds()}
+
     def _pairs(self) -> Iterator[tuple[str, Tensor]]:
+        for fold in self._folds():
+            columns = fold.to_columns(self.by_producer[fold.producer])
+            yield from ((name, columns) for name in fold.consumers)
+
+    def _folds(self) -> Iterator[Fold]:
+        """Those that have scales."""
         for index, layer in enumerate(self.spec.layers):
-            for fold in folds_of_layer(layer, index):
-                if fold.producer in self.by_producer:
-                    columns = fold.to_columns(self.by_producer[fold.producer])
-                    yield from ((name, columns) for name in fold.consumers)
+            folds = folds_of_layer(layer, index)
+            yield from (fold for fold in folds if fold.producer in self.by_producer)
 
 
 @dataclass(frozen=True)
@@ -153,16 +192,16 @@ class Calibration:
     Attributes:
         scales: of the target's channels. weights: canonical name of a weight -> its tensors on
             disk, by the last part of their names, quantised with the scales in it.
-        k_amax, v_amax: float32 [layers, kv heads]: the largest absolute key and value of each head,
-            with the scales in it.
+        k_amax, v_amax: by layer that attends, float32 [kv heads]: the largest absolute key and
+            value of each head, with the scales in it.
         num_prompts, num_tokens: that it was made of.
         experts_without_data: experts that too few rows went through to make weights of.
     """
 
     scales: ChannelScales
     weights: Mapping[str, Mapping[str, TensorRef]]
-    k_amax: Tensor
-    v_amax: Tensor
+    k_amax: Mapping[int, Tensor]
+    v_amax: Mapping[int, Tensor]
     num_prompts: int
     num_tokens: int
     experts_without_data: int = 0
@@ -171,8 +210,8 @@ class Calibration:
         """By layer and head: twice what was seen is the largest that FP8 holds. The room costs next
         to nothing, as e4m3 is as exact for small numbers; a number beyond is cut off.
         """
-        k, v = (
-            _HEADROOM * amax.clamp(min=_LEAST) / LARGEST_FP8 for amax in (self.k_amax, self.v_amax)
-        )
-        pairs = zip(k.tolist(), v.tolist(), strict=True)
-        return {i: KVScales(tuple(own_k), tuple(own_v)) for i, (own_k, own_v) in enumerate(pairs)}
+        return {i: KVScales(_scales(k), _scales(self.v_amax[i])) for i, k in self.k_amax.items()}
+
+
+def _scales(amax: Tensor) -> tuple[float, ...]:
+    return tuple((_HEADROOM * amax.clamp(min=_LEAST) / LARGEST_FP8).tolist())

@@ -101,6 +101,11 @@ class Family(Protocol):
         ...
 
     @property
+    def architecture(self) -> str:
+        """transformers' name of the model."""
+        ...
+
+    @property
     def vision(self) -> FamilyVision | None:
         """Its vision tower; None where targets read text only."""
         ...

@@ -10,6 +10,7 @@ import time
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import (
     HTTPDefaultErrorHandler,
@@ -134,9 +135,17 @@ def _fetch(url: str, name: str, policy: MediaPolicy) -> bytes:
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{name}: cannot be fetched ({reason}). Check the URL.") from error
+        raise UserError(f"{name}: cannot be fetched ({_reason(error)}). Check the URL.") from error
     return bytes(data)
+
+
+def _reason(error: Exception) -> str:
+    """In words: of an error that the system numbers its text alone."""
+    cause = error
+    if isinstance(error, URLError) and isinstance(error.reason, Exception):
+        cause = error.reason
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return " ".join(str(text).split()) or type(cause).__name__
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -155,16 +164,21 @@ class _Redirects(HTTPRedirectHandler):
 
 def _check_host(url: str, name: str, policy: MediaPolicy) -> None:
     try:
-        reason = _objection(urlsplit(url), policy)
+        parts = urlsplit(url)
+        reason = _objection(parts, policy)
+        how = _remedy(parts) if policy.paths else "Send the data itself as a data URI."
     except ValueError as error:
         raise UserError(f"{name}: not a URL ({error}). Check it.") from error
     if reason:
-        how = (
-            "Download it and give the path."
-            if policy.paths
-            else "Send the data itself as a data URI."
-        )
         raise UserError(f"{name}: {reason}. {how}")
+
+
+def _remedy(parts: SplitResult) -> str:
+    """For whoever may choose the hosts."""
+    download = "ownload it and give the path."
+    if parts.scheme.lower() not in _PORTS or "@" in parts.netloc or not parts.hostname:
+        return f"D{download}"
+    return f"Allow its host (--allow-host {parts.netloc.lower():.80}), or d{download}"
 
 
 def _objection(parts: SplitResult, policy: MediaPolicy) -> str | None:

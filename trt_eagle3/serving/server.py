@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any
 
 from trt_eagle3.decode.llm import LLM, load
+from trt_eagle3.engine.advice import setting_warnings
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.serving.advice import setting_warnings
 from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.http_options import HttpOptions
@@ -75,8 +75,10 @@ def serve(
             bundle, media=serving.media(), split_special_tokens=serving.split_special_tokens
         )
         stack.callback(engine.close)
-        for warning in setting_warnings(engine.bundle):
+        for warning in setting_warnings(engine.bundle.limits, engine.bundle.spec):
             _log.warning(warning)
+        if engine.bundle.manifest is None:
+            _log.warning("draft: the bundle has none, so nothing is speculated.")
         seconds = warm_up(engine)
         server = Server(engine, serving, http, tls=tls)
         for bound in sockets:

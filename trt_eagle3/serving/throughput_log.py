@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 from trt_eagle3.decode.metrics import EngineMetrics
 
-__all__ = ["ThroughputLog", "throughput_line", "useless_steps"]
+__all__ = ["ThroughputLog", "idle_draft", "throughput_line", "useless_steps"]
 
 _log = logging.getLogger("trt_eagle3")
 INTERVAL_S = 10.0
 _MIN_CYCLES = 1000  # before a step may be called useless
 _MIN_RATE = 0.02  # accepted tokens of a step that is worth its draft pass, at the very most
+_IDLE_CYCLES = 10_000  # before a draft may be called idle
 
 
 class ThroughputLog:
@@ -43,7 +44,7 @@ class ThroughputLog:
             line = throughput_line(before, now, end - begin)
             if line is not None:
                 _log.info(line)
-            if not warned and (warning := useless_steps(now)) is not None:
+            if not warned and (warning := useless_steps(now) or idle_draft(now)) is not None:
                 _log.warning(warning)
                 warned = True
             before, begin = now, end
@@ -84,4 +85,20 @@ def useless_steps(metrics: EngineMetrics) -> str | None:
     return (
         f"speculation.steps: {len(rates)}, of which the draft's tokens behind step {useful} are "
         f"accepted in less than {_MIN_RATE:.0%} of {cycles} cycles. Build with steps: {useful}."
+    )
+
+
+def idle_draft(metrics: EngineMetrics) -> str | None:
+    """A warning where the engine found next to no cycle in which drafting pays.
+
+    None before the first draft, so for a bundle without one.
+    """
+    if not metrics.proposed or metrics.cycles < _IDLE_CYCLES:
+        return None
+    drafted = metrics.proposed[0]
+    if drafted >= _MIN_RATE * metrics.cycles:
+        return None
+    return (
+        f"speculation: {drafted} of {metrics.cycles} cycles drafted, because drafting does not pay "
+        "with these requests. Measure with trt-eagle3 bench --tune, or build without a draft."
     )

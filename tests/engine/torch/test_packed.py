@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from trt_eagle3.engine.torch.packed import (
     Int8Weight,
     Nvfp4Weight,
     PackedWeight,
+    warn_of_unrounded,
 )
 from trt_eagle3.engine.torch.packing import packed_columns
 from trt_eagle3.engine.weights import integer_rows, materialise
@@ -275,3 +278,24 @@ def test_pack_rounds_rows_to_int8_where_asked(activations: str, tmp_path: Path) 
     weight = pack(expr, root, CPU, activations=activations)
     assert isinstance(weight, Int8Weight)
     assert weight.int8_activations is (activations == "int8")
+
+
+@pytest.mark.parametrize(
+    ("activations", "chip", "warns"),
+    [
+        ("fp8", (8, 0), "activations: fp8: this GPU .sm80. multiplies"),
+        ("fp8", (8, 9), None),
+        ("int8", (8, 9), "activations: int8: this GPU .sm89. multiplies"),
+        ("int8", (9, 0), None),
+        ("compute", (8, 0), None),
+    ],
+)
+def test_activations_that_a_chip_does_not_round_are_warned_of(
+    activations: str, chip: tuple[int, int], warns: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "_capability", lambda: chip)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_of_unrounded(activations)
+    assert len(found) == (warns is not None)
+    assert all(re.search(str(warns), str(warning.message)) for warning in found)

@@ -51,17 +51,26 @@ def compile_plugins(folder: Path) -> Path:
     ]
     library, program = folder / "libtrt_eagle3_plugins.so", folder / REGISTRY_CASE
     case = Path(__file__).with_name(f"{REGISTRY_CASE}.cpp")
+    parsed = _parsed(_PLUGINS / "tensorrt" / "tensors.h", folder)
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(lambda source: _compile(source, folder), [*sources, case]))
+        objects = list(pool.map(lambda source: _compile(source, folder, parsed), [*sources, case]))
     _companion(folder)
     _run("-shared", "-o", library, *objects[:-1], *_CUDART, "-Wl,-z,nodelete")
     _run("-o", program, objects[-1], "-ldl")
     return library
 
 
-def _compile(source: Path, folder: Path) -> Path:
+def _parsed(header: Path, folder: Path) -> Path:
+    """What is given to ``-include`` so that ``header`` is not parsed for each source."""
+    given = folder / "parsed.h"
+    given.write_text(f'#include "{header}"\n')
+    _run(*_FLAGS, *_FOLDERS, *_SYSTEM, "-x", "c++-header", given, "-o", f"{given}.gch")
+    return given
+
+
+def _compile(source: Path, folder: Path, parsed: Path) -> Path:
     made = folder / f"{source.stem}.o"
-    _run(*_FLAGS, *_FOLDERS, *_SYSTEM, "-c", source, "-o", made)
+    _run(*_FLAGS, *_FOLDERS, *_SYSTEM, "-include", parsed, "-c", source, "-o", made)
     return made
 
 

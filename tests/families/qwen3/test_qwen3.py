@@ -25,6 +25,7 @@ from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.target import target_graph
+from trt_eagle3.parity import run
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.parity.record import options as option_answers
@@ -130,6 +131,7 @@ def test_commands_take_a_text_bundle(
     monkeypatch.setattr(sampling_check, "_SETTINGS", {"top_k 5": SamplingParams(1.0, top_k=5)})
     monkeypatch.setattr(option_answers, "NUM_CASES", 1)
     ask_few_options(monkeypatch)
+    monkeypatch.setattr(run, "MAX_TOKENS", {"quick": 12})
     monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
     asked = (*PROMPTS, "What is 7 minus 5?") if command == "probe" else PROMPTS[:1]
     prompts = tmp_path / "prompts.json"

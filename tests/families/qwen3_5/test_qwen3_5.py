@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from tests.families.qwen3_vl_moe.test_qwen3_vl_moe import check_against
 from tests.graph.test_target import PAGE_SIZE
 from tests.hybrid import FULL, LINEAR, ROPE, save_qwen3_5, save_qwen3_5_text
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
-from tests.tiny import tiny_config
 from trt_eagle3 import pipeline
-from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
+from trt_eagle3.checkpoint.target import TargetCheckpoint, target_from_dict, target_to_dict
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
+from trt_eagle3.graph.decoder import Attention
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.trt_export import check_plugins, trt_export
@@ -65,13 +66,25 @@ def test_graph_and_reference_equal_the_whole_model_with_pictures(tmp_path: Path)
     check_against(model, spec)
 
 
+def _norms_without_the_one(_: pytest.MonkeyPatch, spec: TargetCheckpoint) -> TargetCheckpoint:
+    return replace(spec, layers=tuple(replace(x, norm=NormSpec(x.norm.eps)) for x in spec.layers))
+
+
+def _attention_ungated(patch: pytest.MonkeyPatch, spec: TargetCheckpoint) -> TargetCheckpoint:
+    cut = Attention._cut_gate
+    patch.setattr(Attention, "_cut_gate", lambda *args: (cut(*args)[0], None))
+    return spec
+
+
+@pytest.mark.parametrize("fault", [_norms_without_the_one, _attention_ungated])
 @torch.no_grad()
-def test_norm_without_the_one_is_caught(tmp_path: Path) -> None:
+def test_planted_fault_is_caught(
+    fault: Callable[..., TargetCheckpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = save_qwen3_5_text(tmp_path)
-    spec = read_target(tmp_path)
-    plain = tuple(replace(x, norm=NormSpec(x.norm.eps)) for x in spec.layers)
+    wrong = fault(monkeypatch, read_target(tmp_path))
     expected = model(TEXT_IDS[None]).logits[0]
-    error = relative_error(graph_logits(replace(spec, layers=plain), TEXT_IDS), expected)
+    error = relative_error(graph_logits(wrong, TEXT_IDS), expected)
     assert error > FAULT_FLOOR * FLOAT32_TOLERANCE
 
 
@@ -115,14 +128,6 @@ def test_tree_of_more_rows_than_are_kept_is_refused_in_one_line(tmp_path: Path) 
     pipeline._check_tree_rows(DynamicTree(8, 8, TREE_ROWS), spec)
     with pytest.raises(UserError, match=f"a tree of {TREE_ROWS + 1} tokens: .* at most") as caught:
         pipeline._check_tree_rows(DynamicTree(9, 8, TREE_ROWS + 1), spec)
-    assert "\n" not in str(caught.value)
-
-
-def test_calibration_is_refused_in_one_line(tmp_path: Path) -> None:
-    save_qwen3_5_text(tmp_path)
-    config = tiny_config(engine={"weights": "int4"})
-    with pytest.raises(UserError, match=r"^--calibration .* linear attention") as caught:
-        pipeline._calibration_prompts(config, read_target(tmp_path), tmp_path / "prompts.json")
     assert "\n" not in str(caught.value)
 
 

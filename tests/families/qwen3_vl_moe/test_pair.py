@@ -20,6 +20,7 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
+from trt_eagle3.parity import run
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.record import options
 from trt_eagle3.parity.report import plots
@@ -73,6 +74,7 @@ def test_experts_quantised_by_the_build_pass_every_gate(
     monkeypatch.setattr(sampling_check, "_SETTINGS", {"top_k 5": SamplingParams(1.0, top_k=5)})
     monkeypatch.setattr(options, "NUM_CASES", 1)
     ask_few_options(monkeypatch)
+    monkeypatch.setattr(run, "MAX_TOKENS", {"quick": 12})
     monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
     path = build_tiny(tmp_path, target=target, engine={"weights": "int4"})
     prompts = tmp_path / "prompts.json"

@@ -146,6 +146,20 @@ def changed(case: Case, **inputs: Tensor) -> Case:
     return replace(case, inputs={**case.inputs, **inputs})
 
 
+def _ungated(case: Case) -> Case:
+    """Every channel of z where SiLU is 1."""
+    qkvz = case.inputs["qkvz"].clone()
+    qkvz[:, case.inputs["conv_weight"].shape[0] :] = 1.2784645
+    return changed(case, qkvz=qkvz)
+
+
+def _wholly_written(case: Case) -> Case:
+    """Every beta 1."""
+    ba = case.inputs["ba"].clone()
+    ba[:, : case.heads[1]] = 100.0
+    return changed(case, ba=ba)
+
+
 FAULTS: dict[str, Callable[[Case], Case]] = {
     "convolution off by a row": lambda c: changed(
         c, conv_weight=c.inputs["conv_weight"].roll(1, dims=2)
@@ -154,6 +168,8 @@ FAULTS: dict[str, Callable[[Case], Case]] = {
     "a row too few stays": lambda c: changed(c, certain=c.inputs["certain"] - 1),
     "a row too many stays": lambda c: changed(c, certain=c.inputs["certain"] + 1),
     "decay forgotten": lambda c: changed(c, a_log=c.inputs["a_log"] - 100),
+    "output gate forgotten": _ungated,
+    "beta forgotten": _wholly_written,
     "sibling seen": lambda c: changed(c, tree_mask=torch.ones_like(c.inputs["tree_mask"]).tril()),
 }
 """Each makes of a case one that a wrong implementation would compute instead."""

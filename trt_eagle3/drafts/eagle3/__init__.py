@@ -68,10 +68,12 @@ class _Eagle3:
 
         return FACTORS
 
-    def export(self, manifest: DraftManifest, folder: Path, layout: Layout) -> None:
+    def export(
+        self, manifest: DraftManifest, folder: Path, layout: Layout, architecture: str
+    ) -> None:
         from trt_eagle3.checkpoint.convert import convert_draft
 
-        convert_draft(own(manifest), folder, layout)
+        convert_draft(own(manifest), folder, layout, architecture)
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
         """If a runtime takes aux hidden states after deepstack, has pad embeddings at image

@@ -87,10 +87,12 @@ class _Mtp:
 
         return FACTORS
 
-    def export(self, manifest: DraftManifest, folder: Path, layout: Layout) -> None:
+    def export(
+        self, manifest: DraftManifest, folder: Path, layout: Layout, architecture: str
+    ) -> None:
         raise UserError(
-            f"{folder}: {layout}: the MTP head of {manifest.path} is part of it, and has no files "
-            "of its own. Name an EAGLE-3 draft."
+            f"{folder}: {layout}: the MTP head of {manifest.path} is part of that {architecture}, "
+            "and has no files of its own. Name an EAGLE-3 draft."
         )
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ class OnnxRuntimeSession:
                 f"{model}: ONNX Runtime cannot load it: {reason}. Rebuild the bundle."
             ) from error
         self._binding = self._session.io_binding()
-        self._inputs = {i.name: i for i in self._session.get_inputs()}
-        self._dtypes = {i.name: _dtype(i) for i in proto.graph.input}
+        dtypes = {i.name: _dtype(i) for i in proto.graph.input}
+        self._inputs = {i.name: _input(i, dtypes[i.name]) for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._bound: dict[str, Tensor] = {}
         self._output_order: dict[str, None] = {}  # as first bound: so does get_outputs order them
@@ -81,7 +82,8 @@ class OnnxRuntimeSession:
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` (contiguous, CPU) be the static buffer of input or output ``name``."""
         assert tensor.is_contiguous(), f"{name}: a static buffer is contiguous"
-        place = ("cpu", 0, _element_type(tensor), list(tensor.shape), tensor.data_ptr())
+        element_type = np.dtype(dtype_of_torch(tensor.dtype).name)
+        place = ("cpu", 0, element_type, list(tensor.shape), tensor.data_ptr())
         if name in self._inputs:
             self._binding.bind_input(name, *place)
         elif name in self._outputs:
@@ -105,17 +107,44 @@ class OnnxRuntimeSession:
         return {name: torch.from_numpy(found[name].numpy()) for name in free}
 
     def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
-        expected = self._inputs[name]
-        if self._dtypes[name] != tensor.dtype or not _fits(expected.shape, tensor.shape):
-            raise UserError(
-                f"{name}: expected {expected.type} {expected.shape}, got {tensor.dtype} "
-                f"{list(tensor.shape)}"
-            )
+        expected, shape = self._inputs[name], list(tensor.shape)
+        if not expected.takes(tensor.dtype, shape):
+            raise UserError(f"{name}: expected {expected.said}, got {tensor.dtype} {shape}")
         tensor = tensor.contiguous()
-        self._binding.bind_input(
-            name, "cpu", 0, _element_type(tensor), list(tensor.shape), tensor.data_ptr()
-        )
+        self._binding.bind_input(name, "cpu", 0, expected.element_type, shape, tensor.data_ptr())
         return tensor
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What the graph takes under a name; looked up once, for it is asked some fifty times a cycle.
+
+    Attributes:
+        said: type and shape in ONNX Runtime's words. rank: number of axes. sizes: by axis, of those
+            that are fixed.
+    """
+
+    said: str
+    dtype: torch.dtype
+    element_type: np.dtype[Any]
+    rank: int
+    sizes: Mapping[int, int]
+
+    def takes(self, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+        """Whether such a tensor may be bound."""
+        same = dtype == self.dtype and len(shape) == self.rank
+        return same and all(shape[axis] == size for axis, size in self.sizes.items())
+
+
+def _input(found: Any, dtype: torch.dtype) -> _Input:
+    """Of ONNX Runtime's ``NodeArg``."""
+    return _Input(
+        said=f"{found.type} {found.shape}",
+        dtype=dtype,
+        element_type=np.dtype(dtype_of_torch(dtype).name),
+        rank=len(found.shape),
+        sizes={axis: size for axis, size in enumerate(found.shape) if isinstance(size, int)},
+    )
 
 
 def _with_intermediates(model: Path, intermediates: Sequence[str]) -> onnx.ModelProto:
@@ -165,13 +194,3 @@ def _options(proto: onnx.ModelProto, weights_root: Path, handed: int) -> ort.Ses
 
 def _dtype(graph_input: onnx.ValueInfoProto) -> torch.dtype:
     return dtype_of_onnx(graph_input.type.tensor_type.elem_type).torch
-
-
-def _element_type(tensor: Tensor) -> np.dtype[Any]:
-    return np.dtype(dtype_of_torch(tensor.dtype).name)
-
-
-def _fits(expected: list[int | str | None], actual: torch.Size) -> bool:
-    return len(expected) == len(actual) and all(
-        not isinstance(e, int) or e == a for e, a in zip(expected, actual, strict=True)
-    )

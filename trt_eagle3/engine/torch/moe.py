@@ -3,7 +3,8 @@
 Up to 64 rows one kernel of ours reads the experts that any row goes through, each once. More rows,
 as of prompts, are gathered by expert on the device and go through stock grouped products, quantised
 experts dequantised for the call, or, where FP8 activations were asked for and each row of a weight
-has one scale, with the rows in FP8. Nothing waits for the device: all of it may be captured.
+has one scale, with the rows in FP8. Sizes that no kernel takes go through stock operations. Nothing
+waits for the device: all of it may be captured.
 
 Shapes: n rows, H hidden, E experts, I inner width, k experts of a row. T is float16 or bfloat16.
 """
@@ -11,6 +12,7 @@ Shapes: n rows, H hidden, E experts, I inner width, k experts of a row. T is flo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,7 +82,7 @@ class DenseExperts(Experts):
 
 @dataclass(frozen=True, eq=False)
 class Fp8Experts(Experts):
-    """``codes``: float8_e4m3fn [E, N, K], packed. ``scale``: float32 [E, N, 1 or K / 128] or
+    """``codes``: float8_e4m3fn [E, N, K], packed. ``scale``: float32 [E, N or 1, 1 or K / 128] or
     [E, N / 128, K / 128]. ``fp8_activations``: whether many rows are multiplied in FP8.
     """
 
@@ -98,7 +100,10 @@ class Fp8Experts(Experts):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """``Experts.dense``."""
-        values = capi.unpack_fp8(self.codes.flatten(0, 1), self.scale.flatten(0, 1), dtype)
+        scale = self.scale
+        if scale.shape[1] == 1:  # an expert's: the experts' rows have one each
+            scale = scale.expand(-1, self.codes.shape[1], -1)
+        values = capi.unpack_fp8(self.codes.flatten(0, 1), scale.flatten(0, 1), dtype)
         return values.view(self.codes.shape)
 
     def grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -215,17 +220,35 @@ def fused_moe(
     """
     up = DenseExperts(gate_up) if isinstance(gate_up, Tensor) else gate_up
     low = DenseExperts(down) if isinstance(down, Tensor) else down
+    if _known(up, top_k):
+        with suppress(NotImplementedError):  # float32, or more experts than fit
+            return _by_kernels(x, router_logits, up, low, top_k, renormalise)
+    weights = (up.dense(x.dtype), low.dense(x.dtype))
+    return stock_fused_moe(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
+
+
+def _known(gate_up: Experts, top_k: int) -> bool:
+    """Whether the kernels take experts of these sizes; of packed ones ``pack_experts`` asked."""
+    if top_k > capi.MAX_TOP_K:
+        return False
+    if not isinstance(gate_up, DenseExperts):
+        return True
+    experts, outer, hidden = gate_up.weight.shape
+    columns, width_columns = capi.DENSE_EXPERT_COLUMNS
+    aligned = hidden % columns == 0 and outer // 2 % width_columns == 0
+    return aligned and experts <= capi.MAX_EXPERTS
+
+
+def _by_kernels(
+    x: Tensor, router_logits: Tensor, gate_up: Experts, down: Experts, top_k: int, renormalise: int
+) -> Tensor:
     most = capi.MAX_MOE_ROWS
-    try:
-        if len(x) <= most:
-            return up.few(low, x, router_logits, top_k, renormalise)
-        if _grouped_products(x):
-            return _many(x, router_logits, up, low, top_k, renormalise)
-        parts = zip(x.split(most), router_logits.split(most), strict=True)
-        return torch.cat([up.few(low, *part, top_k, renormalise) for part in parts])
-    except NotImplementedError:  # float32, or more experts than fit
-        weights = (up.dense(x.dtype), low.dense(x.dtype))
-        return stock_fused_moe(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
+    if len(x) <= most:
+        return gate_up.few(down, x, router_logits, top_k, renormalise)
+    if _grouped_products(x):
+        return _many(x, router_logits, gate_up, down, top_k, renormalise)
+    parts = zip(x.split(most), router_logits.split(most), strict=True)
+    return torch.cat([gate_up.few(down, *part, top_k, renormalise) for part in parts])
 
 
 def _grouped_products(x: Tensor) -> bool:

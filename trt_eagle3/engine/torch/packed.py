@@ -16,6 +16,7 @@ Shapes: n rows of x, K inputs, N outputs. T is the compute type, float16 or bflo
 from __future__ import annotations
 
 import contextlib
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.product_rows import ProductRows, TensorRows
 
 __all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "Nvfp4Weight", "PackedWeight"]
+__all__ += ["warn_of_unrounded"]
 
 _FEW_ROWS = 3 * capi.MAX_PACKED_ROWS
 """Up to which passes of the kernels are faster than a weight dequantised for the call."""
@@ -207,3 +209,16 @@ def _capability() -> tuple[int, int]:
 
 def _on_hopper() -> bool:
     return _capability()[0] == _HOPPER
+
+
+def warn_of_unrounded(activations: str) -> None:
+    """Warn where ``engine.activations`` asks for products of bytes that this chip does not have."""
+    has = {"fp8": _capability() >= _FP8_CHIP, "int8": _on_hopper()}
+    if not has.get(activations, True):
+        chip = "sm{}{}".format(*_capability())
+        warnings.warn(
+            f"engine.activations: {activations}: this GPU ({chip}) multiplies "
+            "with such weights in 16 bits, so activations are not rounded. Answers are those of "
+            "activations: compute.",
+            stacklevel=2,
+        )

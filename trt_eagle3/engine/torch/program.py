@@ -19,7 +19,7 @@ from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.pack import pack
-from trt_eagle3.engine.torch.packed import PackedWeight
+from trt_eagle3.engine.torch.packed import PackedWeight, warn_of_unrounded
 from trt_eagle3.engine.torch.prompt_attention import prompt_attention
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
 from trt_eagle3.engine.torch.recurrent import gated_delta
@@ -167,7 +167,10 @@ def _packs(device: torch.device) -> bool:
 def _read_factor(expr: WeightExpr, root: Path, device: torch.device, *, activations: str) -> Weight:
     """As it is quantised, where kernels multiply with that."""
     packed = pack(expr, root, device, activations=activations) if _packs(device) else None
-    return packed or _read_weight(expr, root, device)
+    if packed is None:
+        return _read_weight(expr, root, device)
+    warn_of_unrounded(activations)
+    return packed
 
 
 def _read_weight(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:

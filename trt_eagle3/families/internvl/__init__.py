@@ -73,6 +73,7 @@ class _InternVL:
     """``families.family.Family``."""
 
     title = "InternVL3.5"
+    architecture = "InternVLForConditionalGeneration"
     vision = _Vision()
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:

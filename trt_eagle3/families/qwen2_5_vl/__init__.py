@@ -72,6 +72,7 @@ class _Qwen25VL:
     """``families.family.Family``."""
 
     title = "Qwen2.5-VL"
+    architecture = "Qwen2_5_VLForConditionalGeneration"
     vision = _Vision()
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:

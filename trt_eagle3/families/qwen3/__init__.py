@@ -23,6 +23,7 @@ class Qwen3Family:
     """``families.family.Family``, of text-only models."""
 
     title = "Qwen3"
+    architecture = "Qwen3ForCausalLM"
     vision = None
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:

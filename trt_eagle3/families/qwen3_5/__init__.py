@@ -23,6 +23,7 @@ class _Qwen35(Qwen3VLFamily):
     """``families.family.Family``."""
 
     title = "Qwen3.5"
+    architecture = "Qwen3_5ForConditionalGeneration"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
@@ -44,6 +45,7 @@ class _Qwen35Text(Qwen3Family):
     """``families.family.Family``."""
 
     title = "Qwen3.5, text-only"
+    architecture = "Qwen3_5ForCausalLM"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5

@@ -24,6 +24,7 @@ class _Qwen35Moe(Qwen3VLFamily):
     """``families.family.Family``."""
 
     title = "Qwen3.5-MoE"
+    architecture = "Qwen3_5MoeForConditionalGeneration"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
@@ -45,6 +46,7 @@ class _Qwen35MoeText(Qwen3Family):
     """``families.family.Family``."""
 
     title = "Qwen3.5-MoE, text-only"
+    architecture = "Qwen3_5MoeForCausalLM"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5

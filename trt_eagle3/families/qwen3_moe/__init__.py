@@ -20,6 +20,7 @@ class _Qwen3Moe(Qwen3Family):
     """``families.family.Family``."""
 
     title = "Qwen3-MoE"
+    architecture = "Qwen3MoeForCausalLM"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3.reader import read_qwen3

@@ -27,6 +27,7 @@ class _Qwen3Omni(Qwen3VLFamily):
     """``families.family.Family``."""
 
     title = "Qwen3-Omni thinker"
+    architecture = "Qwen3OmniMoeForConditionalGeneration"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_omni_moe.reader import read_thinker

@@ -64,6 +64,7 @@ class Qwen3VLFamily:
     """``families.family.Family``."""
 
     title = "Qwen3-VL"
+    architecture = "Qwen3VLForConditionalGeneration"
     vision = _Vision()
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:

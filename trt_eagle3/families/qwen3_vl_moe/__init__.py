@@ -20,6 +20,7 @@ class _Qwen3VLMoe(Qwen3VLFamily):
     """``families.family.Family``."""
 
     title = "Qwen3-VL-MoE"
+    architecture = "Qwen3VLMoeForConditionalGeneration"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3.sparse_layers import SparseLayers

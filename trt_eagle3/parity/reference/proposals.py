@@ -5,7 +5,7 @@ The tokens are known by their embeddings. Shapes: Hd draft hidden, Vd draft voca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +87,8 @@ class CycleState:
 def read_proposals(s: CycleState, root: Tensor | None, reference: DraftReference) -> Proposals:
     """Find the token of every drafted row and node, which must be among the best of its parent.
 
+    Of equal logits, which types of 16 bits have many of, the engine may take any.
+
     Args:
         root: [Vd], the engine's draft logits of the last committed row. ``s.tokens`` and
             ``s.nodes`` are filled in.
@@ -100,10 +102,10 @@ def _read_rows(s: CycleState, root: Tensor | None, reference: DraftReference) ->
     for i, row in enumerate(s.cycle.rows):
         parent = None if row.parent < 0 else s.cycle.rows[row.parent]
         best = _best(root if parent is None else parent.logits, reference)
-        rank = _same_row(reference.embed(best, row.embeds.dtype), row.embeds)
-        s.tokens[i] = None if rank is None else int(best[rank])
+        place = _same_row(reference.embed(best.tokens, row.embeds.dtype), row.embeds)
+        s.tokens[i] = None if place is None else int(best.tokens[place])
         whole = parent is None or row.seen == parent.seen | {row.parent}
-        if rank is None or not whole:
+        if place is None or not whole:
             yield f"drafted row {i} at depth {row.depth}"
 
 
@@ -115,13 +117,18 @@ def _read_nodes(s: CycleState, root: Tensor | None, reference: DraftReference) -
     embeds = rows.cut(s.cycle.verify.inputs["inputs_embeds"])
     by_path = {s.path(i): i for i in range(len(s.cycle.rows))}
     s.nodes.append(Node(-1, 0, (), None))
+    taken: dict[int, list[int]] = {}
     for node, parent in enumerate(parents_of(rows.mask)[1:], start=1):
         best = _best(_logits_of(s, s.nodes[parent], root), reference)
-        rank = _same_row(reference.target.embed(best).cpu().to(embeds.dtype), embeds[node])
-        path = (*s.nodes[parent].path, None if rank is None else int(best[rank]))
-        s.nodes.append(Node(parent, -1 if rank is None else rank, path, by_path.get(path)))
-        if rank is None:
+        place = _same_row(reference.target.embed(best.tokens).cpu().to(embeds.dtype), embeds[node])
+        path = (*s.nodes[parent].path, None if place is None else int(best.tokens[place]))
+        siblings = taken.setdefault(parent, [])
+        rank = -1 if place is None else best.rank(place, siblings)
+        s.nodes.append(Node(parent, rank, path, by_path.get(path)))
+        if place is None:
             yield f"node {node} at depth {len(path)}"
+        else:
+            siblings.append(place)
 
 
 def _logits_of(s: CycleState, node: Node, root: Tensor | None) -> Tensor | None:
@@ -130,11 +137,28 @@ def _logits_of(s: CycleState, node: Node, root: Tensor | None) -> Tensor | None:
     return None if node.row is None else s.cycle.rows[node.row].logits
 
 
-def _best(logits: Tensor | None, reference: DraftReference) -> Tensor:
-    """Target ids of the best draft tokens of a row, as many as a tree may take."""
+@dataclass(frozen=True)
+class _Best:
+    """``logits`` [n], the largest first, and the target ids int64 [n] of their ``tokens``."""
+
+    logits: Tensor
+    tokens: Tensor
+
+    def rank(self, place: int, siblings: Sequence[int]) -> int:
+        """Of the token at ``place`` in a tree that has those at the places ``siblings`` before it:
+        equal ones are ranked as the tree has them.
+        """
+        equal = self.logits == self.logits[place]
+        return int(equal.nonzero()[0]) + sum(bool(equal[i]) for i in siblings)
+
+
+def _best(logits: Tensor | None, reference: DraftReference) -> _Best:
+    """The best draft tokens of a row, as many as a tree may take, and those as good as the last."""
     if logits is None:
-        return torch.empty(0, dtype=torch.int64)
-    return reference.target_ids(logits.topk(min(reference.width, len(logits))).indices)
+        return _Best(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    least = logits.topk(min(reference.width, len(logits))).values[-1]
+    found = logits.topk(int((logits >= least).sum()))
+    return _Best(found.values, reference.target_ids(found.indices))
 
 
 def _same_row(rows: Tensor, wanted: Tensor) -> int | None:

@@ -132,20 +132,14 @@ class TargetReference(ABC):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token embeddings [S, H]; of the table only the rows asked for are read."""
-        wanted, places = token_ids.cpu().unique(return_inverse=True)
-        runs = wanted.tensor_split((wanted.diff() != 1).nonzero().flatten() + 1)
-        table = self._table
-        rows = torch.cat(
-            [table[int(run[0]) : int(run[-1]) + 1] if len(run) else table[:0] for run in runs]
-        )
-        return rows[places].to(self.device, self.dtype)
+        return self._table[token_ids.cpu()].to(self.device, self.dtype)
 
     @cached_property
-    def _table(self) -> Any:
-        """The token table on disk, mapped; asked for too often to be opened each time."""
-        ref = self._tensors["embed_tokens.weight"]
-        file: Any = safe_open(ref.file, framework="pt")
-        return file.__enter__().get_slice(ref.name)
+    def _table(self) -> Tensor:
+        """The token table [V, H] on disk, mapped; asked for too often to be opened each time."""
+        with stored_tensor(self._tensors["embed_tokens.weight"]) as (file, name):
+            table: Tensor = file.get_tensor(name)
+            return table
 
     def rope(self, positions: Tensor) -> Rope:
         """cos and sin of rows at ``positions [3, S]``."""

@@ -15,8 +15,9 @@ __all__ = ["LayerTrace"]
 
 ApplyRope = Callable[..., tuple[Tensor, Tensor]]
 
-_SHARED, _SHARED_GATE = "shared_expert.mlp.output", "shared_expert.gate_logit"
-_OF_MLP = ("router_logits", "inner", _SHARED, _SHARED_GATE, "output")
+_SHARED_INNER, _SHARED = (f"shared_expert.mlp.{name}" for name in ("inner", "output"))
+_SHARED_GATE = "shared_expert.gate_logit"
+_OF_MLP = ("router_logits", "inner", _SHARED_INNER, _SHARED, _SHARED_GATE, "output")
 
 
 class LayerTrace:
@@ -120,8 +121,12 @@ def _shared_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
     """Of the expert of every token, where there is one; its rows come without a batch."""
     if not hasattr(mlp, "shared_expert"):
         return []
-    parts = {_SHARED: mlp.shared_expert, _SHARED_GATE: mlp.shared_expert_gate}
-    return [_keep(part, raw, name, by_sequence=False) for name, part in parts.items()]
+    shared, gate = mlp.shared_expert, mlp.shared_expert_gate
+    return [
+        _keep(shared.down_proj, raw, _SHARED_INNER, of_input=True, by_sequence=False),
+        _keep(shared, raw, _SHARED, by_sequence=False),
+        _keep(gate, raw, _SHARED_GATE, by_sequence=False),
+    ]
 
 
 def _keep_router(router: nn.Module, into: dict[str, Tensor]) -> Any:

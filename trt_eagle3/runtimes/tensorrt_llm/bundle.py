@@ -16,6 +16,7 @@ from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import family_of
 from trt_eagle3.io.template import render
 from trt_eagle3.runtimes.folder import (
     RuntimeFolder,
@@ -52,7 +53,8 @@ def deploy(
     notes = tuple(_differences(manifest, spec, config, release))
     with atomic_directory(repository, _KIND) as folder:
         if manifest and not kind_of(manifest).in_target:
-            kind_of(manifest).export(manifest, folder / "draft", "tensorrt-llm")
+            architecture = family_of(spec).architecture
+            kind_of(manifest).export(manifest, folder / "draft", "tensorrt-llm", architecture)
             (folder / "draft" / "speculative_config.yaml").unlink()  # llm_api.yaml says it all
         options = llm_api_config(config, manifest, release, tensor_parallel_size, "draft")
         _write_yaml(folder / "llm_api.yaml", options, release)

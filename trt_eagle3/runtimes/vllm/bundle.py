@@ -25,6 +25,7 @@ from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import family_of
 from trt_eagle3.io.template import render
 from trt_eagle3.runtimes.folder import (
     RuntimeFolder,
@@ -81,7 +82,8 @@ def deploy(
     }
     with atomic_directory(repository, _KIND) as folder:
         if manifest and not kind_of(manifest).in_target:
-            kind_of(manifest).export(manifest, folder / "draft", _LAYOUT)
+            architecture = family_of(spec).architecture
+            kind_of(manifest).export(manifest, folder / "draft", _LAYOUT, architecture)
         create_file(folder / "config.yaml", _yaml(options))
         for name, mode in _TEMPLATES.items():
             create_file(folder / name, render("trt_eagle3.runtimes.vllm", name, values), mode)

@@ -13,6 +13,7 @@ from trt_eagle3.engine.torch.capi.kernels import MAX_KV_MOVES, add_layer_norm_ca
 from trt_eagle3.engine.torch.capi.launch import launched
 from trt_eagle3.engine.torch.capi.library import LIBRARY_VARIABLE, available, library_path
 from trt_eagle3.engine.torch.capi.moe import (
+    DENSE_EXPERT_COLUMNS,
     MAX_EXPERTS,
     MAX_MOE_ROWS,
     MAX_TOP_K,
@@ -59,6 +60,7 @@ from trt_eagle3.graph.ops.tree_attention import tree_attention_call
 from trt_eagle3.graph.ops.vision_attention import vision_attention_call
 
 __all__ = [
+    "DENSE_EXPERT_COLUMNS",
     "GROUP_SIZES",
     "LIBRARY_VARIABLE",
     "MAX_EXPERTS",

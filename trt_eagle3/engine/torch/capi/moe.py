@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "DENSE_EXPERT_COLUMNS",
     "MAX_EXPERTS",
     "MAX_MOE_ROWS",
     "MAX_TOP_K",
@@ -31,6 +32,7 @@ __all__ = [
 
 MAX_MOE_ROWS = 64  # of ``fused_moe``
 MAX_EXPERTS, MAX_TOP_K = 512, 16
+DENSE_EXPERT_COLUMNS = (16, 8)  # what H and I of dense experts must be multiples of
 ROUTE_CHUNK = 64  # rows whose experts a block counts
 
 _SUM = """y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) *
@@ -39,6 +41,7 @@ that over its own top_k. Of equal logits the first is chosen. Inner values are r
 are float32, y is rounded once."""
 _LIMITS = """TE3_NOT_SUPPORTED for float32, for more than 64 rows or 1024 / k of them, and where
 shared memory does not hold a row's spans. At most 512 experts, 16 of a row."""
+_COLUMNS = "H must be a multiple of {}, I of {}.".format(*DENSE_EXPERT_COLUMNS)
 _PACKED = "H and I must be multiples of 128; weights, scales and zero points as"
 _WORKSPACE = """Bytes of device memory, aligned to 16, that the kernel wants beside its tensors:
 the inner values, T [n * k, I]. Nothing in it outlives a launch."""
@@ -59,7 +62,7 @@ _SIZES = """
 FUSED_MOE = Kernel(
     name="fused_moe",
     params="FusedMoeParams",
-    doc=f"{_SUM} {_LIMITS} H must be a multiple of 16, I of 8.",
+    doc=f"{_SUM} {_LIMITS} {_COLUMNS}",
     tensors={
         **_ROUTED,
         "gate_up": "T [E, 2 * I, H], gate first",

@@ -1,27 +1,25 @@
-"""Settings of a bundle that hurt whoever serves it."""
+"""Settings of a bundle that hurt whoever uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.config import LimitsConfig
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["setting_warnings"]
 
 
-def setting_warnings(bundle: LoadedBundle) -> Iterator[str]:
+def setting_warnings(limits: LimitsConfig, spec: TargetSpec) -> Iterator[str]:
     """A line for each setting that is valid and hardly meant."""
-    limits = bundle.limits
     if limits.max_batch_size == 1:
         yield (
             "limits.max_batch_size: 1: requests are answered one after another. Build with 8 or "
             "more to serve several clients at once."
         )
-    if bundle.spec.vision is not None and limits.max_visual_tokens > limits.max_seq_len:
+    if spec.vision is not None and limits.max_visual_tokens > limits.max_seq_len:
         yield (
             f"limits.max_visual_tokens: {limits.max_visual_tokens} is above max_seq_len "
             f"({limits.max_seq_len}): no prompt can hold so many, and the vision tower reserves "
             "memory for them. Build with less."
         )
-    if bundle.manifest is None:
-        yield "draft: the bundle has none, so nothing is speculated."

@@ -1,0 +1,50 @@
+"""SwitchCosts: what it costs to begin to draft, and to stop, besides the cycles themselves."""
+
+from __future__ import annotations
+
+__all__ = ["SwitchCosts"]
+
+_CALL = 0.05  # of a plain cycle of one sequence: a forward of the draft that catches up
+_ROW = 1 / 1000  # of such a cycle, for each row that it catches up with
+_TURN = 0.2  # of a plain cycle: nothing was launched ahead for the first cycle of another kind
+_NEWS = 0.3  # how much the last one observed says
+_FAR = 4.0  # times what is known: a capture or an allocation
+
+
+class SwitchCosts:
+    """Seconds for the draft to catch up with the rows of plain cycles, and for asynchronous cycles
+    to turn: reckoned at first, then as they were observed.
+    """
+
+    def __init__(self) -> None:
+        self._catch_up = 1.0  # times what is reckoned
+        self._turn = _TURN  # of a plain cycle
+
+    def catch_up(self, num_rows: int, one_seconds: float) -> float:
+        """Seconds to catch up with ``num_rows`` rows of all sequences together; ``one_seconds``: of
+        a plain cycle of one sequence.
+        """
+        return self._catch_up * _reckoned(num_rows) * one_seconds
+
+    def turn(self, plain_seconds: float) -> float:
+        """Seconds to stop drafting; ``plain_seconds``: of a plain cycle of the same batch."""
+        return self._turn * plain_seconds
+
+    def observe_catch_up(self, num_rows: int, seconds: float, one_seconds: float) -> None:
+        """Learn from rows that were caught up with in ``seconds``."""
+        self._catch_up = _nearer(self._catch_up, seconds / one_seconds / _reckoned(num_rows))
+
+    def observe_turn(self, seconds: float, plain_seconds: float) -> None:
+        """Learn from the first plain cycle after one that drafted, ``seconds`` longer than others
+        are.
+        """
+        self._turn = _nearer(self._turn, seconds / plain_seconds)
+
+
+def _reckoned(num_rows: int) -> float:
+    """Plain cycles of one sequence for the draft to catch up with ``num_rows`` rows."""
+    return _CALL + _ROW * num_rows if num_rows else 0.0
+
+
+def _nearer(known: float, found: float) -> float:
+    return known + _NEWS * (min(max(found, 0.0), _FAR * known) - known)
