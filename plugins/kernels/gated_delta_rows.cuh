@@ -130,7 +130,8 @@ struct DeltaRows {
 
   // silu of the convolution of four channels of a row, of which `offset` is the place in s.weight; the row itself is
   // kept where the block `keeps` it. Four taps are in flight at once.
-  __device__ __forceinline__ void mix(int read, int place, int channel, int offset, bool keeps, float (&mixed)[4]) const {
+  __device__ __forceinline__ void mix(int read, int place, int channel, int offset, bool keeps,
+                                      float (&mixed)[4]) const {
     const int width = 2 * kDeltaDepth + b.columns;
     float total[4] = {};
     int at = place;

@@ -5,8 +5,8 @@
 
 namespace trt_eagle3 {
 
-// A warp has 32 columns, a line of memory, of 32 channels, so that every move is of whole lines: lane 8 g + c has columns
-// 4 c to 4 c + 3 of channels 4 g to 4 g + 3 and 16 + 4 g to 16 + 4 g + 3. Four warps are a group: all channels.
+// A warp has 32 columns, a line of memory, of 32 channels, so that every move is of whole lines: lane 8 g + c has
+// columns 4 c to 4 c + 3 of channels 4 g to 4 g + 3 and 16 + 4 g to 16 + 4 g + 3. Four warps are a group: all channels.
 struct DeltaState {
   float values[8][4];
 
@@ -117,7 +117,8 @@ struct DeltaRule {
     }
   }
 
-  // u and o of a warp's 8 columns, row by row: lane 8 r + c has column c and every fourth row above. s.rule and s.attention are there.
+  // u and o of a warp's 8 columns, row by row: lane 8 r + c has column c and every fourth row above. s.rule and
+  // s.attention are there.
   __device__ __forceinline__ void solve(int count) const {
     const int lane = threadIdx.x % 32, column = lane % kDeltaColumns, part = lane / kDeltaColumns;
     const int pitch = DeltaShared::round4(p.rows_at_once);
