@@ -147,19 +147,30 @@ def _tables(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
 
 
 def _sweep(heads: tuple[int, int], bandwidth: float) -> Iterator[str]:
-    """Settings that the launcher chooses by itself."""
-    for rows, batch in ((1, 1), (6, 1), (6, 8), (6, 32), (1024, 1)):
+    """Blocks of a head, which the launcher chooses by itself, and with 0 tensor cores where it does
+    (``kDeltaStepRows``).
+    """
+    for rows, batch in (
+        (1, 1),
+        (6, 1),
+        (6, 8),
+        (6, 32),
+        (17, 1),
+        (17, 8),
+        (24, 1),
+        (32, 1),
+        (64, 8),
+    ):
         layers = Layers.draw(heads, batch, rows)
-        for blocks in (1, 2, 4):
-            for chunk in (16, 32, 64) if rows > max(ROWS) else (0,):
-                run = partial(layers.run, blocks_per_head=blocks, chunk_rows=chunk)
-                what = f"rows {rows}, B {batch}, {blocks} blocks a head, chunks of {chunk}"
-                yield f"{what}: {_cell(run, layers.num_bytes(), bandwidth)}"
+        for blocks in (0, 1, 2, 4):
+            run = partial(layers.run, blocks_per_head=blocks)
+            what = f"rows {rows}, B {batch}, {blocks} blocks a head"
+            yield f"{what}: {_cell(run, layers.num_bytes(), bandwidth)}"
 
 
 @click.command(help=__doc__)
 @click.option("--size", type=click.Choice([*GEOMETRIES]), default="9b", show_default=True)
-@click.option("--sweep", is_flag=True, help="Blocks of a head and rows of a chunk, too.")
+@click.option("--sweep", is_flag=True, help="Blocks of a head, too.")
 def main(size: str, sweep: bool) -> None:
     bandwidth, heads = copy_bandwidth(), GEOMETRIES[size]
     torch.manual_seed(0)

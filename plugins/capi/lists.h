@@ -7,7 +7,6 @@
   X(add_rms_norm, AddRmsNormParams, 5) \
   X(qk_norm_mrope, QKNormMRopeParams, 9) \
   X(silu_mul, SiluMulParams, 2) \
-  X(gated_delta, GatedDeltaParams, 15) \
   X(linear, LinearParams, 3) \
   X(add_layer_norm, AddLayerNormParams, 6) \
   X(kv_move, KVMoveParams, 4) \
@@ -32,6 +31,7 @@
 #define TE3_KERNELS_WITH_WORKSPACE(X) \
   X(tree_attention, TreeAttentionParams, 11) \
   X(vision_attention, VisionAttentionParams, 6) \
+  X(gated_delta, GatedDeltaParams, 15) \
   X(fused_moe, FusedMoeParams, 5) \
   X(fused_moe_fp8, FusedMoeFp8Params, 7) \
   X(fused_moe_int4, FusedMoeInt4Params, 9)
@@ -51,4 +51,4 @@
   X(linear_int8) \
   X(linear_int4)
 
-#define TE3_PLUGIN_VERSION "6"
+#define TE3_PLUGIN_VERSION "7"

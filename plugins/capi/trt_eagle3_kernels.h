@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 8
+#define TE3_ABI_VERSION 9
 #define TE3_MAX_RANK 4
 
 /* What a call returns.
@@ -168,8 +168,9 @@ te3_status te3_vision_attention(
  * state_reads[b], writes those after the first certain[b] rows at state_writes[b], which differs
  * from every entry that is read, and keeps of the first 64 rows what brings states further
  * (te3_commit_delta, te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a
- * chain, of which it is not read. TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of
- * 4, more than 8 taps, and before Hopper for trees that shared memory does not hold. */
+ * chain, of which it is not read. In 16 bits more than 16 rows go through tensor cores, whose
+ * operands are rounded to T. TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4,
+ * more than 8 taps, and before Hopper for trees that shared memory does not hold. */
 typedef struct te3_gated_delta_args {
   te3_tensor qkvz;         /* T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv */
   te3_tensor ba;           /* T [B * S, 2 * Hv] */
@@ -189,12 +190,17 @@ typedef struct te3_gated_delta_args {
   int32_t num_k_heads;     /* Hk */
   int32_t num_v_heads;     /* Hv, a multiple of Hk */
   float epsilon;
-  int32_t blocks_per_head; /* tests and measurements alone set this and chunk_rows; 0: chosen */
+  int32_t blocks_per_head; /* tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen */
   int32_t chunk_rows;      /* of a chain, solved together */
   int32_t prefetch_safe;   /* 1: states, entries, certain, tree_mask, conv_weight are (te3_linear_args) */
 } te3_gated_delta_args;
 
-te3_status te3_gated_delta(const te3_gated_delta_args* args, void* stream);
+/* Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its tensors: for more
+ * than 16 rows of 16 bits. No more for smaller shapes, the same on any device; nothing in it
+ * outlives a launch. */
+te3_status te3_gated_delta_workspace(const te3_gated_delta_args* args, size_t* bytes);
+te3_status te3_gated_delta(
+    const te3_gated_delta_args* args, void* workspace, size_t workspace_bytes, void* stream);
 
 /* y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for
  * float32, for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9

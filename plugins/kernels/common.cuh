@@ -65,6 +65,9 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
+// Begins to bring the line of a pointer to the L2 cache.
+__device__ __forceinline__ void prefetch_l2(const void* pointer) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(pointer)); }
+
 __device__ __forceinline__ void load_matrix4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

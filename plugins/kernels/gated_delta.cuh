@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kDeltaThreads, kBlocks) gated_delta_kernel(con
   const DeltaBlock b(p);
   const DeltaShared s(shared, p.rows_at_once, p.taps, b.columns);
   constexpr bool kStep = kBlocks > 1;  // all rows are one chunk, of a tree
-  const DeltaPaths paths{s, kStep || p.num_new <= kDeltaTreeRows};
+  const DeltaPaths paths{s.paths, s.parents, kStep || p.num_new <= kDeltaTreeRows};
   const DeltaRows<T> rows{p, b, s, paths};
   const DeltaNorm<T> norm{p, b, s};
   DeltaState state;

@@ -84,30 +84,32 @@ struct DeltaShared {
 
 // The rows of a launch by their paths: a tree's, of which the mask says who is above whom, or a chain's.
 struct DeltaPaths {
-  const DeltaShared& s;
+  uint64_t* paths;  // [64], as DeltaShared's
+  int* parents;     // [64]
   bool tree;
 
   // Row above `place`; rows below 0 are the state's.
-  __device__ __forceinline__ int above(int place) const { return tree && place >= 0 ? s.parents[place] : place - 1; }
+  __device__ __forceinline__ int above(int place) const { return tree && place >= 0 ? parents[place] : place - 1; }
   // Whether row j of a chunk is on the path of row i, j <= i.
-  __device__ __forceinline__ bool sees(int i, int j) const { return !tree || (s.paths[i] >> j & 1) != 0; }
+  __device__ __forceinline__ bool sees(int i, int j) const { return !tree || (paths[i] >> j & 1) != 0; }
 
-  // Reads the mask of the block's sequence; a barrier of the block follows.
+  // Reads the mask of the block's sequence; rows behind the last see nothing. A barrier of the block follows.
   __device__ __forceinline__ void read(const GatedDeltaParams& p, int sequence) const {
     if (!tree) return;
-    for (int i = threadIdx.x; i < p.num_new; i += blockDim.x) {
-      const uint8_t* mask =
-          p.tree_mask + (static_cast<int64_t>(sequence) * p.num_new + i) * p.tail + (p.tail - p.num_new);
+    for (int i = threadIdx.x; i < kDeltaTreeRows; i += blockDim.x) {
+      const int64_t row = static_cast<int64_t>(sequence) * p.num_new + i;
+      const uint8_t* mask = p.tree_mask + row * p.tail + (p.tail - p.num_new);
       uint64_t path = 0;
       int parent = -1;
+      const int last = i < p.num_new ? i : -1;
 #pragma unroll 8
-      for (int j = 0; j <= i; ++j) {  // without branches, so that eight are in flight
+      for (int j = 0; j <= last; ++j) {  // without branches, so that eight are in flight
         const bool there = mask[j] != 0;
         path |= static_cast<uint64_t>(there) << j;
         parent = there && j < i ? j : parent;
       }
-      s.paths[i] = path;
-      s.parents[i] = parent;
+      paths[i] = path;
+      parents[i] = parent;
     }
   }
 };

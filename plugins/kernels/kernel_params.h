@@ -140,8 +140,9 @@ cudaError_t vision_attention(
 // writes those after the first certain[b] rows at state_writes[b], which differs from every entry
 // that is read, and keeps of the first 64 rows what brings states further (te3_commit_delta,
 // te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a chain, of which it is
-// not read. TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4, more than 8 taps, and
-// before Hopper for trees that shared memory does not hold.
+// not read. In 16 bits more than 16 rows go through tensor cores, whose operands are rounded to T.
+// TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4, more than 8 taps, and before
+// Hopper for trees that shared memory does not hold.
 struct GatedDeltaParams {
   const void* qkvz;             // T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv
   const void* ba;               // T [B * S, 2 * Hv]
@@ -171,12 +172,17 @@ struct GatedDeltaParams {
   int32_t num_k_heads;          // Hk
   int32_t num_v_heads;          // Hv, a multiple of Hk
   float epsilon;
-  int32_t blocks_per_head;      // tests and measurements alone set this and chunk_rows; 0: chosen
+  int32_t blocks_per_head;      // tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen
   int32_t chunk_rows;           // of a chain, solved together
   int32_t prefetch_safe;        // 1: states, entries, certain, tree_mask, conv_weight are (te3_linear_args)
 };
 
-cudaError_t gated_delta(const GatedDeltaParams& params, cudaStream_t stream);
+// Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its tensors: for more
+// than 16 rows of 16 bits. No more for smaller shapes, the same on any device; nothing in it
+// outlives a launch.
+cudaError_t gated_delta_workspace(const GatedDeltaParams& params, size_t* bytes);
+cudaError_t gated_delta(
+    const GatedDeltaParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 
 // y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for float32,
 // for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16 whose

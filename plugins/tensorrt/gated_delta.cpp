@@ -30,13 +30,13 @@ constexpr int32_t kTreeRows = 64;  // of which what brings states further is kep
 
 constexpr size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// The pieces of the workspace, in this order: entries and counts for a builder's timing, the mask.
+// The pieces of the workspace, in this order: the kernel's, entries and counts for a builder's timing, the mask.
 struct Layout {
   size_t entries, mask, total;
 
-  Layout(int64_t batch, int64_t num_new, int64_t tail, bool converts_mask)
-      : entries(0),
-        mask(aligned(3 * batch * sizeof(int32_t))),
+  Layout(size_t kernel_bytes, int64_t batch, int64_t num_new, int64_t tail, bool converts_mask)
+      : entries(aligned(kernel_bytes)),
+        mask(entries + aligned(3 * batch * sizeof(int32_t))),
         total(mask + (converts_mask ? aligned(batch * num_new * tail) : 0)) {}
 };
 
@@ -174,9 +174,21 @@ class GatedDelta final : public Description {
     return output == kConvStateOut ? kConvState : output == kDeltaStateOut ? kDeltaState : -1;
   }
 
-  size_t workspace_bytes(const Values&, size_t, const std::vector<Shape>& in, const DataType* types) const override {
+  size_t workspace_bytes(const Values& v, size_t, const std::vector<Shape>& in, const DataType* types) const override {
     const Shape& mask = in[kTreeMask];
-    return Layout(mask.size[0], mask.size[1], mask.size[2], types[kTreeMask] == DataType::kINT32).total;
+    GatedDeltaParams p = {};
+    p.batch = static_cast<int32_t>(mask.size[0]);
+    p.num_new = static_cast<int32_t>(mask.size[1]);
+    p.num_k_heads = v[kNumKHeads].integer;
+    p.num_v_heads = v[kNumVHeads].integer;
+    p.key_dim = static_cast<int32_t>(in[kDeltaState].size[2]);
+    p.value_dim = static_cast<int32_t>(in[kDeltaState].size[3]);
+    p.taps = static_cast<int32_t>(in[kConvWeight].size[2]);
+    p.dtype = types[kQkvz] == DataType::kFLOAT ? DType::kFloat32 : DType::kFloat16;
+    size_t kernel_bytes = 0;
+    if (gated_delta_workspace(p, &kernel_bytes) != cudaSuccess) cudaGetLastError();
+    const bool converts = types[kTreeMask] == DataType::kINT32;
+    return Layout(kernel_bytes, mask.size[0], mask.size[1], mask.size[2], converts).total;
   }
 
   std::string launch(const Values& v, const Call& call) const override {
@@ -213,10 +225,13 @@ class GatedDelta final : public Description {
                  std::string(inputs[input].name) + ": expected its output's shape");
     }
     GatedDeltaParams params = gated_delta_params(args, &check);
-    check.that((!converts && !call.building) || call.workspace != nullptr, "TensorRT gave no workspace");
+    size_t kernel_bytes = 0;
+    if (check.ok()) check.launched(gated_delta_workspace(params, &kernel_bytes));
+    const bool replaces = converts || call.building;
+    check.that((!replaces && kernel_bytes == 0) || call.workspace != nullptr, "TensorRT gave no workspace");
     if (check.ok()) check.launched(keep_states(call));
-    if (check.ok() && (converts || call.building)) check.launched(replace_inputs(call, args, converts, &params));
-    if (check.ok()) check.launched(gated_delta(params, call.stream));
+    if (check.ok() && replaces) check.launched(replace_inputs(call, args, converts, kernel_bytes, &params));
+    if (check.ok()) check.launched(gated_delta(params, call.workspace, kernel_bytes, call.stream));
     return check.message();
   }
 
@@ -238,8 +253,8 @@ class GatedDelta final : public Description {
 
   // A builder times on entries of any content: it is given entry 0 and no rows that stay.
   static cudaError_t replace_inputs(const Call& call, const te3_gated_delta_args& args, bool converts,
-                                    GatedDeltaParams* p) {
-    const Layout layout(p->batch, p->num_new, p->tail, converts);
+                                    size_t kernel_bytes, GatedDeltaParams* p) {
+    const Layout layout(kernel_bytes, p->batch, p->num_new, p->tail, converts);
     char* const workspace = static_cast<char*>(call.workspace);
     if (call.building) {
       auto* const zeros = reinterpret_cast<int32_t*>(workspace + layout.entries);

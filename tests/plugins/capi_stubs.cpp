@@ -25,7 +25,13 @@ cudaError_t vision_attention_workspace(const VisionAttentionParams& p, size_t* b
   return cudaSuccess;
 }
 cudaError_t vision_attention(const VisionAttentionParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t gated_delta(const GatedDeltaParams&, cudaStream_t) { return cudaSuccess; }
+// As gated_delta.cu has it: grows with the rows, of 16-bit types alone.
+cudaError_t gated_delta_workspace(const GatedDeltaParams& p, size_t* bytes) {
+  const int64_t rows = int64_t{p.batch} * p.num_new, heads = 2 * (p.num_k_heads + p.num_v_heads);
+  *bytes = p.dtype != DType::kFloat32 && p.num_new > 16 ? rows * heads * 256 : 0;
+  return cudaSuccess;
+}
+cudaError_t gated_delta(const GatedDeltaParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t commit_delta(const CommitDeltaParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t commit_window(const CommitWindowParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_fp8(const LinearFp8Params&, cudaStream_t) { return cudaSuccess; }

@@ -135,12 +135,14 @@ def images() -> Iterator[Check]:
 
 
 def recurrent_layers() -> Iterator[Check]:
-    """GatedDelta over trees and chains, by clusters of 2 and 4; commits of what it keeps."""
-    for dtype in (torch.bfloat16, torch.float32):
-        for rows in (1, 6, 64, 70):
-            case = make_case([chain(rows)] * 2, [rows, 1], (1, 2), 4, rows, (128, 68), dtype)
+    """GatedDelta over trees and chains, by clusters of 2 and 4 and, in 16 bits, by tensor cores;
+    commits of what it keeps.
+    """
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for rows in (1, 6, 64, 70, 150):
+            case = make_case([chain(rows)] * 2, [rows, 65 % rows], (1, 2), 4, 0, (128, 68), dtype)
             inputs, attributes = [x.to(CUDA) for x in case.inputs.values()], case.attributes
-            for blocks in (2, 4):
+            for blocks in (0, 2, 4):
                 name = f"gated delta, {rows} rows, {blocks} blocks"
                 yield name, partial(_delta_rule, inputs, attributes, blocks)
             yield f"commits of {rows} rows", partial(_committed, inputs, attributes)

@@ -62,7 +62,9 @@ def call(
     library: ctypes.CDLL, name: str, fields: dict[str, Any], **changes: Any
 ) -> tuple[int, str]:
     args = args_of(name)(**(fields | changes))
-    return status_of(library, getattr(library, f"te3_{name}"), ctypes.byref(args), None)
+    workspace = (None, 0) if name == "gated_delta" else ()
+    function = getattr(library, f"te3_{name}")
+    return status_of(library, function, ctypes.byref(args), *workspace, None)
 
 
 @pytest.mark.parametrize(("name", "fields"), [("gated_delta", DELTA), *COMMITS.items()])

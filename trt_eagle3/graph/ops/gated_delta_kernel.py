@@ -20,7 +20,8 @@ delta rule along the path, and RMSNorm by heads times silu(z). Reads the states 
 writes those after the first certain[b] rows at state_writes[b], which differs from every entry that
 is read, and keeps of the first 64 rows what brings states further (te3_commit_delta,
 te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a chain, of which it is not
-read. TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4, more than 8 taps, and before
+read. In 16 bits more than 16 rows go through tensor cores, whose operands are rounded to T.
+TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4, more than 8 taps, and before
 Hopper for trees that shared memory does not hold.""",
     tensors={
         "qkvz": "T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv",
@@ -44,7 +45,10 @@ Hopper for trees that shared memory does not hold.""",
         "num_k_heads": (int, "Hk"),
         "num_v_heads": (int, "Hv, a multiple of Hk"),
         "epsilon": (float, ""),
-        "blocks_per_head": (int, "tests and measurements alone set this and chunk_rows; 0: chosen"),
+        "blocks_per_head": (
+            int,
+            "tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen",
+        ),
         "chunk_rows": (int, "of a chain, solved together"),
         "prefetch_safe": (
             int,
@@ -63,6 +67,9 @@ Hopper for trees that shared memory does not hold.""",
     int32_t rows_at_once;  // set by the launcher
     DType dtype;
     """,
+    workspace="""Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its
+tensors: for more than 16 rows of 16 bits. No more for smaller shapes, the same on any device;
+nothing in it outlives a launch.""",
 )
 
 
