@@ -1,5 +1,5 @@
-"""The recipe of the tiny hybrid pair, not trained: its forward is transformers', its MTP head is
-the program's, and what it writes loads, builds and decodes.
+"""The recipe of the tiny hybrid pair, before any training: its forward is transformers', its MTP
+head is the program's, and what it writes loads, builds and decodes.
 """
 
 from __future__ import annotations
