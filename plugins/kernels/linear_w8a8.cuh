@@ -174,6 +174,7 @@ __device__ __forceinline__ void write_byte_rows(const LinearW8A8Params& p, const
 #if __CUDA_ARCH__ >= 900
   using Sum = typename Tile::Sum;
   auto cluster = cooperative_groups::this_cluster();
+  __syncthreads();  // the block's own sums: racecheck does not see that a cluster's barrier orders them
   cluster.sync();
   const int size = gridDim.x, part = Tile::Rows / size, first = blockIdx.x * part;
   const int tokens = min(p.num_rows - s.first_token, Tile::Tokens);

@@ -67,7 +67,14 @@ def main(
     families = Table("device, ms", "by family of kernels")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         longest = max(*contexts, crowd * (1024 + _ROOM)) + _ROOM
-        pair = random_pair(Path(folder), size, page_size, max_seq_len=longest, weights=weights)
+        pair = random_pair(
+            Path(folder),
+            size,
+            page_size,
+            max_seq_len=longest,
+            max_sequences=crowd,
+            weights=weights,
+        )
         table.add_row("floor", *(f"{_floor_ms(pair.spec, n, rate) * b:.1f}" for b, n in loads), "")
         for chunk in chunks:
             bench = _Bench(pair, chunk)

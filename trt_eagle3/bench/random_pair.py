@@ -84,14 +84,16 @@ def random_pair(
     *,
     max_seq_len: int,
     max_batch_size: int = 1,
+    max_sequences: int = 0,
     weights: str = "bfloat16",
     kv_dtype: KVDtype = "compute",
 ) -> RandomPair:
     """Open a pair of ``size`` (bench/synthetic.py) in bfloat16; its graphs are written to
     ``folder``.
 
-    The caches hold ``max_batch_size`` sequences of ``max_seq_len`` tokens. ``weights``: how the
-    target's projections lie, one of ``PACKED_KINDS``. ``kv_dtype``: as ``engine.kv_dtype``.
+    The caches hold ``max_batch_size`` sequences of ``max_seq_len`` tokens, recurrent states of
+    ``max_sequences`` where those are more and shorter. ``weights``: how the target's projections
+    lie, one of ``PACKED_KINDS``. ``kv_dtype``: as ``engine.kv_dtype``.
     """
 
     def read(expr: WeightExpr, _root: Path, device: torch.device) -> Weight:
@@ -118,8 +120,9 @@ def random_pair(
             )
     table_len = -(-max_seq_len // page_size)
     pool = PagePool(max_batch_size * table_len + 1, page_size, table_len)
+    held = max(max_batch_size, max_sequences)
     target_states, draft_states = (
-        layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE, max_batch_size)
+        layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE, held)
         for name in ("target", "draft")
     )
     embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
