@@ -128,6 +128,14 @@ def times(kind: str, products: list[Product], rows: int) -> str:
         return "-"
 
 
+def each(products: list[Product], x: Any, out: Tensor) -> str:
+    """Microseconds of a product; "-" where no kernel takes so many rows."""
+    try:
+        return f"{1e3 * median_ms(partial(chain, products, x, out)) / len(products):.1f}"
+    except NotImplementedError:
+        return "-"
+
+
 def each_shape(kind: str, rows: tuple[int, ...]) -> None:
     """Microseconds of a product of each shape, in a chain of its like."""
     for n, k in SHAPES:
@@ -136,8 +144,7 @@ def each_shape(kind: str, rows: tuple[int, ...]) -> None:
         found = []
         for num_rows in rows:
             x, out = rows_of(kind, num_rows, k), torch.empty(num_rows, n, device=DEVICE).bfloat16()
-
-            found.append(f"{1e3 * median_ms(partial(chain, products, x, out)) / len(products):.1f}")
+            found.append(each(products, x, out))
         print(f"| {kind}, {n} x {k} | {' | '.join(found)} |")
 
 

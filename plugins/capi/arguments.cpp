@@ -157,6 +157,7 @@ QKNormMRopeParams qk_norm_mrope_params(const te3_qk_norm_mrope_args& a, Check* c
   p.num_pairs = static_cast<int32_t>(pairs);
   p.epsilon = a.epsilon;
   p.weight_offset = a.weight_offset;
+  p.prefetch_safe = a.prefetch_safe;
   p.dtype = dtype_of(a.qkv);
   return p;
 }

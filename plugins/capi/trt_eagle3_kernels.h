@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 9
+#define TE3_ABI_VERSION 10
 #define TE3_MAX_RANK 4
 
 /* What a call returns.
@@ -95,6 +95,7 @@ typedef struct te3_qk_norm_mrope_args {
   int32_t head_dim;
   float epsilon;
   float weight_offset;     /* added to q_norm and k_norm */
+  int32_t prefetch_safe;   /* as linear's, of position_ids, inv_freq, pair_axis and the norms */
 } te3_qk_norm_mrope_args;
 
 te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);

@@ -150,6 +150,13 @@ __device__ __forceinline__ void wait_for_previous_beside_next() {
 #endif
 }
 
+// The first half of that: for what a kernel does before it waits.
+__device__ __forceinline__ void let_next_come_up() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 // Whether the current device is a Hopper or later: its kernels may come up while the one before them drains.
 inline bool is_hopper_or_later() {
   int device = 0, major = 0;

@@ -160,4 +160,55 @@ __device__ __forceinline__ int value_channel(const GatedDeltaParams& p, const De
   return 2 * p.num_k_heads * p.key_dim + b.head * p.value_dim + b.first_column;
 }
 
+// Row `place` of a sequence before the convolution: below 0 a row of entry `read`.
+template <typename T>
+__device__ __forceinline__ const T* delta_source(const GatedDeltaParams& p, int sequence, int read, int place,
+                                                 int channel) {
+  const bool before = place < 0;
+  const int row = (before ? (read + 1) * (p.taps - 1) : sequence * p.num_new) + place;
+  const int pitch = before ? p.channels : p.channels + p.num_v_heads * p.value_dim;
+  return static_cast<const T*>(before ? p.conv_state : p.qkvz) + static_cast<int64_t>(row) * pitch + channel;
+}
+
+// What delta_rows has of a row, place < kept.
+__device__ __forceinline__ float* delta_row(const GatedDeltaParams& p, int sequence, int place) {
+  const int width = p.num_k_heads * p.key_dim + p.num_v_heads * (p.value_dim + 2);
+  return p.delta_rows + (static_cast<int64_t>(sequence) * p.kept + place) * width;
+}
+
+// One by one: a row's width need be no multiple of four.
+__device__ __forceinline__ void keep4(float* target, const float (&values)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) target[e] = values[e];
+}
+
+// A head of q or k, four channels a lane: `length` long.
+__device__ __forceinline__ void make_unit(float (&x)[4], float length) {
+  const float squares = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]);
+  const float scale = length * rsqrtf(squares + kDeltaUnitEpsilon);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) x[e] *= scale;
+}
+
+// g and beta of a value head at a row.
+struct DeltaGates {
+  float g, beta;
+
+  template <typename T>
+  static __device__ __forceinline__ DeltaGates of(const GatedDeltaParams& p, int sequence, int place, int head) {
+    const int64_t row = static_cast<int64_t>(sequence) * p.num_new + place;
+    const T* ba = static_cast<const T*>(p.ba) + row * 2 * p.num_v_heads + head;
+    const float a = to_float(ba[p.num_v_heads]) + p.dt_bias[head];
+    const float beta = rounded<T>(1.0f / (1.0f + expf(-to_float(ba[0]))));
+    return {-expf(p.a_log[head]) * (a > 20.0f ? a : log1pf(expf(a))), beta};
+  }
+
+  // In delta_rows; place < kept.
+  __device__ __forceinline__ void keep(const GatedDeltaParams& p, int sequence, int place, int head) const {
+    float* kept = delta_row(p, sequence, place) + p.num_k_heads * p.key_dim + p.num_v_heads * p.value_dim + head;
+    kept[0] = g;
+    kept[p.num_v_heads] = beta;
+  }
+};
+
 }  // namespace trt_eagle3

@@ -55,15 +55,10 @@ struct DeltaConvolution {
     if (i >= kDeltaChunkRows) return;
     gate[i] = beta[i] = 0.0f;
     if (start + i >= p.num_new) return;
-    const int64_t row = static_cast<int64_t>(sequence) * p.num_new + start + i;
-    const T* ba = static_cast<const T*>(p.ba) + row * 2 * p.num_v_heads + head;
-    const float a = to_float(ba[p.num_v_heads]) + p.dt_bias[head];
-    beta[i] = rounded<T>(1.0f / (1.0f + expf(-to_float(ba[0]))));
-    gate[i] = -expf(p.a_log[head]) * (a > 20.0f ? a : log1pf(expf(a)));
-    if (start + i >= p.kept) return;
-    float* kept = kept_row(i) + p.num_k_heads * p.key_dim + values() + head;
-    kept[0] = gate[i];
-    kept[p.num_v_heads] = beta[i];
+    const DeltaGates own = DeltaGates::of<T>(p, sequence, start + i, head);
+    gate[i] = own.g;
+    beta[i] = own.beta;
+    if (start + i < p.kept) own.keep(p, sequence, start + i, head);
   }
 
   // Sums of g along paths, by four lanes each. A barrier follows.
@@ -133,14 +128,8 @@ struct DeltaConvolution {
 
   __device__ __forceinline__ int values() const { return p.num_v_heads * p.value_dim; }
 
-  // Row `place` before the convolution: below 0 the state's.
   __device__ __forceinline__ const T* source(int place, int channel) const {
-    if (place < 0) {
-      const int64_t row = static_cast<int64_t>(read) * (p.taps - 1) + p.taps - 1 + place;
-      return static_cast<const T*>(p.conv_state) + row * p.channels + channel;
-    }
-    const int64_t row = static_cast<int64_t>(sequence) * p.num_new + place;
-    return static_cast<const T*>(p.qkvz) + row * (p.channels + values()) + channel;
+    return delta_source<T>(p, sequence, read, place, channel);
   }
 
   // Zeros where nothing is there.
@@ -168,25 +157,12 @@ struct DeltaConvolution {
     float x[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) x[e] = there ? rounded<T>(silu<T>(rounded<T>(total[e]))) : 0.0f;
-    if (kUnit) {
-      const float squares = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]);
-      const float scale = length * rsqrtf(squares + kDeltaUnitEpsilon);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[e] *= scale;
-    }
+    if (kUnit) make_unit(x, length);
     store4(tile + i * kPitch + own, x);
-    if (!there || place >= p.kept ) return;
+    if (!there || place >= p.kept) return;
     T* rows = static_cast<T*>(p.conv_rows) + (static_cast<int64_t>(sequence) * p.kept + place) * p.channels;
     *reinterpret_cast<Pack<T, 4>*>(rows + channel + own) = raw;
-    if (kept < 0) return;
-    float* target = kept_row(i) + kept + own;  // one by one: a row's width need be no multiple of four
-#pragma unroll
-    for (int e = 0; e < 4; ++e) target[e] = x[e];
-  }
-
-  __device__ __forceinline__ float* kept_row(int i) const {
-    const int width = p.num_k_heads * p.key_dim + p.num_v_heads * (p.value_dim + 2);
-    return p.delta_rows + (static_cast<int64_t>(sequence) * p.kept + start + i) * width;
+    if (kept >= 0) keep4(delta_row(p, sequence, place) + kept + own, x);
   }
 };
 

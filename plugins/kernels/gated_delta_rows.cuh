@@ -120,12 +120,8 @@ struct DeltaRows {
     return b.first_column + column < p.value_dim ? value_channel(p, b) + column : -1;
   }
 
-  // Row `place` before the convolution: below 0 the state's.
   __device__ __forceinline__ const T* source(int read, int place, int channel) const {
-    const bool before = place < 0;
-    const int row = (before ? (read + 1) * (p.taps - 1) : b.sequence * p.num_new) + place;
-    const int pitch = before ? p.channels : p.channels + p.num_v_heads * p.value_dim;
-    return static_cast<const T*>(before ? p.conv_state : p.qkvz) + static_cast<int64_t>(row) * pitch + channel;
+    return delta_source<T>(p, b.sequence, read, place, channel);
   }
 
   // silu of the convolution of four channels of a row, of which `offset` is the place in s.weight; the row itself is
@@ -161,24 +157,13 @@ struct DeltaRows {
     for (int e = 0; e < 4; ++e) mixed[e] = rounded<T>(silu<T>(rounded<T>(total[e])));
   }
 
-  __device__ __forceinline__ float* delta_row(int place) const {
-    const int width = p.num_k_heads * p.key_dim + p.num_v_heads * (p.value_dim + 2);
-    return p.delta_rows + (static_cast<int64_t>(b.sequence) * p.kept + place) * width;
-  }
-
-  // One by one: a row's width need be no multiple of four.
-  static __device__ __forceinline__ void keep4(float* target, const float (&values)[4]) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) target[e] = values[e];
-  }
-
   // Four channels from `own` on of q (kind 0), k (1) or v (2).
   __device__ __forceinline__ void convolve_row(int read, int start, int i, int own, int kind) const {
     const int first = kind == 0 ? query_channel(p, b) : kind == 1 ? key_channel(p, b) : value_channel(p, b);
     const bool there = own < (kind < 2 ? p.key_dim : min(b.columns, p.value_dim - b.first_column));
     float x[4] = {};
     if (there) mix(read, start + i, first + own, kind * kDeltaDepth + own, kind == 2 || b.first_of_key_head, x);
-    float* kept = there && start + i < p.kept ? delta_row(start + i) : nullptr;
+    float* kept = there && start + i < p.kept ? delta_row(p, b.sequence, start + i) : nullptr;
     if (kind < 2) return keep_unit(i, own, kind == 1, x, kept);
     if (kept != nullptr) keep4(kept + p.num_k_heads * p.key_dim + b.head * p.value_dim + b.first_column + own, x);
     if (own < b.columns) store4(s.update + s.place(i, own), x);
@@ -186,27 +171,16 @@ struct DeltaRows {
 
   // A head of k or q, of length 1 and Dk^-1/2, by a warp.
   __device__ __forceinline__ void keep_unit(int i, int own, bool of_k, float (&x)[4], float* kept) const {
-    const float squares = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]);
-    const float scale = 1.0f / sqrtf((squares + kDeltaUnitEpsilon) * static_cast<float>(of_k ? 1 : p.key_dim));
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[e] *= scale;
+    make_unit(x, of_k ? 1.0f : rsqrtf(static_cast<float>(p.key_dim)));
     store4((of_k ? s.key : s.query) + i * kDeltaDepth + own, x);
     if (of_k && b.first_of_key_head && kept != nullptr) keep4(kept + b.key_head * p.key_dim + own, x);
   }
 
   __device__ __forceinline__ void gates(int place, int i) const {
-    const int64_t row = static_cast<int64_t>(b.sequence) * p.num_new + place;
-    const T* ba = static_cast<const T*>(p.ba) + row * 2 * p.num_v_heads + b.head;
-    const float beta = rounded<T>(1.0f / (1.0f + expf(-to_float(ba[0]))));
-    const float a = to_float(ba[p.num_v_heads]) + p.dt_bias[b.head];
-    const float g = -expf(p.a_log[b.head]) * (a > 20.0f ? a : log1pf(expf(a)));
-    s.beta[i] = beta;
-    s.gate[i] = g;
-    if (blockIdx.x == 0 && place < p.kept) {
-      float* kept = delta_row(place) + p.num_k_heads * p.key_dim + p.num_v_heads * p.value_dim + b.head;
-      kept[0] = g;
-      kept[p.num_v_heads] = beta;
-    }
+    const DeltaGates own = DeltaGates::of<T>(p, b.sequence, place, b.head);
+    s.beta[i] = own.beta;
+    s.gate[i] = own.g;
+    if (blockIdx.x == 0 && place < p.kept) own.keep(p, b.sequence, place, b.head);
   }
 
   // This lane's channels of k_i . k_j (sums[0..7], by i then j) and q_i . k_j; the rows past the last repeat it.

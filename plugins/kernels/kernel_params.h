@@ -50,6 +50,7 @@ struct QKNormMRopeParams {
   int32_t head_dim;
   float epsilon;
   float weight_offset;          // added to q_norm and k_norm
+  int32_t prefetch_safe;        // as linear's, of position_ids, inv_freq, pair_axis and the norms
 };
 
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);

@@ -12,7 +12,7 @@ namespace trt_eagle3 {
 template <typename Element>
 struct Nvfp4Weight {
   using T = Element;
-  static constexpr int Bits = 4, Pieces = 1, Groups = 1, ScaleWords = 2;
+  static constexpr int Bits = 4, Pieces = 1, Groups = 1, ScaleWords = 2, RowTiles = 2;
   static constexpr bool InHalf = std::is_same_v<T, __nv_bfloat16>, Based = false, Sixteenths = false;
   struct Scale {
     uint32_t scales[2];  // of eight blocks
@@ -27,6 +27,9 @@ struct Nvfp4Weight {
   }
   static __device__ __forceinline__ int scale_bytes(const PackedWeight&, int columns) {
     return threadIdx.x % 4 < 2 ? columns / 16 : 0;
+  }
+  static __device__ __forceinline__ int scale_row_bytes(const PackedWeight& w, int rows) {
+    return rows * (threadIdx.x % 4 < 2 ? w.scale_columns : static_cast<int>(sizeof(float)));
   }
   static __device__ __forceinline__ Scale scale_of(const PackedWeight&, uint32_t first, uint32_t second, uint32_t row,
                                                    uint32_t) {

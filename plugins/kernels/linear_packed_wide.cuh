@@ -135,6 +135,7 @@ struct PackedWideLoop {
   __device__ __forceinline__ void multiply(int i, const PackedSpan<Format>& span, float (&scales)[2],
                                            typename Tile::Sums& sums) const {
     const bool rescales = !Format::constant(w);
+    const uint64_t stage = wgmma_descriptor(ring.stage(i), 16);
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int group = piece * Format::Groups / kPieces;
@@ -148,7 +149,7 @@ struct PackedWideLoop {
         const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
         wgmma_wait<0>();
         wgmma_pin(sums);
-        rescale(sums, scales[0] / low, scales[1] / high);
+        rescale(sums, __fdividef(scales[0], low), __fdividef(scales[1], high));
         scales[0] = low;
         scales[1] = high;
       }
@@ -157,8 +158,8 @@ struct PackedWideLoop {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         const int block = piece * kBlocks + b;
-        const uint32_t x = ring.stage(i) + block / 4 * Tile::PanelBytes + block % 4 * 32;
-        wgmma_rs_inner<typename Tile::T>(sums, a[b], wgmma_descriptor(x, 16));
+        const uint64_t x = stage + (block / 4 * Tile::PanelBytes + block % 4 * 32) / 16;
+        wgmma_rs_inner<typename Tile::T>(sums, a[b], x);
       }
       wgmma_commit();
     }
@@ -263,7 +264,9 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
     __syncwarp();
   } else {
     const char* slots = packed_wide_shared + Tile::SlotsPlace + warp * (Tile::Slots * Tile::SlotBytes);
-    PackedWideLoop<Tile, Format>{w, s, ring, slots}.run(sums);
+    with_known_weight<Format>(w, [&](const PackedWeight& known) {
+      PackedWideLoop<Tile, Format>{known, s, ring, slots}.run(sums);
+    });
     copy_async_wait<0>();
   }
   __syncthreads();  // the last products have read the ring

@@ -12,15 +12,16 @@ namespace trt_eagle3 {
 
 // How a block is made. Dense weights are copied as fast as they are multiplied by eight warps; making numbers of codes
 // takes sixteen.
-template <typename Format, int kTiles, bool kResident>
+template <typename Format, bool kResident>
 struct MoeBlock {
   using Weight = Format;
   using T = typename Format::T;
   static constexpr bool Packed = Format::Bits < 16, Resident = kResident;
   static constexpr int Warps = Packed ? 16 : 8, Threads = 32 * Warps;
-  static constexpr int Tiles = kTiles, MaxRows = 8 * kTiles;  // of a unit
-  static constexpr int BlocksPerSm = kTiles == 1 ? 2 : 1;     // whose registers must fit
-  static constexpr int GateUpSplit = 4;                       // warps that share the columns of a tile
+  static constexpr int MaxRows = 8;      // of a unit: what a product takes
+  // Whose registers must fit. Rings with packed weights' rows leave no room for a second block's.
+  static constexpr int BlocksPerSm = Packed && !Resident ? 1 : 2;
+  static constexpr int GateUpSplit = 4;  // warps that share the columns of a tile
   static constexpr int DownSplit = Packed ? 2 : 1;
   // Bytes between rows of x in a slot: no bank conflicts, of 16-byte reads or of ldmatrix.
   static constexpr int Pitch = kPackedSpan * 2 + (Packed ? 16 : 64);
@@ -127,10 +128,10 @@ struct MoeReader {
   }
 };
 
-// Where a lane finds its part of a unit's rows: an address for each tile of 8, but for 256 bytes a span.
+// Where a lane finds its part of a unit's rows: an address, but for 256 bytes a span.
 template <typename Block>
 struct MoeOperand {
-  uint32_t x[Block::Tiles];
+  uint32_t x;
   int first, second;  // resident: the rows whose sums this lane has
 
   // Rows past a unit's repeat its last; what becomes of them is not kept.
@@ -140,48 +141,45 @@ struct MoeOperand {
     const int column = (Block::Packed ? lane / 8 : lane % 4) * 16;
     if constexpr (Block::Resident) {
       const uint32_t* list = work.lists.slots + unit.first;
-      x[0] = work.rows.at(work.source_row(list[min(own, unit.rows - 1)])) + column;
+      x = work.rows.at(work.source_row(list[min(own, unit.rows - 1)])) + column;
       first = work.source_row(list[min(lane % 4 * 2, unit.rows - 1)]);
       second = work.source_row(list[min(lane % 4 * 2 + 1, unit.rows - 1)]);
     } else {
-#pragma unroll
-      for (int j = 0; j < Block::Tiles; ++j) {
-        x[j] = Block::WeightBytes + min(j * 8 + own, slot_rows - 1) * Block::Pitch + column;
-      }
+      x = Block::WeightBytes + min(own, slot_rows - 1) * Block::Pitch + column;
     }
   }
 };
 
-// What the bases that numbers come with add to a product, and what zero points take, of a group of columns.
+// What zero points take of a product, of a group of columns.
 template <typename Block>
 __device__ __forceinline__ void start_sums(const PackedSpan<typename Block::Weight>& span, const MoeRows<Block>& rows,
                                            const MoeOperand<Block>& operand, int group, int index, float (&sums)[4]) {
   using Format = typename Block::Weight;
   const float low = Format::zero_of(span.low_scale, group), high = Format::zero_of(span.high_scale, group);
-  const float2 first = rows.sums_of(operand.first)[index], second = rows.sums_of(operand.second)[index];
-  sums[0] = -first.x - low * first.y;
-  sums[1] = -second.x - low * second.y;
-  sums[2] = -first.x - high * first.y;
-  sums[3] = -second.x - high * second.y;
+  const float first = rows.sums_of(operand.first)[index], second = rows.sums_of(operand.second)[index];
+  sums[0] = -low * first;
+  sums[1] = -low * second;
+  sums[2] = -high * first;
+  sums[3] = -high * second;
 }
 
-// sums += W . x^T of a span; x: what to add to the operand's addresses. column: of the span, in spans.
+// sums += W . x^T of a span; x: what to add to the operand's address. column: of the span, in spans.
 template <typename Block>
 __device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, const char* slot, int column,
                                                      const MoeRows<Block>& rows, const MoeOperand<Block>& operand,
-                                                     uint32_t x, int tiles, float (&sums)[Block::Tiles][4]) {
+                                                     uint32_t x, float (&sums)[4]) {
   using Format = typename Block::Weight;
   constexpr bool kHalf = Block::Resident && Format::InHalf, kBased = Block::Resident && Format::Based;
   using T = std::conditional_t<kHalf, __half, typename Block::T>;
-  constexpr int kTiles = Block::Tiles, kPerGroup = kPackedBlocks / Format::Groups;
+  constexpr int kPerGroup = kPackedBlocks / Format::Groups;
   PackedSpan<Format> span;
   uint32_t index = 0;
   if constexpr (Block::Packed) index = scale_index<Format>(w, column * kPackedSpan);
   read_span<Format>(w, slot, index, span);
 #pragma unroll
   for (int group = 0; group < Format::Groups; ++group) {
-    float even[kTiles][4] = {}, other[kTiles][4] = {};  // two chains: a product need not wait for the last
-    if constexpr (kBased) start_sums<Block>(span, rows, operand, group, column * Format::Groups + group, even[0]);
+    float even[4] = {}, other[4] = {};  // two chains: a product need not wait for the last
+    if constexpr (kBased) start_sums<Block>(span, rows, operand, group, column * Format::Groups + group, even);
 #pragma unroll
     for (int block = group * kPerGroup; block < (group + 1) * kPerGroup; block += 2) {
       uint32_t first[4], second[4];
@@ -192,18 +190,14 @@ __device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, cons
         Format::operand(span, block, first);
         Format::operand(span, block + 1, second);
       }
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        if (j > 0 && j >= tiles) break;
-        uint32_t values[4];
-        if constexpr (Block::Packed) {
-          load_matrix4(values, operand.x[j] + x + block * 32);
-        } else {
-          load_shared4(values, operand.x[j] + x + block * 32);
-        }
-        mma<T>(even[j], first, values[0], values[1]);
-        mma<T>(other[j], second, values[2], values[3]);
+      uint32_t values[4];
+      if constexpr (Block::Packed) {
+        load_matrix4(values, operand.x + x + block * 32);
+      } else {
+        load_shared4(values, operand.x + x + block * 32);
       }
+      mma<T>(even, first, values[0], values[1]);
+      mma<T>(other, second, values[2], values[3]);
     }
     float low = 1.0f, high = 1.0f;
     float2 factor = make_float2(1.0f, 1.0f);
@@ -213,14 +207,11 @@ __device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, cons
     }
     if constexpr (kHalf) factor = {rows.factors_of(operand.first)[column], rows.factors_of(operand.second)[column]};
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float sum = even[j][e] + other[j][e];
-        float scale = e < 2 ? low : high;
-        if constexpr (kHalf) scale *= e % 2 == 0 ? factor.x : factor.y;
-        sums[j][e] += sum * scale;
-      }
+    for (int e = 0; e < 4; ++e) {
+      const float sum = even[e] + other[e];
+      float scale = e < 2 ? low : high;
+      if constexpr (kHalf) scale *= e % 2 == 0 ? factor.x : factor.y;
+      sums[e] += sum * scale;
     }
   }
 }
@@ -237,9 +228,8 @@ __device__ __forceinline__ void multiply_experts(const Work& work, MoeReader<Blo
 #pragma unroll 1
   for (int item = 0; item < work.items; ++item) {
     const MoeUnit unit = work.unit(item);
-    const int tiles = (unit.rows + 7) / 8;
     operand.set(work, unit, slot_rows);
-    float sums[Block::Tiles][4] = {};
+    float sums[4] = {};
 #pragma unroll 1
     for (int round = 0; round < work.rounds; ++round) {
       await_copies(slots - 2);
@@ -247,7 +237,7 @@ __device__ __forceinline__ void multiply_experts(const Work& work, MoeReader<Blo
       reader.template copy_next<true, true>();
       const int column = work.part + round * Work::Split;
       const uint32_t x = Block::Resident ? column * kPackedSpan * 2 : reader.ring + at;
-      multiply_expert_span<Block>(w, ring + at, column, work.rows, operand, x, tiles, sums);
+      multiply_expert_span<Block>(w, ring + at, column, work.rows, operand, x, sums);
       at = at + reader.slot_bytes == reader.ring_bytes ? 0 : at + reader.slot_bytes;
     }
     work.finish(item, unit, sums);

@@ -21,6 +21,10 @@ constexpr int kPackedSpan = 128;  // columns that a warp loads at once, of 16 ro
 constexpr int kPackedBlocks = 8;  // products 16 deep in it
 constexpr int kPackedRows = 16;   // rows g and g + 8 are lane 4g + t's
 
+// The bits of a code, as those of a half, are the code times this: a subnormal number, which products take as it is.
+constexpr int kCodeUnitBits = 24;
+constexpr float kCodeUnit = 1.0f / (1 << kCodeUnitBits);
+
 // A quantised weight in memory.
 //   scale: [scale_rows, scale_columns]. zero: [N, K / group] or null.
 struct PackedWeight {
@@ -55,8 +59,8 @@ constexpr int kPackedSlotBytes = Format::Pieces * 1024 + Format::ScaleWords * 12
 template <typename Format>
 struct PackedPlace {
   const char *data, *scale;
-  int high;     // bytes from the first row to the second
-  bool scales;  // whether this lane copies any
+  uint32_t high;  // bytes from the first row to the second
+  bool scales;    // whether this lane copies any
 
   __device__ __forceinline__ void set(const PackedWeight& w, int row, int column, int high_rows = 8) {
     const int row_bytes = w.inner * Format::Bits / 8;
@@ -133,7 +137,7 @@ __device__ __forceinline__ uint32_t fp8_pair(uint32_t two) {
 template <typename Element>
 struct ByteWeight {
   using T = Element;
-  static constexpr int Bits = 8, Pieces = 2, Groups = 1, ScaleWords = 1;
+  static constexpr int Bits = 8, Pieces = 2, Groups = 1, ScaleWords = 1, RowTiles = 1;
   using Scale = float;
 
   static __device__ __forceinline__ const char* scale_place(const PackedWeight& w, int row, int column) {
@@ -152,7 +156,8 @@ struct ByteWeight {
   static __device__ __forceinline__ bool constant(const PackedWeight& w) { return w.scale_columns == 1; }
 
   // For few tokens (linear_packed.cuh): bfloat16's products are computed in half. There a number costs fewer
-  // instructions, and x times a power of two for each token and 128 columns loses nothing that counts.
+  // instructions, and x times a power of two for each token and 128 columns loses nothing that counts. Based: numbers are
+  // codes in their unit, whose zero points are taken off by sums of x.
   static constexpr bool InHalf = std::is_same_v<T, __nv_bfloat16>;
   static __device__ __forceinline__ float zero_of(const Scale&, int) { return 128.0f; }
 };
@@ -210,10 +215,10 @@ struct Int8Weight : ByteWeight<Element> {
                                                        uint32_t (&a)[4]) {
     if constexpr (!Based) return operand(span, block, a);
     const uint32_t low = word_of(span.low[block / 4], block % 4), high = word_of(span.high[block / 4], block % 4);
-    a[0] = __byte_perm(low, 0x64646464, 0x4140);  // 1024 + code
-    a[1] = __byte_perm(high, 0x64646464, 0x4140);
-    a[2] = __byte_perm(low, 0x64646464, 0x4342);
-    a[3] = __byte_perm(high, 0x64646464, 0x4342);
+    a[0] = __byte_perm(low, 0, 0x4140);  // codes in their unit
+    a[1] = __byte_perm(high, 0, 0x4140);
+    a[2] = __byte_perm(low, 0, 0x4342);
+    a[3] = __byte_perm(high, 0, 0x4342);
   }
 };
 
@@ -222,10 +227,10 @@ struct Int8Weight : ByteWeight<Element> {
 template <typename Element, int kGroups>
 struct Int4Weight {
   using T = Element;
-  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, ScaleWords = kGroups == 4 ? 2 : 1;
+  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, ScaleWords = kGroups == 4 ? 2 : 1, RowTiles = 2;
   static constexpr uint32_t kBase = std::is_same_v<T, __half> ? 0x6400 : 0x4300;  // 1024 or 128: its last bits are ones
   struct Scale {
-    uint32_t scales[kGroups == 4 ? 2 : 1];
+    uint32_t scales[kGroups == 4 ? 2 : 1];  // of two groups each, or of one: in the upper half
     uint32_t zeros;
   };
 
@@ -238,18 +243,22 @@ struct Int4Weight {
   static __device__ __forceinline__ int scale_bytes(const PackedWeight&, int columns) {
     return columns * kGroups / kPackedSpan << (threadIdx.x % 4 < 2);
   }
+  static __device__ __forceinline__ int scale_row_bytes(const PackedWeight& w, int rows) {
+    return rows * w.scale_columns << (threadIdx.x % 4 < 2);
+  }
   static __device__ __forceinline__ Scale scale_of(const PackedWeight& w, uint32_t scales, uint32_t more,
                                                    uint32_t zeros, uint32_t index) {
     Scale s;
-    s.scales[0] = kGroups == 1 ? scales >> index % 2 * 16 : scales;
+    s.scales[0] = kGroups == 1 ? __byte_perm(scales, 0, index % 2 == 0 ? 0x1044 : 0x3244) : scales;
     if constexpr (kGroups == 4) s.scales[1] = more;
     s.zeros = w.zero == nullptr ? 0x08080808 : zeros >> index % 4 * 8;
     return s;
   }
   static __device__ __forceinline__ float scale(const PackedWeight& w, const Scale& s, int group) {
-    const uint32_t bits = s.scales[group / 2] >> group % 2 * 16 & 0xFFFF;
-    return w.scale_bfloat16 ? __uint_as_float(bits << 16)
-                            : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    const uint32_t word = s.scales[group / 2];
+    const uint32_t bits = kGroups == 1 ? word : group % 2 == 0 ? word << 16 : word & 0xFFFF0000;
+    return w.scale_bfloat16 ? __uint_as_float(bits)
+                            : __half2float(__ushort_as_half(static_cast<unsigned short>(bits >> 16)));
   }
   static __device__ __forceinline__ bool constant(const PackedWeight& w) {
     return w.scale_columns == 1 && kGroups == 1;
@@ -273,23 +282,18 @@ struct Int4Weight {
     }
   }
 
-  // For few tokens, as ByteWeight's. Pairs with their base, half of them of sixteen times the codes: x of those columns
-  // comes divided by that, and what the bases add is taken off by sums of x.
+  // For few tokens, as ByteWeight's. Pairs of codes in their unit, half of them of sixteen times the codes: x of those
+  // columns comes divided by that.
   static constexpr bool InHalf = std::is_same_v<T, __nv_bfloat16>, Based = InHalf, Sixteenths = InHalf;
   static __device__ __forceinline__ void quick_operand(const PackedSpan<Int4Weight>& span, int block,
                                                        uint32_t (&a)[4]) {
     if constexpr (!Based) return operand(span, block, a);
     const int shift = block % 2 * 8;
     const uint32_t low = word_of(span.low[0], block / 2) >> shift, high = word_of(span.high[0], block / 2) >> shift;
-    a[0] = masked(low, 0x000F000F);
-    a[1] = masked(high, 0x000F000F);
-    a[2] = masked(low, 0x00F000F0);
-    a[3] = masked(high, 0x00F000F0);
-  }
-  static __device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t mask) {
-    uint32_t pair;
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n" : "=r"(pair) : "r"(word), "r"(mask), "r"(0x64006400));
-    return pair;
+    a[0] = low & 0x000F000F;
+    a[1] = high & 0x000F000F;
+    a[2] = low & 0x00F000F0;
+    a[3] = high & 0x00F000F0;
   }
   static __device__ __forceinline__ float zero_of(const Scale& s, int group) {
     return __uint_as_float(0x4B000000 | (s.zeros >> group * 8 & 0xFF)) - 8388608.0f;

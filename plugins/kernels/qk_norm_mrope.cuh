@@ -63,17 +63,16 @@ struct RopeHead {
     return rsqrtf(warp_sum(squares) / (2 * half) + epsilon);
   }
 
-  // Scales by `scale` and `weight`, unless that is null, and turns.
-  __device__ __forceinline__ void turn(const typename Layout::Turns& turns, float scale, const T* weight, int half) {
-    RopeHead weights;
-    if (weight != nullptr) weights.read(weight, half);
+  // Scales by `scale` and, with kNormed, `weights`, and turns.
+  template <bool kNormed>
+  __device__ __forceinline__ void turn(const typename Layout::Turns& turns, float scale, const RopeHead& weights, int half) {
 #pragma unroll
     for (int s = 0; s < Layout::Steps; ++s) {
       if (Layout::pair(s) >= half) continue;
 #pragma unroll
       for (int e = 0; e < Layout::Width; ++e) {
         float a = to_float(low[s].values[e]) * scale, b = to_float(high[s].values[e]) * scale;
-        if (weight != nullptr) {
+        if constexpr (kNormed) {
           a *= to_float(weights.low[s].values[e]);
           b *= to_float(weights.high[s].values[e]);
         }
@@ -109,23 +108,31 @@ __device__ __forceinline__ T* rope_target(const QKNormMRopeParams& p, int64_t to
   return static_cast<T*>(p.v) + (token * p.num_kv_heads + kv_head - p.num_kv_heads) * p.head_dim;
 }
 
-// grid (N, heads / 4); a warp takes a head.
+// grid (N, heads / 4); a warp takes a head. Angles and norms' weights, which take as long as the head itself, are there
+// before the launch before has ended, where the caller calls the positions prefetch_safe.
 template <typename Layout>
 __global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopeParams p) {
-  wait_for_previous_beside_next();
+  const bool early = p.prefetch_safe != 0;
+  let_next_come_up();
+  if (!early) wait_for_previous_beside_next();
   using T = typename Layout::T;
   const int half = p.head_dim / 2, num_heads = p.num_heads + 2 * p.num_kv_heads, rotated = num_heads - p.num_kv_heads;
   const int head = blockIdx.y * 4 + threadIdx.x / 32;
-  if (head >= num_heads) return;
   const int64_t token = blockIdx.x;
-  RopeHead<Layout> values;
-  values.read(static_cast<const T*>(p.qkv) + (token * num_heads + head) * p.head_dim, half);
+  const T* weight = static_cast<const T*>(head < p.num_heads ? p.q_norm : p.k_norm);
+  RopeHead<Layout> values, weights = {};
+  typename Layout::Turns turns;
   if (head < rotated) {
-    typename Layout::Turns turns;
     find_turns<Layout>(p, token, turns);
-    const T* weight = static_cast<const T*>(head < p.num_heads ? p.q_norm : p.k_norm);
-    const float scale = weight == nullptr ? 1.0f : values.inverse_rms(half, p.epsilon);
-    values.turn(turns, scale, weight, half);
+    if (weight != nullptr) weights.read(weight, half);
+  }
+  if (early) wait_for_previous_beside_next();
+  if (head >= num_heads) return;
+  values.read(static_cast<const T*>(p.qkv) + (token * num_heads + head) * p.head_dim, half);
+  if (head < rotated && weight != nullptr) {
+    values.template turn<true>(turns, values.inverse_rms(half, p.epsilon), weights, half);
+  } else if (head < rotated) {
+    values.template turn<false>(turns, 1.0f, weights, half);
   }
   values.write(rope_target<T>(p, token, head), half);
 }

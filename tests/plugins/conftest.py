@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.plugins.capi_calls import PLUGINS
+from tests.shared_folder import made_once
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.capi.library import library as load_library
 
@@ -35,11 +36,15 @@ def checks_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if nvcc is None:
         pytest.skip("no nvcc: the C library cannot be built here")
-    target = tmp_path_factory.mktemp("capi") / "libtrt_eagle3_capi.so"
     sources = [*sorted((PLUGINS / "capi").glob("*.cpp")), Path(__file__).parent / "capi_stubs.cpp"]
     flags = ("-shared", "-Xcompiler=-fPIC", "-std=c++17", f"-I{PLUGINS / 'kernels'}")
-    subprocess.run([nvcc, *flags, "-o", target, *sources], check=True, timeout=300)
-    return target
+
+    def compile_in(folder: Path) -> None:
+        command = [nvcc, *flags, "-o", folder / name, *sources]
+        subprocess.run(command, check=True, timeout=300)
+
+    name = "libtrt_eagle3_capi.so"
+    return made_once(tmp_path_factory, "capi", compile_in) / name
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
+from tests.plugins.overlap import check_overlap
 from trt_eagle3.engine.torch import capi
 
 pytestmark = pytest.mark.gpu
@@ -110,12 +113,14 @@ def test_add_rms_norm_keeps_a_float32_residual_stream(
 @pytest.mark.parametrize("heads", [(7, 1), (32, 8)])
 @pytest.mark.parametrize("tokens", [(1, 1), (2, 19), (2, 131), (5, 207)])
 @pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("prefetch_safe", [False, True])
 def test_qk_norm_mrope_matches_float64_up_to_position_262143(
     tokens: tuple[int, int],
     heads: tuple[int, int],
     head_dim: int,
     dtype: torch.dtype,
     with_norm: bool,
+    prefetch_safe: bool,
     cuda: torch.device,
 ) -> None:
     (batch, seq), (hq, hkv), n = tokens, heads, tokens[0] * tokens[1]
@@ -127,9 +132,10 @@ def test_qk_norm_mrope_matches_float64_up_to_position_262143(
     norms = [torch.randn(head_dim, device=cuda).to(dtype) if with_norm else None for _ in range(2)]
     shapes = (hq * head_dim, hkv * head_dim, hkv * head_dim)
     out = tuple(torch.full((n, width), torch.nan, device=cuda, dtype=dtype) for width in shapes)
+    torch.cuda.synchronize()  # prefetch_safe
     q, k, v = capi.qk_norm_mrope(
         qkv, positions, inv_freq, axis, *norms, num_heads=hq, num_kv_heads=hkv,
-        head_dim=head_dim, epsilon=1e-6, out=(out[0], out[1], out[2]),
+        head_dim=head_dim, epsilon=1e-6, prefetch_safe=prefetch_safe, out=(out[0], out[1], out[2]),
     )  # fmt: skip
     # the angle is the float32 product, as in transformers; its sine and cosine are exact
     angles = (positions.view(3, n)[axis.long()].T.float() * inv_freq).double()
@@ -139,6 +145,27 @@ def test_qk_norm_mrope_matches_float64_up_to_position_262143(
     assert distance(q.view(n, hq, head_dim), wanted_q.double()) < TOLERANCE[dtype]
     assert distance(k.view(n, hkv, head_dim), wanted_k.double()) < TOLERANCE[dtype]
     assert torch.equal(v, v_in)
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 40])
+def test_qk_norm_mrope_beside_other_launches_computes_what_it_does_alone(
+    tokens: int, cuda: torch.device
+) -> None:
+    """Each reads as qkv what the product right before wrote, and positions before that ends."""
+    weights = [torch.randn(1024, 512, device=cuda).bfloat16() * 512**-0.5 for _ in range(8)]
+    positions = torch.randint(0, 9000, (3, 1, tokens), dtype=torch.int32, device=cuda)
+    inv_freq = 5e6 ** (-torch.arange(0, 64, 2, device=cuda).float() / 64)
+    axis = torch.randint(0, 3, (32,), dtype=torch.int32, device=cuda)
+    norm, x = torch.randn(64, device=cuda).bfloat16(), torch.randn(tokens, 512, device=cuda)
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        qkv = capi.linear(x, weight, prefetch_safe=True)
+        return capi.qk_norm_mrope(
+            qkv, positions, inv_freq, axis, norm, norm, num_heads=8, num_kv_heads=4,
+            head_dim=64, epsilon=1e-6, prefetch_safe=True,
+        )[0]  # fmt: skip
+
+    check_overlap(x.bfloat16(), [partial(layer, weight=weight) for weight in weights])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

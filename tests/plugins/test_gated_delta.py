@@ -67,6 +67,25 @@ def check(case: Case, device: torch.device, **settings: int) -> None:
     assert error < TOLERANCE[dtype], f"{name}: {error:.2e}, {dtype}, {settings}"
 
 
+def check_captured(first: Case, second: Case, device: torch.device) -> None:
+    """A launch captured over the inputs of ``first`` gives, with those of ``second`` in the same
+    buffers, what ``second`` gives alone.
+    """
+    inputs = [x.to(device, copy=True) for x in first.inputs.values()]
+    capi.gated_delta(*inputs, **first.attributes)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = capi.gated_delta(*inputs, **first.attributes)
+    for static, x in zip(inputs, second.inputs.values(), strict=True):
+        static.copy_(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    alone = by_kernel(second, device)
+    for name, x in zip(alone, found, strict=True):
+        assert torch.equal(x.cpu(), alone[name]), name
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("heads", "dims", "width"), GEOMETRIES)
 def test_trees_follow_their_paths(
@@ -206,19 +225,7 @@ def test_captured_launches_follow_their_inputs(cuda: torch.device) -> None:
         make_case([tree(6, seed)] * 2, certain, (2, 4), 4, seed, (128, 128), torch.bfloat16)
         for seed, certain in ((1, [1, 2]), (2, [2, 1]))
     )
-    inputs = [x.to(cuda, copy=True) for x in first.inputs.values()]
-    capi.gated_delta(*inputs, **first.attributes)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = capi.gated_delta(*inputs, **first.attributes)
-    for static, x in zip(inputs, second.inputs.values(), strict=True):
-        static.copy_(x)
-    graph.replay()
-    torch.cuda.synchronize()
-    alone = by_kernel(second, cuda)
-    for name, x in zip(alone, found, strict=True):
-        assert torch.equal(x.cpu(), alone[name]), name
+    check_captured(first, second, cuda)
 
 
 @pytest.mark.parametrize(("dims", "width"), [((132, 128), 4), ((128, 6), 4), ((8, 8), 9)])

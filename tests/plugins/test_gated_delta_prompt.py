@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tests.graph.ops import gated_delta_case
 from tests.graph.ops.gated_delta_case import Case, chain, changed, expected
-from tests.plugins.test_gated_delta import by_kernel, tree, worst
-from trt_eagle3.engine.torch import capi
+from tests.plugins.test_gated_delta import by_kernel, check_captured, tree, worst
 
 pytestmark = pytest.mark.gpu
 
@@ -208,16 +207,4 @@ def test_captured_launches_follow_their_inputs(cuda: torch.device) -> None:
         make_case([chain(90)] * 2, certain, (1, 2), 4, seed, (128, 128), torch.bfloat16)
         for seed, certain in ((1, [90, 2]), (2, [70, 90]))
     )
-    inputs = [x.to(cuda, copy=True) for x in first.inputs.values()]
-    capi.gated_delta(*inputs, **first.attributes)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = capi.gated_delta(*inputs, **first.attributes)
-    for static, x in zip(inputs, second.inputs.values(), strict=True):
-        static.copy_(x)
-    graph.replay()
-    torch.cuda.synchronize()
-    alone: dict[str, Tensor] = by_kernel(second, cuda)
-    for name, x in zip(alone, found, strict=True):
-        assert torch.equal(x.cpu(), alone[name]), name
+    check_captured(first, second, cuda)

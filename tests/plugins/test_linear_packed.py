@@ -100,6 +100,18 @@ def test_product_of_a_token_does_not_depend_on_the_others(kind: str, cuda: torch
             assert torch.equal(run(case, x[:rows].contiguous()), together[:rows])
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+@pytest.mark.parametrize("kind", ["fp8 channel", "int8 channel", "int4 64 zeros", "int4 128"])
+def test_packed_linear_takes_x_of_any_size(kind: str, size: float, cuda: torch.device) -> None:
+    """A bfloat16 x is multiplied as half, by powers of two for each 128 columns."""
+    case = draw_weight(kind, 336, 2560, cuda)
+    x = draw_x(12, 2560, torch.float32, cuda) * torch.logspace(-6, 0, 2560, device=cuda)
+    x = (x * size).to(torch.bfloat16)
+    for rows in (3, 12):
+        error = worst_error(run(case, x[:rows]), x[:rows].double() @ case.values.T)
+        assert error < TOLERANCE[torch.bfloat16], f"{rows} rows: {error:.2e}"
+
+
 @pytest.mark.parametrize("rows", [6, 16, 64])
 def test_packed_linear_gives_the_same_bits_on_ten_runs(rows: int, cuda: torch.device) -> None:
     case = draw_weight("int4 64 zeros", 4096, 12288, cuda)

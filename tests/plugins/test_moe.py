@@ -90,6 +90,14 @@ def test_packed_experts_match_float64(
             check(case, rows, routing, shape[3], dtype, renormalise=rows % 2)
 
 
+@pytest.mark.parametrize("rows", [16, 33])
+@pytest.mark.parametrize("kind", ["fp8 channel", "int4 64 zeros"])
+def test_units_of_fewer_rows_match_float64(kind: str, rows: int, cuda: torch.device) -> None:
+    """Few rows an expert, and shared memory for three slots of a ring only without rooms for 8."""
+    case = draw_experts(kind, 128, 256, 128, torch.bfloat16, cuda)
+    check(case, rows, "random", 8, torch.bfloat16, renormalise=1)
+
+
 @pytest.mark.parametrize(("experts", "top_k"), [(512, 10), (200, 16), (128, 8), (3, 3), (33, 1)])
 def test_any_number_of_experts_is_routed(experts: int, top_k: int, cuda: torch.device) -> None:
     case = draw_experts("dense", experts, 128, 64, torch.bfloat16, cuda)
