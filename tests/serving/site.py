@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from trt_eagle3.decode.llm import LLM
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.engine import Engine
 from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.server import Server
 
@@ -59,7 +59,7 @@ class Site:
 
 @contextmanager
 def serving(
-    engine: LLM,
+    engine: Engine,
     config: ServingConfig = SERVING,
     api_key: str | None = None,
     http: HttpOptions | None = None,

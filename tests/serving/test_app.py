@@ -90,6 +90,8 @@ def test_answer_and_usage_equal_generate(site: Site, engine: LLM) -> None:
     assert found["usage"]["prompt_tokens"] == expected.prompt_tokens
     assert found["usage"]["completion_tokens"] == len(expected.token_ids)
     assert found["usage"]["acceptance_length"] == pytest.approx(expected.acceptance_length)
+    plain = site.chat(messages=messages, model="tiny", speculation=False)[1]
+    assert plain["usage"]["acceptance_length"] is None
 
 
 def test_stream_equals_generate(site: Site, engine: LLM) -> None:
@@ -160,6 +162,15 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": QUESTION, "logprobs": True, "top_logprobs": 21}, "top_logprobs: expected"),
         ({"messages": QUESTION, "logit_bias": {"a": 1}}, "logit_bias: expected token ids"),
         ({"messages": QUESTION, "logit_bias": {"5": 101}}, "logit_bias[5]: expected a number"),
+        (
+            {"messages": QUESTION, "logit_bias": {"99999": 1}},
+            "logit_bias: expected token ids from 0",
+        ),
+        (
+            {"messages": QUESTION, "stop_token_ids": [99999]},
+            "stop_token_ids: expected token ids from",
+        ),
+        ({"messages": QUESTION, "stop_token_ids": [-1]}, "stop_token_ids: expected token ids from"),
         ({"messages": QUESTION, "response_format": {"type": "yaml"}}, "response_format.type"),
         ({"messages": QUESTION, "response_format": {"type": "json_schema"}}, "response_format"),
         ({"messages": QUESTION, "frequency_penalty": 1000.0}, "frequency_penalty: expected"),
@@ -297,14 +308,15 @@ def test_too_large_schema_is_refused_by_its_field(site: Site) -> None:
     wanted = {"type": "json_schema", "json_schema": schema}
     status, found = site.chat(messages=QUESTION, response_format=wanted)
     error = found["error"]
-    assert (status, error["param"]) == (413, "response_format")
+    assert (status, error["param"]) == (400, "response_format")
+    assert error["code"] == "request_too_large"
     assert "more than 65536 values" in error["message"]
 
 
 def test_too_long_text_is_refused_by_its_field(engine: LLM) -> None:
     with serving(engine, SERVING.model_copy(update={"max_text_bytes": 5000})) as site:
         status, found = site.chat(messages=QUESTION, stop=["x" * 6000])
-    assert (status, found["error"]["param"]) == (413, "stop")
+    assert (status, found["error"]["param"]) == (400, "stop")
 
 
 def test_overload_is_a_503_that_says_when_to_come_back(narrow: LLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import re
 import shlex
 import signal
@@ -22,11 +23,14 @@ import yaml
 from click.testing import CliRunner
 
 from tests.tiny import ROOT, build_tiny
+from trt_eagle3 import program
 from trt_eagle3.bench.serve import free_ports
 from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.assignments import parse_assignments
-from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving import ServingConfig, server
+from trt_eagle3.serving.http_options import HttpOptions
+from trt_eagle3.serving.remote_engine import RemoteEngine
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +123,7 @@ def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_load
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("trt_eagle3.serving.server.load", loaded)
+    monkeypatch.setattr("trt_eagle3.serving.server.RemoteEngine", loaded)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -136,7 +140,7 @@ def test_serve_warns_of_settings_that_hurt_before_it_answers(
     def end(_: object) -> None:
         raise UserError("enough")
 
-    monkeypatch.setattr("trt_eagle3.serving.server.warm_up", end)
+    monkeypatch.setattr(RemoteEngine, "wait_until_ready", end)
     limits = {"max_batch_size": 1, "max_seq_len": 96, "max_visual_tokens": 97}
     for changes, named in (
         (
@@ -167,7 +171,8 @@ def serving(
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``trt-eagle3 serve`` as a process, and its port, once it says that it answers."""
     (port,) = free_ports(1)
-    code = (
+    code = (  # what a shell runs in the background begins with SIGINT ignored
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from trt_eagle3 import cli; from trt_eagle3.serving import server; server.DRAIN_S = "
         f"{drain_s}; cli.main()"
     )
@@ -214,18 +219,91 @@ def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path)
         assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
 
 
-def test_second_ctrl_c_ends_the_server_at_once_and_without_a_traceback(bundle: Path) -> None:
-    with serving(bundle) as (process, port), closing(ask(port, stream=True)) as connection:
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("num_lines", [1, 300])
+def test_second_ctrl_c_ends_the_server_at_once_and_without_a_traceback(
+    bundle: Path, num_lines: int
+) -> None:
+    """At the first token, and within an answer's pieces."""
+    long = {"stream": True, "n": 16, "max_tokens": 400}  # many seconds of work
+    with serving(bundle) as (process, port), closing(ask(port, **long)) as connection:
         answer = connection.getresponse()
-        answer.readline()
+        for _ in range(num_lines):
+            answer.readline()
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        while _is_open(port):  # it has heard of the first
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert process.wait(15) == 130
         assert process.stderr is not None
         said = process.stderr.read()
         assert said.endswith("interrupted\n")
         assert "Traceback" not in said
+
+
+def _engine_of(server: int) -> int:
+    command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(server)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    [line] = [line for line in found.stdout.splitlines() if "engine_process" in line]
+    return int(line.split()[0])
+
+
+def test_engine_that_is_killed_is_told_to_clients_and_ends_the_server(bundle: Path) -> None:
+    """By SIGTERM it is not: a service manager sends that to every process, and answers may end."""
+    long = {"stream": True, "n": 16, "max_tokens": 400}
+    with serving(bundle) as (process, port), closing(ask(port, **long)) as connection:
+        answer = connection.getresponse()
+        answer.readline()
+        engine = _engine_of(process.pid)
+        os.kill(engine, signal.SIGTERM)
+        for _ in range(100):
+            assert b"error" not in answer.readline()
+        os.kill(engine, signal.SIGKILL)
+        last = answer.read().decode().splitlines()[-2]
+        assert "the engine's process ended" in json.loads(last[6:])["error"]["message"]
+        assert process.wait(30) == 1
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        assert [line.split(maxsplit=2)[2] for line in lines if " INFO " not in line] == [
+            "ERROR engine: its process was ended by SIGKILL. Is there enough memory?"
+        ]
+
+
+def test_sigterm_before_the_server_answers_ends_it_with_status_0(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first process of a container it would not hear of it otherwise."""
+
+    def load(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        raise AssertionError
+
+    def ours(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(server, "_start_engine", load)
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            server.serve(
+                bundle,
+                serving=ServingConfig(),
+                http=HttpOptions(),
+                host="127.0.0.1",
+                port=free_ports(1)[0],
+            )
+        assert ended.value.code == 0
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_ctrl_c_while_the_program_is_imported_is_one_line() -> None:
@@ -255,6 +333,27 @@ def test_ctrl_c_while_the_interpreter_ends_is_one_line() -> None:
     program = [sys.executable, "-c", code]
     found = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert (found.returncode, found.stderr) == (130, "interrupted\n")
+
+
+def test_ctrl_c_again_while_the_interpreter_ends_says_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+
+    def interrupted() -> None:
+        raise SystemExit(130)
+
+    monkeypatch.setattr("trt_eagle3.cli.main", interrupted)
+    monkeypatch.setattr(os, "write", lambda *said: done.append(said))
+    monkeypatch.setattr(os, "_exit", done.append)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit):
+            program.main()
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [130]
 
 
 def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(

@@ -54,7 +54,7 @@ class Server:
         self.kill()
 
     def start(self) -> None:
-        """Start, and wait until the model is ready."""
+        """Start, and wait until the model is ready and every port is open."""
         environment = {
             **os.environ,
             "TRT_EAGLE3_ENV": str(ENVIRONMENT),
@@ -74,7 +74,7 @@ class Server:
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_S
-        while not self.ready():
+        while not (self.ready() and self.has_metrics()):
             assert self.process.poll() is None, (
                 f"the server ended while starting:\n{self.log()[-4000:]}"
             )
@@ -87,6 +87,13 @@ class Server:
         """What a readiness probe sees."""
         try:
             return self.get(READY, timeout=2)[0] == 200
+        except OSError:
+            return False
+
+    def has_metrics(self) -> bool:
+        """Whether the port of the metrics is open: Triton opens it after the one of HTTP."""
+        try:
+            return self.get("/metrics", timeout=2, port=self.metrics_port)[0] == 200
         except OSError:
             return False
 

@@ -77,14 +77,17 @@ def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(
             lambda m: sum(m[name] for name in m if "requests_total" in name) == 4
         )
 
+        # its first token is there: it runs, and waits no longer when the others come
+        running = server.open_stream(**LONG)
+        events = [next(running)]
+        rest = pool.submit(list, running)
+        whole = pool.submit(server.generate, **SHORT)
         stream = pool.submit(grpc, server, [{**LONG, "stream": True}])
-        server.wait_for_prompts(5)
-        whole, streamed = pool.submit(server.generate, **SHORT), pool.submit(server.stream, **SHORT)
         server.wait_for_prompts(7)
         assert server.terminate() == 0
         assert not server.ready()
+        assert "".join(event["text_output"] for event in events + rest.result()) == long
         assert whole.result()["text_output"] == short
-        assert "".join(event["text_output"] for event in streamed.result()) == short
         assert "".join(r["text_output"][0] for r in stream.result()[0].responses) == long
     assert QUESTION in server.log()  # log_prompts asked for it
 

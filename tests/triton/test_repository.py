@@ -176,9 +176,11 @@ def test_kubernetes_manifest_fits_the_schema(
         by_kind = {resource["kind"]: resource for resource in resources}
         [container] = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
         assert {"startupProbe", "readinessProbe", "livenessProbe", "resources"} <= container.keys()
-        assert {
-            container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe")
-        } == {READY}
+        probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+        # what says whether the engine hangs: whoever is live for ever is never started again
+        assert {probe["httpGet"]["path"] for probe in probes} == {READY}
+        loading, sending, ending = (p["periodSeconds"] * p["failureThreshold"] for p in probes)
+        assert sending < ending < loading, "clients are sent elsewhere before it is ended"
         assert ("nvidia.com/gpu" in container["resources"]["limits"]) is gpu
         selector = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
         assert by_kind["Service"]["spec"]["selector"] == selector

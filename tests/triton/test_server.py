@@ -49,6 +49,7 @@ def test_metrics_are_there_from_the_start_and_say_what_happened(server: Server) 
     }
     # this test is the first
     assert {name for name in counts if before[name]} == {"trt_eagle3_kv_pages_total"}
+    assert "trt_eagle3_step_seconds" in before
     answer = server.generate(**CASES["image"].inputs)
     tokens, stop = answer["num_output_tokens"], 'trt_eagle3_requests_total{outcome="stop"}'
     # the last series to be published, and the last to be counted: then the others have come

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.answer import Answer, wake_readers
 from trt_eagle3.decode.request import Chunk
 from trt_eagle3.errors import OverloadedError
 from trt_eagle3.serving.errors import error_object
@@ -14,13 +15,20 @@ from trt_eagle3.serving.openai.call import Reply
 
 __all__ = ["Numbered", "events", "interleaved"]
 
+_log = logging.getLogger("trt_eagle3")
+_LATE_S = 5.0  # after which an engine that was told to end an answer is not waited for
+
 Numbered = tuple[int, Chunk]
 """An answer's index, and what it added."""
 
 
-async def interleaved(answers: Sequence[Answer], seconds: float) -> AsyncGenerator[Numbered]:
+async def interleaved(
+    answers: Sequence[Answer], seconds: float, *, apart: bool = False
+) -> AsyncGenerator[Numbered]:
     """Chunks of all ``answers`` as they come, while there is time; leaving it early, however that
     comes, cancels them.
+
+    Chunks that wait for a reader become one, unless each is wanted ``apart``.
 
     Raises:
         TimeoutError: it took longer than ``seconds``.
@@ -28,11 +36,11 @@ async def interleaved(answers: Sequence[Answer], seconds: float) -> AsyncGenerat
     """
     try:
         if len(answers) == 1:
-            async with contextlib.aclosing(_within(answers[0], seconds)) as chunks:
+            async with contextlib.aclosing(_within(answers[0], seconds, apart=apart)) as chunks:
                 async for chunk in chunks:
                     yield 0, chunk
         else:
-            async with contextlib.aclosing(_merged(answers, seconds)) as numbered:
+            async with contextlib.aclosing(_merged(answers, seconds, apart=apart)) as numbered:
                 async for item in numbered:
                     yield item
     finally:
@@ -41,14 +49,16 @@ async def interleaved(answers: Sequence[Answer], seconds: float) -> AsyncGenerat
                 answer.cancel()
 
 
-async def _merged(answers: Sequence[Answer], seconds: float) -> AsyncGenerator[Numbered]:
+async def _merged(
+    answers: Sequence[Answer], seconds: float, *, apart: bool
+) -> AsyncGenerator[Numbered]:
     # one place: whoever reads slowly makes every answer wait, and none is read ahead
     queue: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue(1)
 
     async def pump(index: int, answer: Answer) -> None:
         end: Exception | None = None
         try:
-            async with contextlib.aclosing(_within(answer, seconds)) as chunks:
+            async with contextlib.aclosing(_within(answer, seconds, apart=apart)) as chunks:
                 async for chunk in chunks:
                     await queue.put((index, chunk))
         except Exception as error:  # it is raised where the chunks are read
@@ -72,7 +82,7 @@ async def _merged(answers: Sequence[Answer], seconds: float) -> AsyncGenerator[N
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
+async def _within(answer: Answer, seconds: float, *, apart: bool) -> AsyncGenerator[Chunk]:
     """An answer's chunks while there is time.
 
     Its time runs out whether or not somebody reads: a client that does not would hold its place in
@@ -80,17 +90,30 @@ async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
     """
     loop = asyncio.get_running_loop()
     end = loop.call_later(seconds, answer.cancel)
+    late = loop.call_later(seconds + _LATE_S, _give_up, answer, seconds)
     try:
         async for chunk in answer:
             if chunk.finish_reason == "cancelled":
                 if loop.time() >= end.when():
-                    raise TimeoutError(f"it took longer than {seconds:g} s.")
+                    raise _timeout(seconds)
                 raise OverloadedError("cancelled: the client hung up, or the server is stopping.")
-            yield chunk
+            yield chunk if apart else answer.with_waiting(chunk)
     finally:
         end.cancel()
+        late.cancel()
         if not answer.over:
             answer.cancel()
+
+
+def _give_up(answer: Answer, seconds: float) -> None:
+    """End an answer in the engine's place: a forward may hang."""
+    _log.error("the engine has not ended a request %g s after its time was over", _LATE_S)
+    answer.end(_timeout(seconds))
+    wake_readers([answer])
+
+
+def _timeout(seconds: float) -> TimeoutError:
+    return TimeoutError(f"it took longer than {seconds:g} s.")
 
 
 async def events(

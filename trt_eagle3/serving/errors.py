@@ -102,6 +102,8 @@ def status_of(error: Exception) -> int:
     """The HTTP status of a failure that is none of Starlette's own."""
     if isinstance(error, RefusedError):
         return error.status
+    if isinstance(error, TooLargeError) and error.param is not None:
+        return 400  # a field is wrong, and the body is none too large
     return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
 
 
@@ -113,6 +115,8 @@ def error_object(error: Exception) -> dict[str, Any]:
         _log.error("a request failed: %s: %s", type(error).__name__, clip(error))
         message = f"internal error: {type(error).__name__}"
     code = error.code if isinstance(error, RefusedError | FieldError) else _CODES.get(status)
+    if isinstance(error, TooLargeError):
+        code = _CODES[413]
     param = error.param if isinstance(error, RefusedError | FieldError | TooLargeError) else None
     return describe(message, status, param, code)
 

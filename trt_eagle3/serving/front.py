@@ -23,13 +23,13 @@ from starlette.responses import (
 )
 
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import PromptSource, Request
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.delivery import events, interleaved
+from trt_eagle3.serving.engine import Engine
 from trt_eagle3.serving.errors import RefusedError
 from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.json_reader import parse_request_json
@@ -78,7 +78,7 @@ class Front:
     """An engine's routes. Bodies are read within one budget, and parsed on threads of its own."""
 
     def __init__(
-        self, engine: LLM, serving: ServingConfig, http: HttpOptions | None = None
+        self, engine: Engine, serving: ServingConfig, http: HttpOptions | None = None
     ) -> None:
         self.http = HttpOptions() if http is None else http
         self._engine = engine
@@ -87,6 +87,7 @@ class Front:
         self._pool = ThreadPoolExecutor(_PARSING, "trt-eagle3-parse")
         self._counting = ThreadPoolExecutor(_COUNTING, "trt-eagle3-count")
         self._budget = BodyBudget(serving, self._pool)
+        self._stalled = False
         self.on_overload: Callable[[], None] = lambda: None
         """Called when the engine takes no request: whoever knows the connections may make room."""
 
@@ -116,7 +117,7 @@ class Front:
         # until the prompt is prepared: then nobody holds the body any more
         with self._budget.lease() as lease:
             call, answers = await self._admit(request, lease, endpoint)
-            chunks = interleaved(answers, self._serving.max_request_s)
+            chunks = interleaved(answers, self._serving.max_request_s, apart=call.apart)
             gone = asyncio.create_task(_call_when_gone(request, *(a.cancel for a in answers)))
             headers = _ignored_header(call.ignored)
             try:
@@ -133,6 +134,10 @@ class Front:
                     pass
             except UserError as error:
                 raise endpoint.explain(error) from error
+            except OverloadedError:
+                if any(answer.error is not None for answer in answers):  # refused, not cancelled
+                    self.on_overload()
+                raise
             finally:
                 gone.cancel()
         generations = [answer.generation for answer in answers]
@@ -143,7 +148,8 @@ class Front:
     ) -> tuple[Call, list[Answer]]:
         try:
             call = await self._read(request, lease, endpoint.read)
-            return call, self._submit(request, call.requests)
+            answers = self._submit(request, call.requests)
+            return replace(call, requests=()), answers  # whose images the engine has now
         except UserError as error:  # whatever is wrong with a prompt, the engine counts
             self._engine.count_rejected()
             raise endpoint.explain(error) from error
@@ -249,17 +255,30 @@ class Front:
         return JSONResponse({"version": version("trt-eagle3")})
 
     async def health(self, _: HTTPRequest) -> Response:
-        """``GET /health``: whether the engine answers."""
-        return (
-            PlainTextResponse("ok")
-            if self._engine.ready
-            else PlainTextResponse("the engine has stopped", 503)
-        )
+        """``GET /health``: whether the engine answers, and finishes steps."""
+        if not self._engine.ready:
+            return PlainTextResponse("the engine has stopped", 503)
+        stall = self._stall()
+        return PlainTextResponse("ok") if stall is None else PlainTextResponse(stall, 503)
+
+    def _stall(self) -> str | None:
+        """Why the engine seems to hang; the log hears of each change."""
+        limit = self._serving.max_step_s
+        found = None if limit is None else self._engine.stall(limit)
+        stall = None if found is None else f"{found} (max_step_s: {limit:g})"
+        if stall is not None and not self._stalled:
+            _log.error("/health answers 503: %s", stall)
+        elif stall is None and self._stalled:
+            _log.warning("/health answers 200: the engine goes on")
+        self._stalled = stall is not None
+        return stall
 
     async def metrics(self, _: HTTPRequest) -> Response:
         """``GET /metrics``, for Prometheus."""
         labels = {"model": self._served.names[0]}
-        return PlainTextResponse(to_text(self._engine.metrics(), labels))
+        # on a thread: they may be another process' to tell
+        metrics = await asyncio.to_thread(self._engine.metrics)
+        return PlainTextResponse(to_text(metrics, labels))
 
     def _check_key(self, request: HTTPRequest) -> None:
         # latin-1, as all headers

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-__all__ = ["OnePerCause"]
+__all__ = ["OnePerCause", "set_up_log"]
 
 _MAX_CAUSES = 256  # that are told apart
 
@@ -49,3 +49,11 @@ class OnePerCause(logging.Filter):
             record.msg = f"{record.getMessage()} (and {seen.held_back} more like it)"
             record.args = None
         return True
+
+
+def set_up_log(level: str) -> None:
+    """Where nobody has set up logging, to stderr. Handlers of others are left as they are."""
+    handler = logging.StreamHandler()
+    handler.addFilter(OnePerCause())
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
+    logging.getLogger("trt_eagle3").setLevel(level.upper())

@@ -38,7 +38,9 @@ def families(metrics: EngineMetrics) -> Iterator[Family]:
     )
     yield _counter("generated_tokens_total", "Tokens generated.", m.generated_tokens)
     yield _counter("preemptions_total", "Requests put off because KV pages ran out.", m.preempted)
-    yield _counter("cycles_total", "Verify passes, counted per request.", m.cycles)
+    yield _counter(
+        "cycles_total", "Target forwards behind the prompts', counted per request.", m.cycles
+    )
     outcomes = ("stop", "length", "cancelled", "rejected", "error")
     yield _labelled(
         "requests_total",
@@ -57,7 +59,8 @@ def families(metrics: EngineMetrics) -> Iterator[Family]:
     )
     yield _gauge(
         "acceptance_length",
-        "Mean tokens of a verify pass, the bonus token included.",
+        "Mean tokens emitted per target forward that verified drafts, the bonus token included; "
+        "0 before the first.",
         m.acceptance_length or 0,
     )
     yield _gauge(
@@ -75,6 +78,11 @@ def families(metrics: EngineMetrics) -> Iterator[Family]:
         "draft_tokens_per_cycle",
         "Tokens that each request drafted, by cycle of a batch.",
         m.draft_tokens_per_cycle,
+    )
+    yield _gauge(
+        "step_seconds",
+        "That the step under way has taken so far; 0 while there is no work.",
+        m.step_seconds,
     )
     yield _gauge("requests_running", "Requests being decoded.", m.running)
     yield _gauge("requests_waiting", "Requests in the queue.", m.waiting)

@@ -9,12 +9,12 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from trt_eagle3.decode.generation_config import default_sampling
-from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.assistant_message import ReasoningMode
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.engine import Engine
 
 __all__ = ["ServedModel"]
 
@@ -36,7 +36,7 @@ class ServedModel:
     processor: Processor
 
     @classmethod
-    def of(cls, engine: LLM, serving: ServingConfig, names: Sequence[str] = ()) -> ServedModel:
+    def of(cls, engine: Engine, serving: ServingConfig, names: Sequence[str] = ()) -> ServedModel:
         """The model of ``engine``; ``names``: the bundle's, where there are none."""
         bundle = engine.bundle
         defaults = default_sampling(bundle.path) if serving.generation_config else GREEDY

@@ -14,16 +14,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.engine.advice import setting_warnings
+from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.engine import Engine
+from trt_eagle3.serving.engine_process import EngineJob
 from trt_eagle3.serving.http_options import HttpOptions
-from trt_eagle3.serving.log import OnePerCause
+from trt_eagle3.serving.log import set_up_log
+from trt_eagle3.serving.remote_engine import RemoteEngine
 from trt_eagle3.serving.throughput_log import ThroughputLog
 from trt_eagle3.serving.tls import encrypted, tls_context
-from trt_eagle3.serving.warm_up import warm_up
 
 try:
     import uvicorn
@@ -56,14 +58,19 @@ def serve(
 ) -> None:
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
-    SIGTERM ends the process with status 0 then. A second SIGINT ends it at once. Call it from the
-    main thread, which is where signals arrive.
+    SIGTERM ends the process with status 0 then, and before it answers at once. A second SIGINT
+    ends it at once. Where the engine fails, those who wait are told, and the process ends with
+    status 1. Call it from the main thread, which is where signals arrive.
 
     Raises:
         UserError: no bundle, a certificate that cannot be read, or no such address to listen on.
+        EngineFailedError: the engine's process ended before it was ready.
     """
     with contextlib.ExitStack() as stack:
-        _set_up_log(log_level)
+        # also as a container's first process; uvicorn raises it again once it has drained
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
+        set_up_log(log_level)
         tls = tls_context(http)
         sockets = [stack.enter_context(bound) for bound in _bind(host, port)]
         if http.api_key is None and host not in _LOOPBACK:
@@ -71,20 +78,15 @@ def serve(
                 "listening on %s without an API key: whoever reaches this port is answered", host
             )
         serving = _within_file_limit(serving)
-        engine = load(
-            bundle, media=serving.media(), split_special_tokens=serving.split_special_tokens
-        )
-        stack.callback(engine.close)
+        engine = _start_engine(bundle, serving, log_level, stack)
         for warning in setting_warnings(engine.bundle.limits, engine.bundle.spec):
             _log.warning(warning)
         if engine.bundle.manifest is None:
             _log.warning("draft: the bundle has none, so nothing is speculated.")
-        seconds = warm_up(engine)
+        seconds = engine.wait_until_ready()
         server = Server(engine, serving, http, tls=tls)
         for bound in sockets:
             bound.listen(server.config.backlog)
-        # uvicorn raises it again once it has drained
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         _log.info(
             "%s answers on %s; warm-up took %.1f s; %s",
             ", ".join(server.names),
@@ -92,8 +94,35 @@ def serve(
             seconds,
             engine.bundle.capacity,
         )
-        with ThroughputLog(engine.metrics):
+        _run(server, engine, sockets)
+
+
+def _run(server: Server, engine: RemoteEngine, sockets: list[socket.socket]) -> None:
+    """Answer until a signal comes, or until the engine fails: then this ends the process."""
+    with ThroughputLog(engine.metrics):
+        engine.on_failure(server.end)
+        try:
             server.run(sockets)
+        finally:
+            engine.close()  # the log may wait for its metrics
+    if engine.failed:  # the log says how
+        sys.exit(1)
+
+
+def _start_engine(
+    bundle: Path, serving: ServingConfig, log_level: str, stack: contextlib.ExitStack
+) -> RemoteEngine:
+    """The engine of ``bundle``, being warmed up in a process of its own, which ends with ``stack``.
+
+    Raises:
+        UserError: what is wrong with the bundle.
+    """
+    read_bundle(bundle)  # before a process is started for nothing
+    media, split = serving.media(), serving.split_special_tokens
+    job = EngineJob.of_bundle(bundle, media, split_special_tokens=split, log_level=log_level)
+    engine = stack.enter_context(RemoteEngine(job))
+    engine.attach(bundle, media=media, split_special_tokens=split)
+    return engine
 
 
 def _url(host: str, port: int, *, tls: bool) -> str:
@@ -106,7 +135,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        engine: LLM,
+        engine: Engine,
         serving: ServingConfig,
         http: HttpOptions | None = None,
         *,
@@ -136,20 +165,26 @@ class Server(uvicorn.Server):
         """By which requests may call the model."""
         return self._front.names
 
+    def end(self) -> None:
+        """End as after SIGTERM; any thread may ask."""
+        self.should_exit = True
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains; after a second Ctrl-C nobody is waited for."""
         super().handle_exit(sig, frame)
-        if self.force_exit:  # uvicorn would log each request that it cuts off as an error
-            logging.getLogger("uvicorn.error").disabled = True
+        if self.force_exit:  # each request that is cut off would be logged as an error
+            for name in ("uvicorn.error", "asyncio"):
+                logging.getLogger(name).disabled = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse bodies that are still coming, wait for answers, and then drop whoever is left."""
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
         self._front.stop()
         sweeping = loop.create_task(_close_idle(connections))
+        drain_s = DRAIN_S if self._engine.ready else 0
         ends = [
-            loop.call_later(DRAIN_S, self._engine.close),  # tells those whose answers are not ready
-            loop.call_later(DRAIN_S + FLUSH_S, drop_all, connections),
+            loop.call_later(drain_s, self._engine.close),  # tells those whose answers are not ready
+            loop.call_later(drain_s + FLUSH_S, drop_all, connections),
         ]
         try:
             await super().shutdown(sockets)
@@ -165,14 +200,6 @@ async def _close_idle(connections: set[Any]) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
         drop_idle(connections)
-
-
-def _set_up_log(level: str) -> None:
-    """Where nobody has set up logging, to stderr. Handlers of others are left as they are."""
-    handler = logging.StreamHandler()
-    handler.addFilter(OnePerCause())
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
-    _log.setLevel(level.upper())
 
 
 def _within_file_limit(serving: ServingConfig) -> ServingConfig:

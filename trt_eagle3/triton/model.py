@@ -43,9 +43,7 @@ PUBLISH_S = 0.5  # between updates of the metrics: each changed series is a mess
 
 
 class TritonPythonModel:
-    """What Triton's Python backend calls; see its documentation for the contract of the three
-    methods.
-    """
+    """What Triton's Python backend calls; see its documentation for the contract of the methods."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the bundle and answer once. The model is ready when this returns, not before."""
@@ -89,6 +87,15 @@ class TritonPythonModel:
                 refuse(sender, error)
                 continue
             asyncio.run_coroutine_threadsafe(self._serve(stream), self._loop)
+
+    def is_ready(self) -> bool:
+        """Whether the engine answers and finishes steps.
+
+        Servers from 26.03 on ask when they are asked the same. Those before never ask.
+        """
+        limit = self._serving.max_step_s
+        stalled = limit is not None and self._engine.stall(limit) is not None
+        return self._engine.ready and not stalled
 
     def finalize(self) -> None:
         """Answer what is in flight, then stop.

@@ -250,8 +250,12 @@ def test_logprobs_are_sent_with_the_text_that_they_make(model: ServedModel) -> N
 def test_acceptance_is_sent_where_it_is_asked_for(model: ServedModel) -> None:
     a, b = (model.processor.tokenizer.encode(text).ids[0] for text in ("a", "b"))
     reply = read(model, stream_options={"include_acceptance": True}).reply
-    [event] = sse(reply.piece(0, Chunk((a, b), "ab", None)))
+    [event] = sse(reply.piece(0, Chunk((a, b), "ab", None, (), (2,))))
     assert event["trt_eagle3"] == {"accepted": 1, "pieces": ["a", "b"]}
+    [event] = sse(reply.piece(0, Chunk((a,), "a", None, (), (1,))))
+    assert event["trt_eagle3"] == {"accepted": 0, "pieces": ["a"]}
+    [event] = sse(reply.piece(0, Chunk((a,), "a", None)))
+    assert event["trt_eagle3"] == {"accepted": None, "pieces": ["a"]}, "a forward without a draft"
 
 
 def test_unknown_fields_are_ignored_and_named_or_refused(model: ServedModel, site: Site) -> None:

@@ -48,12 +48,14 @@ class Call:
     Attributes:
         requests: of the engine, one for each answer.
         ignored: names of fields that nobody here knows.
+        apart: each chunk is wanted by itself, as it came from the target.
     """
 
     requests: tuple[Request, ...]
     reply: Reply
     stream: bool = False
     ignored: tuple[str, ...] = ()
+    apart: bool = False
 
 
 ReadCall = Callable[[Any, ServedModel, ServingConfig], Call]

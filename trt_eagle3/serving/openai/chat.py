@@ -108,7 +108,8 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         include_usage=bool(fields.stream_options.include_usage),
         pieces=served.processor if fields.stream_options.include_acceptance else None,
     )
-    return Call(repeated(request, fields.n), reply, fields.stream, ignored)
+    apart = bool(fields.stream_options.include_acceptance)
+    return Call(repeated(request, fields.n), reply, fields.stream, ignored, apart)
 
 
 def _num_logprobs(fields: ChatFields) -> int | None:

@@ -35,6 +35,8 @@ def usage(
 
 
 def acceptance_length(generations: Sequence[Generation]) -> float | None:
-    """Mean tokens emitted per target forward, over all answers; None where no cycle ran."""
+    """Mean tokens emitted per target forward that verified drafts, over all answers; None where
+    none did.
+    """
     lengths = [length for generation in generations for length in generation.accepted_lengths]
     return sum(lengths) / len(lengths) if lengths else None

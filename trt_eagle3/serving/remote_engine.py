@@ -1,0 +1,369 @@
+"""RemoteEngine: the engine of another process, as a server uses it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trt_eagle3.config import LimitsConfig
+from trt_eagle3.decode.answer import Answer, wake_readers
+from trt_eagle3.decode.core import ENGINE_STOPPED
+from trt_eagle3.decode.delivery import CANCELLED
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.metrics import EngineMetrics, stall_of
+from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request import Chunk, Generation, PromptSource, Request
+from trt_eagle3.decode.stopwatch import Stopwatch
+from trt_eagle3.errors import ClosedError, EngineFailedError, EnvironmentMissingError
+from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, ModelInputs
+from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.serving.channel import (
+    Cancel,
+    Channel,
+    Close,
+    CountRejected,
+    Failed,
+    GetMetrics,
+    Lag,
+    Metrics,
+    News,
+    Opened,
+    Ready,
+    Submit,
+)
+from trt_eagle3.serving.engine_process import EngineJob
+
+__all__ = ["RemoteEngine"]
+
+_log = logging.getLogger("trt_eagle3")
+_NO_PLAN = Plan({1: None})  # a plan is the process': reading one asks which GPU this is
+_STATUS_S = 1.0  # from the end of a connection to that of its process
+_CLOSE_S = 2.0  # in which a process that is told to ends: whoever waits is to hear of it
+_METRICS_S = 10.0
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from trt_eagle3.serving.engine_process import main; main(int(sys.argv[1]))"
+)
+
+
+class _RemoteAnswer(Answer):
+    """An answer whose text is made elsewhere."""
+
+    said_lag = False
+    whole: Generation | None = None
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated, once it is over."""
+        return self.whole or super().generation
+
+
+class RemoteEngine:
+    """Starts an engine's process, and is to a server what its engine would be.
+
+    Attributes:
+        failed: the process has ended, and nobody had asked for it.
+    """
+
+    def __init__(self, job: EngineJob) -> None:
+        """Start the process; it opens the engine meanwhile.
+
+        Raises:
+            EnvironmentMissingError: no process can be started.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _start(theirs.fileno())
+        self._channel = Channel(Connection(ours.detach()))
+        self._numbers = itertools.count()
+        self._answers: dict[int, _RemoteAnswer] = {}
+        self._lock = threading.Lock()
+        self._gone = self._closed = False
+        self.failed = False
+        self._on_failure: Callable[[], object] = lambda: None
+        self._news = threading.Condition()
+        self._opened: LimitsConfig | None = None
+        self._warm_up_seconds: float | None = None
+        self._failure: Exception | None = None
+        self._metrics: EngineMetrics | None = None
+        self._num_metrics = 0
+        self._owed = Stopwatch()  # metrics: since they were asked for
+        self._bundle: LoadedBundle | None = None
+        self._kill_later = threading.Timer(_CLOSE_S, self._process.kill)
+        self._kill_later.daemon = True
+        self._channel.send(job)
+        self._reader = threading.Thread(target=self._read, name="trt-eagle3-news", daemon=True)
+        self._reader.start()
+
+    def wait_until_open(self) -> LimitsConfig:
+        """The limits of the bundle, as far as the process has room for them.
+
+        Raises:
+            UserError: what is wrong with the bundle. EngineFailedError: the process ended.
+        """
+        self._wait(lambda: self._opened is not None)
+        assert self._opened is not None
+        return self._opened
+
+    def wait_until_ready(self) -> float:
+        """Seconds that the warm-up took.
+
+        Raises:
+            UserError, EngineFailedError: as for ``wait_until_open``.
+        """
+        self._wait(lambda: self._warm_up_seconds is not None)
+        assert self._warm_up_seconds is not None
+        return self._warm_up_seconds
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        with self._news:
+            self._news.wait_for(lambda: holds() or self._failure is not None)
+            if self._failure is not None:
+                raise self._failure
+
+    def on_failure(self, call: Callable[[], object]) -> None:
+        """Call ``call`` once the engine has ``failed``; on any thread, and perhaps twice."""
+        self._on_failure = call
+        if self.failed:
+            call()
+
+    def attach(
+        self,
+        bundle: Path,
+        *,
+        media: MediaPolicy = LOCAL_MEDIA,
+        split_special_tokens: bool | None = None,
+    ) -> None:
+        """Read what of ``bundle`` is needed here, once the process has opened it.
+
+        Raises:
+            UserError, EngineFailedError: as for ``wait_until_open``.
+        """
+        self._bundle = LoadedBundle.open(
+            bundle,
+            media=media,
+            split_special_tokens=split_special_tokens,
+            plan=_NO_PLAN,
+            limits=self.wait_until_open(),
+        )
+
+    @property
+    def bundle(self) -> LoadedBundle:
+        """What ``attach`` has read: no graph of it runs in this process, nor is its GPU asked."""
+        assert self._bundle is not None, "attach a bundle first"
+        return self._bundle
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests would be answered."""
+        return not self._gone and not self._closed
+
+    def submit(self, request: Request) -> Answer:
+        """Start answering; whatever is wrong comes out of the answer.
+
+        Raises:
+            ClosedError: this is closed, or the process has ended.
+        """
+        number = next(self._numbers)
+        answer = _RemoteAnswer(lambda: self._look_at(number))
+        with self._lock:
+            if not self.ready:
+                raise ClosedError(ENGINE_STOPPED)
+            self._answers[number] = answer
+        self._channel.send(Submit(number, request))
+        return answer
+
+    def prepare(self, prompt: PromptSource, *, caller: Caller = NOBODY) -> ModelInputs:
+        """Tokens, positions and patches of a prompt, in this process.
+
+        Raises:
+            UserError: what is wrong with it. RequestCancelledError: ``caller`` left.
+        """
+        request = Request(prompt, client=caller.client)
+        return PromptPreprocessor(self.bundle).model_inputs(request, caller)
+
+    def metrics(self) -> EngineMetrics:
+        """Counters so far; the last ones that were heard of where the process ends, or is slow."""
+        with self._news:
+            asked = self._num_metrics
+            self._ask_for_metrics()
+            self._news.wait_for(lambda: self._num_metrics > asked or not self.ready, _METRICS_S)
+            assert self._metrics is not None, "they come before the engine is ready"
+            return self._metrics
+
+    def _ask_for_metrics(self) -> None:
+        """With ``_news`` held."""
+        if not self._owed.runs:
+            self._owed.start()
+        self._channel.send(GetMetrics())
+
+    def stall(self, max_step_s: float) -> str | None:
+        """Why the process seems to hang, as of the last time that it told its metrics. It is asked
+        for the next ones, which count when this is called again; also ``metrics`` asks.
+        """
+        with self._news:
+            if not self._owed.runs:
+                self._ask_for_metrics()
+            silent_s = self._owed.seconds
+            assert self._metrics is not None, "they come before the engine is ready"
+            step_s = self._metrics.step_seconds
+        if silent_s > max_step_s:
+            return f"the engine's process has not answered for {silent_s:.0f} s"
+        return stall_of(step_s, max_step_s)
+
+    def count_rejected(self) -> None:
+        """Count a request that was refused here."""
+        self._channel.send(CountRejected())
+
+    def close(self) -> None:
+        """Cancel what is in flight, take nothing more, and end the process: in time, whatever it
+        does. Back at once.
+        """
+        if not self._closed:
+            self._closed = True
+            self._channel.send(Close())
+            self._kill_later.start()
+            with self._news:  # whoever asks for metrics waits no longer
+                self._news.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """``close``, and wait for the end of the process: after Ctrl-C, or where it was still
+        opening the engine, that is at once.
+        """
+        self.close()
+        if kind is KeyboardInterrupt or self._warm_up_seconds is None:
+            self._process.kill()
+        self._process.wait()
+        self._kill_later.cancel()
+        self._reader.join()
+        self._channel.close()
+        if self._bundle is not None and self._bundle.processor.decoders is not None:
+            self._bundle.processor.decoders.close()
+
+    def _look_at(self, number: int) -> None:
+        """Pass on that an answer was cancelled, or that its reader has caught up."""
+        answer = self._answers.get(number)
+        if answer is None:
+            return
+        if answer.cancelled:
+            self._channel.send(Cancel(number))
+        elif answer.said_lag and not answer.lagging:
+            answer.said_lag = False
+            self._channel.send(Lag(number, False))
+
+    def _read(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._hear(message)
+        finally:
+            self._tell_of_end()
+
+    def _tell_of_end(self) -> None:
+        """Nothing more comes of the process: tell whoever waits for it."""
+        with self._lock:
+            self._gone = True
+            left = list(self._answers.values())
+            self._answers.clear()
+        for answer in left:
+            if self._closed:
+                answer.put(CANCELLED)
+                answer.end()
+            else:
+                answer.end(ClosedError("the engine's process ended. Ask again later."))
+        wake_readers(left)
+        failure = EngineFailedError(f"engine: {_end_of(self._process)}")
+        self.failed = not self._closed
+        if self.failed and self._warm_up_seconds is not None:  # else it is told to who waits
+            _log.error("%s", failure)
+        with self._news:
+            self._failure = self._failure or failure
+            self._news.notify_all()
+        if self.failed:
+            self._on_failure()
+
+    def _hear(self, message: Any) -> None:
+        if isinstance(message, News):
+            self._deliver(message)
+            return
+        with self._news:
+            match message:
+                case Opened(limits):
+                    self._opened = limits
+                case Ready(seconds):
+                    self._warm_up_seconds = seconds
+                case Failed(error):
+                    self._failure = error
+                case Metrics(metrics):
+                    self._metrics = metrics
+                    self._num_metrics += 1
+                    self._owed.stop()
+            self._news.notify_all()
+
+    def _deliver(self, news: News) -> None:
+        """Hand chunks on, and wake their readers all at once."""
+        told: dict[Answer, None] = {}
+        for number, fields in news.chunks:
+            if (answer := self._answers.get(number)) is not None:
+                answer.put(Chunk(*fields))
+                told[answer] = None
+                if not answer.said_lag and answer.lagging:
+                    self._channel.send(Lag(number, True))
+                    answer.said_lag = True
+                    self._look_at(number)  # its reader, on another thread, may have caught up
+        for number, error, generation in news.ends:
+            if (answer := self._answers.pop(number, None)) is not None:
+                answer.whole = generation
+                answer.end(error)
+                told[answer] = None
+        wake_readers(told)
+
+
+def _start(descriptor: int) -> subprocess.Popen[bytes]:
+    words = [_PROGRAM, str(descriptor), json.dumps(sys.path)]
+    try:
+        return subprocess.Popen(
+            # -P: a json.py where this runs is none of ours. -u: what it prints is not lost with it
+            [sys.executable, "-P", "-u", "-c", *words],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the server's, which lets answers end
+        )
+    except OSError as error:
+        raise EnvironmentMissingError(
+            f"engine: cannot start {sys.executable}: {error.strerror}. It has a process of its own."
+        ) from error
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended that has closed its connection; it is ended where it goes on."""
+    try:
+        status = process.wait(_STATUS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return "its process closed its connection, and was ended."
+    if status >= 0:
+        return f"its process ended with status {status}. The log says why."
+    name = next((s.name for s in signal.Signals if s == -status), f"signal {-status}")
+    memory = " Is there enough memory?" if -status == signal.SIGKILL else ""
+    return f"its process was ended by {name}.{memory}"
