@@ -20,15 +20,22 @@ from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record import options
 from trt_eagle3.parity.record.engine import RecordingEngine
-from trt_eagle3.parity.record.options import option_sets
+from trt_eagle3.parity.record.options import HOT_SEEDS, option_sets
 from trt_eagle3.parity.record.workload import Case, picture
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
+from trt_eagle3.parity.report import plots
 from trt_eagle3.parity.report.summary import Found
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 TREE = {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10}
 LIMITS = {"max_seq_len": 128, "max_visual_tokens": 64}
+
+
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a report's page, where they are not what is looked at: they take most of its time."""
+    monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +71,14 @@ def without(*stages: str) -> list[str]:
     return [name for name in CHECKS for stage in stages if name.startswith(_STAGES[stage])]
 
 
-SOME_OPTIONS = ("grammar + penalties", "stop + seed", "min_tokens", "JSON Schema", "named tool")
+SOME_OPTIONS = (
+    "grammar + penalties",
+    "stop + seed",
+    "min_tokens",
+    "JSON Schema",
+    "named tool",
+    *HOT_SEEDS[:2],
+)
 """Of the sets of options, so many that each option is in one."""
 BEGUN_CALL, WHOLE_CALL = 24, 96
 """Tokens of an answer that calls a tool: what comes after the name takes longest."""

@@ -51,7 +51,8 @@ class _Evidence(SimpleNamespace):
 
 def evidence(expected: Sequence[ExpectedAnswer] = (), **record: Any) -> Any:
     """Evidence of these answers; ``record``: fields of the record."""
-    return _Evidence(expected=list(expected), record=SimpleNamespace(**record))
+    given = SimpleNamespace(**record)
+    return _Evidence(expected=list(expected), record=given, pytorch=None, manifest=None)
 
 
 def recorder_of(dtype: str, **overrides: float) -> CheckRecorder:

@@ -19,7 +19,7 @@ from tests.parity.fault import (
     row_spoilt,
 )
 from tests.parity.planting import Planted, Seam, Tensors
-from trt_eagle3.decode import decoder, verify
+from trt_eagle3.decode import decoder, drafting, verify
 from trt_eagle3.decode.accept import Accepted, accept
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.spec import RopeSpec
@@ -60,9 +60,9 @@ def _always_accepted(p: Planted) -> None:
 
 
 def _later_positions(p: Planted) -> None:
-    true = decoder.draft_positions
+    true = drafting.draft_positions
     p.patch.setattr(
-        decoder, "draft_positions", lambda m, first, *rest: true(m, first, *rest) + int(first > 0)
+        drafting, "draft_positions", lambda m, first, *rest: true(m, first, *rest) + int(first > 0)
     )
 
 

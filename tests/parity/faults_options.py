@@ -4,46 +4,22 @@ another distribution, limits that are not kept in a tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
+import pytest
+
+from tests.decode.mask_faults import bonus_unmasked, not_rolled_back, parents_masks
 from tests.parity.fault import Fault
 from tests.parity.planting import Planted
-from trt_eagle3.decode import conversation, logits_process, tree_masks, verify
+from trt_eagle3.decode import conversation, logits_process, verify
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal.json_object import JsonObjectEnd
-
-
-def _filled(p: Planted, change: Callable[[Any, Any, Any, Any], object]) -> None:
-    """``change(state, tokens, parents, rows)`` after the masks of every tree."""
-    true = tree_masks.fill_trees
-
-    def fill(jobs: Any, masks: Any) -> None:
-        true(jobs, masks)
-        for job, rows in zip(jobs, masks, strict=True):
-            change(*job, rows)
-
-    p.patch.setattr(tree_masks, "fill_trees", fill)
-
-
-def _of_parents(p: Planted) -> None:
-    def change(_: Any, __: Any, parents: Any, rows: Any) -> None:
-        rows[:] = rows[[max(parent, 0) for parent in parents]].copy()
-
-    _filled(p, change)
-
-
-def _bonus_unmasked(p: Planted) -> None:
-    def change(_: Any, tokens: Any, parents: Any, rows: Any) -> None:
-        if len(tokens) > 1:
-            rows[[node for node in range(len(tokens)) if node not in parents]] = -1
-
-    _filled(p, change)
-
-
-def _not_rolled_back(p: Planted) -> None:
-    _filled(p, lambda s, tokens, *_: s.matcher.try_consume_tokens(tokens[1:2]))
+from trt_eagle3.parity.record.options import HOT_SEEDS
 
 
 def _late(p: Planted) -> None:
@@ -82,6 +58,16 @@ def _free_in_trees(p: Planted) -> None:
     p.patch.setattr(logits_process, "_changed", changed)
 
 
+def ignore_seeds(patch: pytest.MonkeyPatch, seeds: Iterator[int]) -> None:
+    """Every sequence takes the next of ``seeds`` instead of its own."""
+    true = Sampler.__init__
+
+    def begin(self: Sampler, sampling: SamplingParams, *args: Any, **options: Any) -> None:
+        true(self, replace(sampling, seed=next(seeds)), *args, **options)
+
+    patch.setattr(Sampler, "__init__", begin)
+
+
 def _no_schema(p: Planted) -> None:
     true = conversation._tag
     p.patch.setattr(conversation, "_tag", lambda tool, **_: true(tool, strict=False))
@@ -103,21 +89,21 @@ OPTIONS: Mapping[str, Fault] = {
         "what a grammar allows after a node's parent is allowed after the node",
         "options.grammar",
         "grammar",
-        _of_parents,
+        lambda p: parents_masks(p.patch),
         looks=_OPTIONS,
     ),
     "bonus unmasked": Fault(
         "the bonus token of a leaf may be any, whatever the grammar says",
         "options.grammar",
         "JSON Schema",
-        _bonus_unmasked,
+        lambda p: bonus_unmasked(p.patch),
         looks=_OPTIONS,
     ),
     "not rolled back": Fault(
         "a grammar's state stays at the first drafted token when it was only looked at",
         "options.grammar",
         "grammar",
-        _not_rolled_back,
+        lambda p: not_rolled_back(p.patch),
         looks=_OPTIONS,
     ),
     "mask late": Fault(
@@ -146,6 +132,14 @@ OPTIONS: Mapping[str, Fault] = {
         "options.tokens",
         "min_tokens",
         _free_in_trees,
+        looks=_OPTIONS,
+    ),
+    "seed ignored": Fault(
+        "a request's seed is ignored",
+        "options.tokens",
+        HOT_SEEDS[0],
+        lambda p: ignore_seeds(p.patch, count()),
+        also=("options.seeds",),
         looks=_OPTIONS,
     ),
     "logprobs of another node": Fault(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from tests.parity.evidence import evidence, expected_answer, recorder_of
+import pytest
+import torch
+
+from tests.parity.evidence import LOGITS, evidence, expected_answer, measured, recorder_of
 from trt_eagle3.decode.request import Generation
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
 from trt_eagle3.parity.record.batching import BatchedAnswers
+from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 
 def reply(tokens: tuple[int, ...], lengths: tuple[int, ...]) -> Generation:
@@ -25,7 +31,7 @@ def recorded(
     ``steps``: of the mismatches that are to be found.
     """
     alone = expected_answer((0, 1, 0), (0, 1, 0), (2,))
-    batched = BatchedAnswers(rounds, [], None, alike, 0, 0)
+    batched = BatchedAnswers(rounds, [[] for _ in rounds], None, alike, 0, 0)
     recorder = recorder_of(dtype)
     for name, found in recorder.items():
         if name.startswith("batch."):
@@ -46,6 +52,12 @@ def test_same_answer_in_as_many_cycles_holds() -> None:
 def test_same_answer_in_more_cycles_is_a_draft_at_fault() -> None:
     recorder = recorded("float32", [reply((0, 1, 0), (1, 1))], [reply((0, 1, 0), (2,))])
     assert recorder["batch.acceptance"].failures
+
+
+def test_same_answer_without_a_draft_when_batched_is_a_draft_at_fault() -> None:
+    replies = [reply((0, 1, 0), ())]
+    recorder = recorded("float32", replies, replies, alike=(True, False))
+    assert recorder["batch.acceptance"].failures[0].detail == "1 of 1 cycles alone, 0 of 0 batched"
 
 
 def test_answers_that_part_at_a_tie_say_nothing_of_acceptance() -> None:
@@ -71,3 +83,38 @@ def test_round_that_speculates_by_another_plan_counts_for_tokens_alone() -> None
 def test_answer_that_stops_short_is_a_failure() -> None:
     recorder = recorded("float32", [reply((0, 1), (1,))], [reply((0, 1, 0), (2,))])
     assert recorder["batch.tokens"].failures[0].detail == "3 tokens alone, 2 batched"
+
+
+def decoded(token: int, row: int, logits: torch.Tensor) -> Forward:
+    """A forward over one sequence: ``token`` at ``row``, and the logits [V] that it gave."""
+    inputs = {
+        "query_lengths": torch.tensor([1]),
+        "past_lengths": torch.tensor([row]),
+        "tree_mask": torch.ones(1, 1, 1, dtype=torch.bool),
+        "inputs_embeds": torch.tensor([[[float(token)]]]),
+        "logit_rows": torch.tensor([[0]]),
+        "page_table": torch.tensor([[1]]),
+    }
+    return Forward("target", inputs, {"logits": logits[None, None]})
+
+
+def named(name: str) -> ExpectedAnswer:
+    expected = expected_answer((0, 1, 0), (0, 1, 0), (2,))
+    case = dataclasses.replace(expected.answer.case, name=name)
+    return dataclasses.replace(expected, answer=dataclasses.replace(expected.answer, case=case))
+
+
+@pytest.mark.parametrize(("first", "wrong"), [(2, False), (0, True)])
+def test_rows_of_a_sequence_that_went_on_otherwise_are_no_other_answers_rows(
+    first: int, wrong: bool
+) -> None:
+    """Two answers of the same tokens; the one that began with another token has the other's token
+    again where its logits were looked at.
+    """
+    other, right = decoded(1, 6, LOGITS[2].flip(0)), decoded(0, 5, LOGITS[1])
+    replies = [reply((first, 1, 0), (2,)), reply((0, 1, 0), (2,))]
+    batched = BatchedAnswers([replies], [[other, right]], None, [True], 0, 0)
+    found = measured("batch.logits", evidence([named("a"), named("b")], batched=batched))
+    assert bool(found.failures) is wrong
+    assert found.worst is not None
+    assert found.worst.row == (6 if wrong else 5)

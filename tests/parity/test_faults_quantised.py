@@ -25,6 +25,7 @@ def test_planted_fault_is_caught_and_named(
     assert_caught(name, quantised_bundle(FAULTS[name].bundle), tmp_path, monkeypatch)
 
 
+@pytest.mark.usefixtures("without_plots")
 @pytest.mark.parametrize(("name", "most"), [("made", 0.02), ("calibrated", 0.1)])
 def test_without_a_fault_no_gate_fails_of_quantised_weights(
     name: str,

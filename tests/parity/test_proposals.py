@@ -53,7 +53,7 @@ def read(tokens: list[int]) -> tuple[CycleState, list[str]]:
     return state, list(read_proposals(state, LOGITS, reference()).wrong)
 
 
-@pytest.mark.parametrize(("first", "second"), permutations(EQUAL, 2))
+@pytest.mark.parametrize(("first", "second"), list(permutations(EQUAL, 2)))
 def test_any_of_equal_logits_may_be_drafted(first: int, second: int) -> None:
     state, wrong = read([0, first, second])
     assert wrong == []

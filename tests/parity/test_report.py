@@ -18,7 +18,6 @@ from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.checks.thresholds import THRESHOLDS, Thresholds, read_overrides
-from trt_eagle3.parity.report import plots
 from trt_eagle3.parity.report.files import write_junit, write_report
 from trt_eagle3.parity.report.html import report_html
 from trt_eagle3.parity.report.result import OverrideResult, Report
@@ -46,11 +45,6 @@ def page(reports: dict[str, Report]) -> str:
     return report_html(reports["sound"])
 
 
-@pytest.fixture
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
-
-
 @pytest.mark.parametrize("name", ["sound", "faulty"])
 def test_report_follows_its_schema_and_reads_back(name: str, reports: dict[str, Report]) -> None:
     text = reports[name].to_json()
@@ -64,6 +58,7 @@ def test_schema_file_is_the_models() -> None:
     )
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_infinite_error_is_text_in_json(reports: dict[str, Report]) -> None:
     checks = reports["faulty"].checks
     wild = reports["faulty"].model_copy(
@@ -92,6 +87,7 @@ def test_page_loads_nothing_and_has_both_themes_and_all_plots(page: str) -> None
     assert colours <= {"#000000", "#ffffff"}, "a colour of its own would ignore the theme"
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_page_of_a_failure_says_where_to_look(reports: dict[str, Report]) -> None:
     page = report_html(reports["faulty"])
     assert "FAILED" in page
@@ -133,6 +129,7 @@ def test_pages_are_equal_for_equal_reports(reports: dict[str, Report], page: str
     assert report_html(reports["sound"]) == page
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_user_text_is_escaped(reports: dict[str, Report]) -> None:
     prompt = reports["sound"].prompts[0].model_copy(update={"prompt": "<script>alert(1)</script>"})
     assert "<script>" not in report_html(reports["sound"].model_copy(update={"prompts": (prompt,)}))
@@ -219,7 +216,7 @@ def test_bad_thresholds_are_named(text: str, message: str, tmp_path: Path) -> No
 
 
 def test_every_threshold_is_used_and_has_an_origin_for_every_type() -> None:
-    used = {check.threshold for check in CHECKS.values()} | {"tie_margin"}
+    used = {check.threshold for check in CHECKS.values()} | {"tie_margin", "drawn_tie"}
     assert used == set(THRESHOLDS)
     for threshold in THRESHOLDS.values():
         assert set(threshold.values) == {"float32", "float16", "bfloat16"}

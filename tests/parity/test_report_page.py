@@ -28,6 +28,7 @@ def report(tree_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Repor
         return summarise(inspect(planted.engine(), patch), suite="quick", reference="PyTorch")
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_exact_and_skipped_checks_are_folded_and_others_have_percentages(report: Report) -> None:
     page = report_html(report)
     before, after = page.split("checks to the last bit hold")
@@ -39,6 +40,7 @@ def test_exact_and_skipped_checks_are_folded_and_others_have_percentages(report:
     assert f"{100 * used:.{0 if used >= 0.1 else 1 if used >= 0.01 else 2}f} %<div" in before
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_exact_check_that_fails_is_not_folded(report: Report) -> None:
     checks = [
         g.model_copy(update={"status": "failed", "failed": 1}) if g.tolerance == 0 else g
@@ -46,6 +48,11 @@ def test_exact_check_that_fails_is_not_folded(report: Report) -> None:
     ]
     page = report_html(report.model_copy(update={"checks": tuple(checks), "passed": False}))
     assert "checks to the last bit hold" not in page
+
+
+@pytest.fixture(scope="module")
+def page(report: Report) -> str:
+    return report_html(report)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +64,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @needs_browser
 @pytest.mark.parametrize(("width", "cards"), [(390, True), (1180, False)])
 def test_nothing_sticks_out_and_rows_are_cards_on_a_phone(
-    report: Report, browser: Browser, tmp_path: Path, width: int, cards: bool
+    page: str, browser: Browser, tmp_path: Path, width: int, cards: bool
 ) -> None:
     file = tmp_path / "report.html"
-    file.write_text(report_html(report), encoding="utf-8")
+    file.write_text(page, encoding="utf-8")
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": cards}
     browser.call("Emulation.setDeviceMetricsOverride", **size)
     browser.call("Page.navigate", url=file.as_uri())

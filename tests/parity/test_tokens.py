@@ -62,6 +62,21 @@ def test_speculative_answer_is_held_against_the_plain_one() -> None:
     assert [(m.check, m.step, m.verdict) for m in found] == [("tokens.speculative", 1, "failure")]
 
 
+def test_token_that_the_forward_with_speculation_is_expected_to_prefer_is_a_tie() -> None:
+    """Its rows went through other experts."""
+    e = expected_answer((0, 1, 0), (0, 3, 0))
+    other = LOGITS.clone()
+    other[1] = torch.tensor([2.0, 0.5, 0.5, 8.0])
+    e = dataclasses.replace(e, with_speculation=dataclasses.replace(e, logits=other))
+    found = measured("tokens.speculative", evidence([e]), "bfloat16")
+    assert [(m.verdict, m.expected_margin, m.got_margin) for m in found.mismatches] == [
+        ("tie", 0.0, 0.0)
+    ]
+    wrong = dataclasses.replace(e.answer, speculative=(0, 2, 0))
+    found = measured("tokens.speculative", evidence([dataclasses.replace(e, answer=wrong)]))
+    assert [m.verdict for m in found.mismatches] == ["failure"]
+
+
 def test_tokens_after_the_first_difference_are_not_held_against_another_prefix() -> None:
     _, found = mismatches("tokens.speculative", (0, 1, 0), (2, 2, 2))
     assert [m.step for m in found] == [0]

@@ -18,7 +18,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from tests.reference.checkpoint import random_tensor, write_tensors
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
-from trt_eagle3.parity.reference.target import add_visual_level
+from trt_eagle3.parity.reference.target import TargetLayer, add_visual_level
 from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec, VisionSpec
 
 TEXT = {
@@ -77,6 +77,11 @@ class Target:
         """The model as parity computes it, layer by layer."""
         return Qwen3VLReference(self.model.config, self.spec.tensors)
 
+    @cached_property
+    def _layers(self) -> list[TargetLayer]:
+        """Loaded once: tests ask for the states of many sequences."""
+        return list(self.reference.layers())
+
     def states(
         self, embeds: Tensor, positions: Tensor, visual_rows: Tensor, visual_levels: Tensor
     ) -> TargetStates:
@@ -87,7 +92,7 @@ class Target:
         rope = reference.rope(positions)
         before: list[Tensor] = []
         after: list[Tensor] = []
-        for layer in reference.layers():
+        for layer in self._layers:
             before.append(layer(hidden, rope))
             hidden = add_visual_level(before[-1], visual_levels, layer.index, visual_rows)
             after.append(hidden)

@@ -179,7 +179,7 @@ def _logits(answer: Answer) -> Tensor:
 def _layer_errors(first: Record, second: Record, i: int, rows: int) -> list[RowErrors]:
     found = []
     for name, values in first.intermediates[i].items():
-        if name in second.intermediates[i] and not name.endswith("pre_deepstack"):
+        if name in second.intermediates[i] and name.endswith(".output"):
             count = min(rows, len(values))
             errors = row_errors(second.intermediates[i][name][:count], values[:count].float())
             found.append(RowErrors(second.answers[i].name, name, errors))

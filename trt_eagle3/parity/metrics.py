@@ -23,12 +23,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RowErrors:
-    """Errors float64 [n] of the rows of one tensor. ``first``: the row of the first of them."""
+    """Errors float64 [n] of the rows of one tensor.
+
+    Attributes:
+        first: the row of the first of them. open: bool [n], rows in which rounding may choose other
+            experts; None: none.
+    """
 
     case: str
     tensor: str
     errors: Tensor
     first: int = 0
+    open: Tensor | None = None
 
 
 @dataclass(frozen=True)

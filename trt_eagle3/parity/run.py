@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -27,14 +29,18 @@ from trt_eagle3.parity.record.record import Record, record_engine
 from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, read_cases
 from trt_eagle3.parity.reference.draft_rows import compare_drafts
 from trt_eagle3.parity.reference.drafting import DraftReference
-from trt_eagle3.parity.reference.expected import expect_prompts
+from trt_eagle3.parity.reference.expected import ExpectedAnswer, expect_prompts
+from trt_eagle3.parity.reference.followed import Follower
 from trt_eagle3.parity.reference.overflow import explain_overflow
 from trt_eagle3.parity.reference.quantisation_cost import quantisation_cost
+from trt_eagle3.parity.reference.rounding import RoundingReference
+from trt_eagle3.parity.reference.route_search import RouteSearch
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
-from trt_eagle3.parity.reference.target import load_reference
-from trt_eagle3.parity.reference.target_rows import run_layers
+from trt_eagle3.parity.reference.target import TargetReference, load_reference
+from trt_eagle3.parity.reference.target_rows import RouterSlack, run_layers
 from trt_eagle3.parity.report.result import Report
 from trt_eagle3.parity.report.summary import Found, summarise
+from trt_eagle3.spec import SparseMoe
 
 __all__ = ["MAX_TOKENS", "Progress", "Validation", "run_validation", "validate"]
 
@@ -224,9 +230,41 @@ class Validation:
         with self._stage("reference: prompts", 2 * len(record.answers)) as step:
             expected = expect_prompts(record, reference, processor, step)
         with self._stage("reference: decoder layers", reference.num_layers) as step:
-            run_layers(reference, expected, manifest, step)
-        evidence = Evidence(record, spec, manifest, expected, pytorch=PyTorch(reference, None))
+            run_layers(reference, expected, manifest, step, self._router_slack)
+        rounding = self._rounding(spec, expected)
+        search = self._route_search(reference, spec, manifest)
+        if search is not None:
+            with self._stage("reference: open experts", 1) as step:
+                expected = self._follower(search, record, manifest)(expected)
+                step()
+        pytorch = PyTorch(reference, None, rounding, search)
+        evidence = Evidence(record, spec, manifest, expected, pytorch=pytorch)
         return self._refer_draft(evidence, manifest) if manifest else evidence
+
+    def _route_search(
+        self,
+        reference: TargetReference,
+        spec: TargetCheckpoint,
+        manifest: DraftManifest | None,
+    ) -> RouteSearch | None:
+        """None of a dense target, and in float32: nothing ties there."""
+        mixture = any(isinstance(layer.mlp, SparseMoe) for layer in spec.layers)
+        if not mixture or self.engine.precision == "float32":
+            return None
+        return RouteSearch(reference, manifest, self._router_slack)
+
+    def _follower(
+        self, search: RouteSearch, record: Record, manifest: DraftManifest | None
+    ) -> Follower:
+        limits = self.recorder.thresholds
+        aux, logits = limits["aux"].value, limits["logits_l2"].value
+        return Follower(search, record, manifest, aux, logits)
+
+    @property
+    def _router_slack(self) -> RouterSlack:
+        """As much as the layers' outputs may err, of which router logits are products."""
+        limits = self.recorder.thresholds
+        return RouterSlack(limits["layer_step"].value, limits["layer_output"].value)
 
     def _refer_draft(self, evidence: Evidence, manifest: DraftManifest) -> Evidence:
         reference = evidence.reference
@@ -235,8 +273,25 @@ class Validation:
         drafting = DraftReference(draft, reference, speculation)
         with self._stage("reference: draft", len(evidence.expected)) as step:
             drafts, acceptance = compare_drafts(drafting, evidence.expected, step)
-        pytorch = PyTorch(reference, drafting)
+        assert evidence.pytorch is not None
+        pytorch = replace(evidence.pytorch, drafting=drafting)
         return replace(evidence, drafts=drafts, acceptance=acceptance, pytorch=pytorch)
+
+    def _rounding(
+        self, spec: TargetCheckpoint, expected: Sequence[ExpectedAnswer]
+    ) -> RoundingReference:
+        """What the reference loses in the type whose tolerances hold."""
+        narrow = getattr(torch, self.engine.precision)
+        wide = torch.float64 if narrow == torch.float32 else self._dtype
+        device, scales = self.engine.device, self.engine.record.kv_scales
+        make = partial(load_reference, spec, device=device, kv_scales=scales)
+
+        def made_narrow() -> TargetReference:
+            reference = copy(make(dtype=narrow))  # who shares references rounds none of them
+            reference.activations = self.engine.record.config.engine.activations
+            return reference
+
+        return RoundingReference(made_narrow, partial(make, dtype=wide), expected)
 
     def _compare_original(self, evidence: Evidence, original: TargetCheckpoint) -> Evidence:
         """What quantisation changes, on the same tokens."""

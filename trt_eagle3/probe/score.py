@@ -107,6 +107,7 @@ class Scorer:
         self._states: LayerStates | None = None  # alike in every interpretation
         self._sessions: dict[str, tuple[bytes, Session]] = {}
         self._open: DraftRunner | None = None
+        self._open_key: str | None = None
         self._known: dict[str, Score] = {}
 
     def score(self, manifest: DraftManifest) -> Score:
@@ -120,6 +121,9 @@ class Scorer:
         """The draft as this interpretation has it; kept until an interpretation needs another
         graph.
         """
+        key = _key(manifest)
+        if self._open is not None and self._open_key == key:  # the next prompt of the same
+            return self._open
         config = self._bundle.record.config.engine
         graphs = kind_of(manifest).graphs(
             manifest, config.dtype, config.page_size, reference_location
@@ -131,6 +135,7 @@ class Scorer:
             if self._states is None:
                 self._states = layer_states(draft.states, self._num_slots, config.device)
             self._open = DraftRunner(fuse, draft, self._states, self._embedding, None)
+        self._open_key = key
         return self._open
 
     def _opened(self, name: str) -> bytes | None:

@@ -6,13 +6,16 @@ Shapes: m rows of a sequence, H hidden, V vocab.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.request import Generation
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.checks.mismatch import first_difference
+from trt_eagle3.parity.checks.own_rounding import own_logits
 from trt_eagle3.parity.checks.tokens import compare_answers
 from trt_eagle3.parity.metrics import RowErrors, row_errors
 from trt_eagle3.parity.record.batching import BatchedAnswers
@@ -34,9 +37,10 @@ def check_tokens(e: Evidence, m: Measurements) -> None:
     batched = _batched(e)
     for replies in batched.replies:
         for expected, reply in zip(e.expected, replies, strict=True):
-            compare_answers(m, expected, reply.token_ids, e.decode, ("alone", "batched"))
+            sides = ("alone", "batched")
+            compare_answers(m, expected, reply.token_ids, e.decode, sides, expected)
     m.count(
-        most_at_once=max((len(all_rows_of(f)) for f in batched.forwards), default=0),
+        most_at_once=max((len(all_rows_of(f)) for r in batched.forwards for f in r), default=0),
         preempted=batched.preempted,
         prompt_rows_reused=batched.reused,
     )
@@ -46,46 +50,74 @@ def check_logits(e: Evidence, m: Measurements) -> None:
     """Every row of every verify forward that stands on an answer, against the reference's logits
     of that row.
     """
-    batched, tables = _batched(e), _tables(e)
-    errors: dict[int, list[float]] = {}
+    batched = _batched(e)
+    errors: dict[int, dict[int, float]] = {}
     strangers = 0
-    for forward in batched.forwards:
-        for rows in all_rows_of(forward):
-            found = _errors_by_answer(e, forward, rows, tables)
-            if found:  # two prompts may have the same token at the same row
-                i = min(found, key=lambda at: max(found[at]))
-                errors.setdefault(i, []).extend(found[i])
-            elif rows.past >= max(answer.prompt_len for answer in e.answers):
-                strangers += 1
-    for i, values in errors.items():
-        m.add_rows(RowErrors(e.answers[i].name, "logits", torch.tensor(values)))
+    for replies, forwards in zip(batched.replies, batched.forwards, strict=True):
+        round_answers = [
+            _RoundAnswer.of(e, *pair) for pair in zip(e.expected, replies, strict=True)
+        ]
+        for forward in forwards:
+            for rows in all_rows_of(forward):
+                found = _errors_by_answer(forward, rows, round_answers, batched.columns)
+                if found is None:
+                    strangers += rows.past >= max(answer.prompt_len for answer in e.answers)
+                    continue
+                known = errors.setdefault(found[0], {})
+                for row, error in found[1].items():
+                    known[row] = max(error, known.get(row, 0.0))
+    for i, by_row in errors.items():
+        where = sorted(by_row)
+        values, expected = torch.tensor([by_row[row] for row in where]), e.expected[i]
+        found_open = expected.open_at(where)
+        compared = RowErrors(expected.answer.name, "logits", values, where[0], found_open)
+        m.add_rows(compared, own=own_logits(e))
     if not errors:
         detail = f"{strangers} rows, none of them on an answer"
         m.add(float("inf"), "", "logits", None, detail)
 
 
-def _tables(e: Evidence) -> list[Tensor]:
-    """[m, H] by answer: embeddings of its tokens; past the first token that differs, rows stand
-    on other answers.
+@dataclass(frozen=True)
+class _RoundAnswer:
+    """One answer of a round.
+
+    Attributes:
+        table: [m, H], embeddings of its tokens as they were given then, prompt first. same: of
+            these, rows at the start that are those of the answer alone.
     """
-    tables = []
-    for i, answer in enumerate(e.answers):
-        rounds = _batched(e).replies
-        same = min(first_difference(answer.autoregressive, r[i].token_ids) for r in rounds)
-        tables.append(e.embed(answer.token_ids[: answer.prompt_len + same]))
-    return tables
+
+    expected: ExpectedAnswer
+    table: Tensor
+    same: int
+
+    @staticmethod
+    def of(e: Evidence, expected: ExpectedAnswer, reply: Generation) -> _RoundAnswer:
+        answer = expected.answer
+        tokens = torch.cat([answer.inputs.token_ids, torch.tensor(reply.token_ids)])
+        same = first_difference(answer.autoregressive, reply.token_ids)
+        return _RoundAnswer(expected, e.embed(tokens), answer.prompt_len + same)
 
 
 def _errors_by_answer(
-    e: Evidence, forward: Forward, rows: Rows, tables: Sequence[Tensor]
-) -> dict[int, list[float]]:
-    """Errors of the rows of one sequence, by each answer that it may be."""
-    given, columns = node_logits(forward, rows), _batched(e).columns
-    found = {
-        i: _errors(given, path_rows(forward, rows, table), expected, columns)
-        for i, (expected, table) in enumerate(zip(e.expected, tables, strict=True))
-    }
-    return {i: errors for i, errors in found.items() if errors}
+    forward: Forward, rows: Rows, round_answers: Sequence[_RoundAnswer], columns: Tensor | None
+) -> tuple[int, dict[int, float]] | None:
+    """Whose rows these are, and their errors; None where that is not certain.
+
+    A sequence is known by its tokens. After a tie it goes on with others, for which there are no
+    expected logits: rows that may be such a sequence's are nobody's. Two prompts that have had the
+    same tokens everywhere may differ in their images; the nearer one is meant.
+    """
+    given, found = node_logits(forward, rows), dict[int, dict[int, float]]()
+    for i, one in enumerate(round_answers):
+        nodes = path_rows(forward, rows, one.table)
+        if nodes and rows.past >= one.same:
+            return None
+        kept = {row: node for row, node in nodes.items() if row < one.same}
+        if errors := _errors(given, kept, one.expected, columns):
+            found[i] = errors
+    if not found:
+        return None
+    return min(found.items(), key=lambda item: max(item[1].values()))
 
 
 def _errors(
@@ -93,15 +125,14 @@ def _errors(
     nodes: Mapping[int, int],
     expected: ExpectedAnswer,
     columns: Tensor | None,
-) -> list[float]:
-    """Errors of the logits ``given`` at the ``nodes`` that stand on rows of this answer."""
-    first = expected.answer.prompt_len - 1
-    found = []
+) -> dict[int, float]:
+    """By row, errors of the logits ``given`` at the ``nodes`` that stand on rows of this answer."""
+    first, found = expected.answer.prompt_len - 1, {}
     for row, node in nodes.items():
         if node in given and first < row < first + len(expected.logits):
             wanted = expected.logits[row - first]
             wanted = wanted if columns is None else wanted[columns]
-            found.append(float(row_errors(given[node][None], wanted[None])))
+            found[row] = float(row_errors(given[node][None], wanted[None]))
     return found
 
 
@@ -113,7 +144,7 @@ def check_acceptance(e: Evidence, m: Measurements) -> None:
         m.skip("no answer is the same batched and alone" if drafted else "a bundle without a draft")
         return
     spare = 1 if m.limit.value > 0 else 0
-    for position in range(max(*alone, *lengths) - 1):
+    for position in range(max(alone + lengths) - 1):
         ours, theirs = (sum(n - 1 > position for n in some) for some in (lengths, alone))
         detail = f"{theirs} of {len(alone)} cycles alone, {ours} of {len(lengths)} batched"
         value = max(0, abs(ours - theirs) - spare) / len(alone)

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from trt_eagle3.parity.checks.thresholds import P95, WORST_ROW, Limit, Thresholds
+from trt_eagle3.parity.checks.thresholds import (
+    MOST_NATS,
+    MOST_ROUNDING,
+    P95,
+    ROUNDING,
+    WORST_ROW,
+    Limit,
+    Thresholds,
+)
 from trt_eagle3.parity.metrics import Compared, RowErrors, largest_by_row
 
 if TYPE_CHECKING:
     from trt_eagle3.parity.checks.evidence import Evidence
     from trt_eagle3.parity.checks.mismatch import Mismatch
+    from trt_eagle3.parity.checks.own_rounding import Own
 
 __all__ = ["Check", "CheckRecorder", "Measurement", "Measurements"]
 
@@ -42,7 +52,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One value. ``row``: of the sequence, where one row is the worst."""
+    """One value.
+
+    Attributes:
+        row: of the sequence, where one row is the worst. bound: allowed in the place of the check's
+            tolerance; None: that.
+    """
 
     check: str
     value: float
@@ -50,6 +65,7 @@ class Measurement:
     tensor: str
     row: int | None = None
     detail: str = ""
+    bound: float | None = None
 
 
 @dataclass
@@ -59,11 +75,13 @@ class Measurements:
     Attributes:
         taken: in order. counts: what was counted over all prompts. skipped: why there are none.
         mismatches: tokens that differ, of the checks that compare tokens.
+        tie_margin, drawn_tie: which of those are ties (``checks.mismatch``).
     """
 
     check: Check
     limit: Limit
     tie_margin: float = 0.0
+    drawn_tie: float = 0.0
     taken: list[Measurement] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     skipped: str = ""
@@ -75,18 +93,59 @@ class Measurements:
         """Add one value."""
         self.taken.append(Measurement(self.check.name, float(value), case, tensor, row, detail))
 
-    def add_rows(self, *found: RowErrors) -> None:
+    def add_cosines(self, rows: RowErrors, own: Own | None = None) -> None:
+        """Add the 5th percentile of the cosines ``rows``; ``own``: as of ``add_rows``.
+
+        The angle may be ``ROUNDING`` times PyTorch's; what a cosine lacks of 1 goes by its square.
+        """
+        value, bound, detail = _quantile(rows.errors, 0.05), None, ""
+        if own is not None and not (self.limit.holds(value) or self.limit.overridden):
+            theirs = _quantile(own(rows), 0.05)
+            lacks = min(ROUNDING**2 * (1 - theirs), MOST_ROUNDING**2 / 2) if theirs > -1 else 0.0
+            bound = min(self.limit.value, 1 - lacks)
+            detail = f"allowed {bound:.8g}: PyTorch in this type has {theirs:.8g}"
+        row = rows.first + int(rows.errors.argmin())
+        self.taken.append(
+            Measurement(self.check.name, value, rows.case, rows.tensor, row, detail, bound)
+        )
+
+    def add_rows(self, *found: RowErrors, own: Own | None = None) -> None:
         """Add one value of each tensor: its worst row, or of a p95 that or a share of the worst.
 
-        A p95 alone would let one row of twenty be anything.
+        A p95 alone would let one row of twenty be anything. So may be rows whose experts are open:
+        of those only the p95 counts. ``own``: what PyTorch errs by in the engine's type. A tensor
+        that leaves the tolerance may err by ``ROUNDING`` times that, if the user set no tolerance
+        and PyTorch itself does not overflow.
         """
         for rows in found:
             if not len(rows.errors):
                 continue
-            value = float(rows.errors.max())
-            if self.limit.metric.endswith(P95):
-                value = max(_quantile(rows.errors, 0.95), value / WORST_ROW)
-            self.add(value, rows.case, rows.tensor, rows.first + int(rows.errors.argmax()))
+            value, row = self._value(rows), rows.first + int(rows.errors.argmax())
+            bound, detail = None, ""
+            if own is not None and self._may_round(value):
+                theirs = self._value(RowErrors(rows.case, rows.tensor, own(rows)))
+                may = min(ROUNDING * theirs, self._most) if isfinite(theirs) else 0.0
+                bound = max(self.limit.value, may)
+                detail = f"allowed {bound:.3g}: PyTorch in this type errs by {theirs:.3g}"
+            self.taken.append(
+                Measurement(self.check.name, value, rows.case, rows.tensor, row, detail, bound)
+            )
+
+    def _may_round(self, value: float) -> bool:
+        """Whether an error out of tolerance is one that rounding may explain."""
+        return self.limit.value < value <= self._most and not self.limit.overridden
+
+    @property
+    def _most(self) -> float:
+        return MOST_NATS if self.limit.name == "logprobs" else MOST_ROUNDING
+
+    def _value(self, rows: RowErrors) -> float:
+        by_p95 = self.limit.metric.endswith(P95)
+        errors = rows.errors if rows.open is None else rows.errors[~rows.open]
+        worst = float(errors.max()) / (WORST_ROW if by_p95 else 1) if len(errors) else 0.0
+        return (
+            max(worst, _quantile(rows.errors, 0.95)) if by_p95 or rows.open is not None else worst
+        )
 
     def add_exact(self, *found: Compared) -> None:
         """Add the largest difference of each pair; of another shape an infinite one."""
@@ -116,7 +175,11 @@ class Measurements:
     @property
     def failures(self) -> list[Measurement]:
         """Those out of tolerance, in the order in which they were taken."""
-        return [m for m in self.taken if not self.limit.holds(m.value)]
+        return [m for m in self.taken if not self._holds(m)]
+
+    def _holds(self, m: Measurement) -> bool:
+        own = self.limit if m.bound is None else replace(self.limit, value=m.bound)
+        return own.holds(m.value)
 
     @property
     def worst(self) -> Measurement | None:
@@ -130,8 +193,8 @@ class CheckRecorder(Mapping[str, Measurements]):
 
     def __init__(self, checks: Iterable[Check], thresholds: Thresholds) -> None:
         self.thresholds = thresholds
-        tie_margin = thresholds["tie_margin"].value
-        self._found = {c.name: Measurements(c, thresholds[c.threshold], tie_margin) for c in checks}
+        ties = thresholds["tie_margin"].value, thresholds["drawn_tie"].value
+        self._found = {c.name: Measurements(c, thresholds[c.threshold], *ties) for c in checks}
 
     def __getitem__(self, check: str) -> Measurements:
         return self._found[check]

@@ -24,6 +24,7 @@ from trt_eagle3.parity.record.trace import embeds_of, outputs_of
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
+from trt_eagle3.parity.reference.routing import Routes
 
 __all__ = ["Diagnosis", "diagnose", "diagnose_coarsely", "first_tensor"]
 
@@ -95,7 +96,7 @@ def first_tensor(recorder: CheckRecorder, case: str) -> str | None:
 
 def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
     """The first of the tensors inside that is out of tolerance, if any is."""
-    inside = _inside(m, evidence)
+    inside = _inside(m, evidence, recorder.thresholds["layer_step"].value)
     stage = recorder[m.check].check.stage
     limit = recorder.thresholds["vision" if stage == "vision" else "layer_step"]
     for name, errors in inside:
@@ -107,8 +108,10 @@ def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) ->
     return None
 
 
-def _inside(m: Measurement, evidence: Evidence) -> Errors:
-    """Errors of the tensors inside the stage of a failure; none where there is no looking in."""
+def _inside(m: Measurement, evidence: Evidence, slack: float) -> Errors:
+    """Errors of the tensors inside the stage of a failure; none where there is no looking in.
+    ``slack``: of router logits.
+    """
     at = next((i for i, e in enumerate(evidence.expected) if e.answer.name == m.case), None)
     if at is None:
         return iter(())
@@ -117,16 +120,18 @@ def _inside(m: Measurement, evidence: Evidence) -> Errors:
         return _inside_vision(expected, evidence)
     if m.check in {"draft.features", "draft.logits"} and evidence.drafting is not None:
         return _inside_draft(expected, evidence.drafts[at].record, evidence.drafting, evidence)
-    return _inside_target(m, expected, evidence)
+    return _inside_target(m, expected, evidence, slack)
 
 
-def _inside_target(m: Measurement, expected: ExpectedAnswer, evidence: Evidence) -> Errors:
+def _inside_target(
+    m: Measurement, expected: ExpectedAnswer, evidence: Evidence, slack: float
+) -> Errors:
     """Of a decoder layer; what is wrong on top of its output is the adding of deepstack alone."""
     layer = _LAYER.fullmatch(m.tensor)
     if m.check not in {"target.layer_steps", "target.layers"} or not layer:
         return iter(())
     on_top = not layer[2] and f"{m.tensor}_pre_deepstack" in expected.intermediates
-    return iter(()) if on_top else _inside_layer(expected, int(layer[1]), evidence)
+    return iter(()) if on_top else _inside_layer(expected, int(layer[1]), evidence, slack)
 
 
 def _replayed(
@@ -136,13 +141,14 @@ def _replayed(
     return replay(evidence.engine.open_graph(graph, names), forwards, bound)
 
 
-def _inside_layer(e: ExpectedAnswer, k: int, evidence: Evidence) -> Errors:
+def _inside_layer(e: ExpectedAnswer, k: int, evidence: Evidence, slack: float) -> Errors:
     """The tensors of decoder layer ``k``, from the engine's own input to it."""
     forwards, reference = e.answer.autoregressive_forwards, evidence.reference
     given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
     (layer,) = reference.layers([k])
     rope = reference.rope(e.positions[:-1].T)
-    expected = layer.trace(given.to(reference.device, reference.dtype), rope)
+    with layer.routed(Routes(e.experts[k], slack) if k in e.experts else None):
+        expected = layer.trace(given.to(reference.device, reference.dtype), rope)
     pre = f"layers.{k}.output_pre_deepstack"
     known = tensor_names(evidence.engine, "target")
     if pre in known:

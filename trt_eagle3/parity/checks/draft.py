@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.checks.own_rounding import own_aux
 
 __all__ = [
     "check_acceptance",
@@ -23,7 +24,7 @@ def check_aux(e: Evidence, m: Measurements) -> None:
         if not draft.aux:
             detail = "the draft was given no row"
             m.add(float("inf"), draft.case, "aux_hidden_states", None, detail)
-        m.add_rows(*draft.aux)
+        m.add_rows(*draft.aux, own=own_aux(e))
 
 
 def check_inputs_embeds(e: Evidence, m: Measurements) -> None:

@@ -16,6 +16,8 @@ from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.quantisation_cost import QuantisationCost
+from trt_eagle3.parity.reference.rounding import RoundingReference
+from trt_eagle3.parity.reference.route_search import RouteSearch
 from trt_eagle3.parity.reference.target import TargetReference
 from trt_eagle3.spec import TargetSpec
 
@@ -24,10 +26,14 @@ __all__ = ["Evidence", "PyTorch"]
 
 @dataclass(frozen=True)
 class PyTorch:
-    """The references; ``drafting`` is absent of a bundle without a draft."""
+    """The references; ``drafting`` is absent of a bundle without a draft, ``search`` where rounding
+    chooses no experts.
+    """
 
     target: TargetReference
     drafting: DraftReference | None
+    rounding: RoundingReference | None = None
+    search: RouteSearch | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,13 @@
 """Mismatched tokens: which one is a tie of rounding, and which a failure.
 
 A mismatch is a tie if the reference prefers its own token by less than the compute type can tell
-apart (``tie_margin`` times the root mean square of its logits). Everything else is a failure.
+apart (``tie_margin`` times the root mean square of its logits). Under options it is the scores that
+count, by which tokens are chosen; forbidden ones have none. Where chance chooses, a draft that
+rounds otherwise spends other random numbers: two tokens are a tie if neither lies in the tail of
+the distribution (``drawn_tie``). Everything else is a failure. Forwards with speculation may choose
+other experts of a mixture: their tokens are judged by the logits expected along those.
+
+Shapes: V vocab.
 """
 
 from __future__ import annotations
@@ -10,15 +16,55 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.metrics import sizes
 from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
-__all__ = ["Decode", "Mismatch", "first_difference", "find_mismatch", "note_mismatches"]
+__all__ = ["Choice", "Decode", "Mismatch", "first_difference", "find_mismatch", "note_mismatches"]
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the reference chooses a token by.
+
+    Attributes:
+        logits: f32 [V]. scores: [V], the same after bias and penalties, -inf where forbidden; None
+            where nothing changes them. probs: f64 [V] where chance chooses. other: f32 [V], the
+            logits expected of the forward that the second token comes from, if those are others.
+    """
+
+    logits: Tensor
+    scores: Tensor | None = None
+    probs: Tensor | None = None
+    other: Tensor | None = None
+
+    def margins(self, tokens: tuple[int, int]) -> list[float]:
+        """How far each token is below the best one; of drawn ones the probability of all that are
+        likelier.
+        """
+        if self.probs is not None:
+            return [float(self.probs[self.probs > self.probs[t]].sum()) for t in tokens]
+        row = self.logits if self.scores is None else self.scores
+        rows = row.double(), (row if self.other is None else self.other).double()
+        return [float(x.max() - x[token]) for x, token in zip(rows, tokens, strict=True)]
+
+    @property
+    def lead(self) -> float:
+        """How far the best two tokens are apart."""
+        row = self.logits if self.scores is None else self.scores
+        best = row.double().topk(2).values
+        return float(best[0] - best[1])
+
+    def bound(self, m: Measurements) -> float:
+        """Margins up to which tokens are a tie."""
+        if self.probs is not None:
+            return m.drawn_tie
+        return m.tie_margin * float(sizes(self.logits[None]))
 
 
 @dataclass(frozen=True)
@@ -27,11 +73,11 @@ class Mismatch:
 
     Attributes:
         check: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative`` or
-            ``batch.tokens`` (expected: the plain one, alone).
+            ``batch.tokens`` (expected: the plain one, alone), or ``options.tokens``.
         step: token of the answer, from 0. margin: how far the reference's best two logits are
             apart.
         expected_margin, got_margin: how far each of the two tokens is below the reference's best
-            logit.
+            logit; of drawn tokens the probability of all likelier ones.
         bound: the margin below which it is a tie.
     """
 
@@ -56,22 +102,24 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def find_mismatch(
-    m: Measurements, e: ExpectedAnswer, step: int, expected: int, got: int, decode: Decode
+    m: Measurements,
+    case: str,
+    step: int,
+    choice: Choice,
+    tokens: tuple[int, int],
+    decode: Decode,
 ) -> Mismatch:
-    """Two tokens of one step, classified by the reference's logits."""
-    row = e.logits[step].double()
-    best = row.topk(2).values
-    margins = [float(best[0] - row[token]) for token in (expected, got)]
-    bound = m.tie_margin * float(sizes(row[None]))
+    """The expected and the other token of one step, classified by what the reference chooses by."""
+    (expected, got), margins, bound = tokens, choice.margins(tokens), choice.bound(m)
     return Mismatch(
         check=m.check.name,
-        case=e.answer.name,
+        case=case,
         step=step,
         expected=expected,
         got=got,
         expected_text=decode([expected]),
         got_text=decode([got]),
-        margin=float(best[0] - best[1]),
+        margin=choice.lead,
         expected_margin=margins[0],
         got_margin=margins[1],
         bound=bound,

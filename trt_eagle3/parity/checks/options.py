@@ -6,24 +6,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from trt_eagle3.decode.request import Generation
 from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.choices import Asked, choices
 from trt_eagle3.parity.checks.evidence import Evidence
-from trt_eagle3.parity.checks.mismatch import first_difference
+from trt_eagle3.parity.checks.mismatch import Choice, Decode, find_mismatch, first_difference
+from trt_eagle3.parity.checks.own_rounding import own_logprobs
+from trt_eagle3.parity.metrics import RowErrors
 from trt_eagle3.parity.record.options import (
     CHOICES,
+    HOT_SEEDS,
     PATTERN,
     SCHEMA,
     OptionAnswer,
     OptionAnswers,
 )
+from trt_eagle3.parity.reference.expected import ExpectedAnswer
+from trt_eagle3.parity.reference.route_search import Told
 
-__all__ = ["check_grammar", "check_logprobs", "check_tokens"]
+__all__ = ["check_grammar", "check_logprobs", "check_seeds", "check_tokens"]
 
 
 def _options(e: Evidence) -> OptionAnswers:
@@ -36,12 +42,12 @@ def check_tokens(e: Evidence, m: Measurements) -> None:
     reused prefixes and preemption as before.
     """
     found = _options(e)
-    for answer in found.answers:
-        first, *others = answer.speculative
-        sides = [first, *others] if answer.sampling.greedy else others
-        base = answer.autoregressive if answer.sampling.greedy else first
-        for side in sides:
-            _compare(m, answer, base, side)
+    pairs = [_Pair(answer, *sides) for answer in found.answers for sides in _sides(answer)]
+    parted = [pair for pair in pairs if pair.parted]
+    asked = [Asked(p.answer.case, p.answer.sampling, p.base.token_ids[: p.same]) for p in parted]
+    by_pair = dict(zip(map(id, parted), choices(e, asked), strict=True))
+    for pair in pairs:
+        _add_pair(m, pair, by_pair.get(id(pair)), e.decode)
     m.count(
         answers_compared=len(found.answers),
         preempted=found.preempted,
@@ -49,34 +55,70 @@ def check_tokens(e: Evidence, m: Measurements) -> None:
     )
 
 
-def _compare(m: Measurements, answer: OptionAnswer, base: Generation, got: Generation) -> None:
+def _sides(answer: OptionAnswer) -> list[tuple[Generation, Generation]]:
+    """Answers that must be the same."""
+    first, *others = answer.speculative
+    if answer.sampling.greedy:
+        return [(answer.autoregressive, side) for side in (first, *others)]
+    return [(first, side) for side in others]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two answers that must be the same."""
+
+    answer: OptionAnswer
+    base: Generation
+    got: Generation
+
+    @property
+    def same(self) -> int:
+        """Tokens at the start that are the same."""
+        return first_difference(self.base.token_ids, self.got.token_ids)
+
+    @property
+    def equal(self) -> bool:
+        return self.base.token_ids == self.got.token_ids and self.base.text == self.got.text
+
+    @property
+    def parted(self) -> bool:
+        """Whether both go on with a token, and not the same."""
+        return self.same < min(len(self.base.token_ids), len(self.got.token_ids))
+
+
+def _add_pair(m: Measurements, pair: _Pair, choice: Choice | None, decode: Decode) -> None:
     """Add 1 where tokens, text or the end differ, and no tie explains it."""
-    same = first_difference(base.token_ids, got.token_ids)
-    equal = base.token_ids == got.token_ids and base.text == got.text
-    detail = "" if equal else f"first at token {same} of {len(base.token_ids)}"
-    tie = not equal and _is_tie(answer, base.token_ids, got.token_ids, same, m.tie_margin)
-    m.count(ties=int(tie))
-    m.add(int(not equal and not tie), answer.case, answer.options, None, detail)
+    answer, step, failed = pair.answer, pair.same, not pair.equal
+    if choice is not None:
+        tokens = pair.base.token_ids[step], pair.got.token_ids[step]
+        mismatch = find_mismatch(m, answer.case, step, choice, tokens, decode)
+        m.mismatches.append(mismatch)
+        failed = mismatch.verdict == "failure"
+        m.count(ties=int(not failed))
+    detail = f"first at token {step} of {len(pair.base.token_ids)}" if failed else ""
+    m.add(int(failed), answer.case, answer.options, None, detail)
 
 
-def _is_tie(
-    answer: OptionAnswer, base: Sequence[int], got: Sequence[int], step: int, margin: float
-) -> bool:
-    """Whether the two tokens of ``step`` are as good as equal, penalties included; ``margin``: of
-    the largest log-probability there.
+def check_seeds(e: Evidence, m: Measurements) -> None:
+    """Tokens that a seed draws once more: the share of draws that come out otherwise; and all of
+    them, where every seed draws the same.
+
+    Of answers that part only the draw at which they do counts: later ones follow other tokens.
+    ``check_tokens`` below float32 excuses a draw by what may be drawn at all, so it does not notice
+    seeds that are ignored.
     """
-    logprobs = answer.autoregressive.logprobs
-    if not answer.sampling.greedy or step >= min(len(base), len(got), len(logprobs)):
-        return False
-    found = dict(logprobs[step].top) | {base[step]: logprobs[step].logprob}
-    if got[step] not in found:
-        return False
-    times, s = Counter(base[:step]), answer.sampling
-    chosen = [
-        found[t] - s.frequency_penalty * times[t] - s.presence_penalty * (t in times)
-        for t in (base[step], got[step])
-    ]
-    return abs(chosen[0] - chosen[1]) <= margin * max(map(abs, found.values()))
+    hot = [answer for answer in _options(e).answers if answer.options in HOT_SEEDS]
+    pairs = [_Pair(answer, *sides) for answer in hot for sides in _sides(answer)]
+    parted = sum(pair.parted for pair in pairs)
+    drawn = parted + sum(pair.same for pair in pairs)
+    if not drawn:
+        return
+    m.add(parted / drawn, "", "once more", None, f"{parted} of {drawn} draws")
+    m.count(draws_compared=drawn)
+    for case in {answer.case for answer in hot}:
+        answers = [answer.speculative[0].token_ids for answer in hot if answer.case == case]
+        alike = len(answers) > 1 and len(set(answers)) == 1
+        m.add(float(alike), case, "other seeds", None, f"{len(answers)} seeds")
 
 
 def check_grammar(e: Evidence, m: Measurements) -> None:
@@ -125,19 +167,49 @@ def check_logprobs(e: Evidence, m: Measurements) -> None:
     """Log-probabilities of emitted tokens and of the five likeliest, against the reference's, as
     far as the tokens are the answer's.
     """
-    for expected, found in zip(e.expected, _options(e).logprobs, strict=True):
-        own = expected.answer.autoregressive
-        same = min(first_difference(own, found.token_ids), len(expected.logits))
-        raw = expected.logits[:same].double().log_softmax(dim=-1)
-        ids = torch.tensor(
-            [[x.token_id, *(token for token, _ in x.top)] for x in found.logprobs[:same]]
-        )
-        ours = torch.tensor(
-            [[x.logprob, *(value for _, value in x.top)] for x in found.logprobs[:same]],
-            dtype=torch.float64,
-        )
-        if same:
-            errors = (ours - raw.gather(1, ids.to(raw.device)).cpu()).abs().amax(dim=1)
-            worst = int(errors.argmax())
-            row = expected.answer.prompt_len + worst
-            m.add(float(errors[worst]), expected.answer.name, "logprobs", row)
+    expected = [x.verified for x in e.expected]
+    given = [_logprobs(*pair) for pair in zip(expected, _options(e).logprobs, strict=True)]
+    if e.pytorch is not None and e.pytorch.search is not None:
+        told = [
+            _tell(e, x, logprobs, m.limit.value)
+            for x, logprobs in zip(expected, given, strict=True)
+        ]
+        expected = e.pytorch.search.follow(expected, told)
+    for x, logprobs in zip(expected, given, strict=True):
+        if len(logprobs.values):
+            first = x.answer.prompt_len
+            errors = logprobs.errors(x.logits[: len(logprobs.values)])
+            opened = x.open_at(range(first - 1, first - 1 + len(errors)))
+            compared = RowErrors(x.answer.name, "logprobs", errors, first, opened)
+            m.add_rows(compared, own=own_logprobs(e))
+
+
+@dataclass(frozen=True)
+class _Logprobs:
+    """Of the first tokens of an answer: ids int64 [a, 6], and their log-probabilities float64."""
+
+    ids: Tensor
+    values: Tensor
+
+    def errors(self, logits: Tensor, of: Tensor | slice = slice(None)) -> Tensor:
+        """float64 [a]: the largest difference to those of ``logits`` [a, V], in nats."""
+        raw = logits.double().cpu().log_softmax(dim=-1)
+        return (self.values[of] - raw.gather(1, self.ids[of])).abs().amax(dim=1)
+
+
+def _logprobs(expected: ExpectedAnswer, found: Generation) -> _Logprobs:
+    own = expected.answer.autoregressive
+    same = min(first_difference(own, found.token_ids), len(expected.logits))
+    tops = [((x.token_id, x.logprob), *x.top) for x in found.logprobs[:same]]
+    values = torch.tensor([[y for _, y in top] for top in tops], dtype=torch.float64)
+    return _Logprobs(torch.tensor([[token for token, _ in top] for top in tops]), values)
+
+
+def _tell(e: Evidence, expected: ExpectedAnswer, given: _Logprobs, tolerance: float) -> list[Told]:
+    first = expected.answer.prompt_len - 1
+
+    def excess(rows: Tensor, logits: Tensor) -> Tensor:
+        return given.errors(logits, rows - first) / tolerance
+
+    rows = torch.arange(first, first + len(given.values))
+    return [Told(e.spec.num_layers - 1, rows, None, excess)]

@@ -351,6 +351,13 @@ _CHECKS = (
         options.check_tokens,
     ),
     Check(
+        "options.seeds",
+        "options",
+        "tokens that a seed draws, drawn once more",
+        "seed_draws",
+        options.check_seeds,
+    ),
+    Check(
         "options.logprobs",
         "options",
         "log-probabilities of emitted tokens, against the reference's",

@@ -27,7 +27,8 @@ from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 
-__all__ = ["check_frequencies", "check_probabilities", "reference_probs"]
+__all__ = ["check_frequencies", "check_probabilities", "filtered_probs", "reference_probs"]
+__all__ += ["reference_scores"]
 
 _SETTINGS = {
     "temperature 0.7": SamplingParams(temperature=0.7),
@@ -43,6 +44,7 @@ _SETTINGS = {
 _TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
 # logits that the 16th best token is brought below the best: certain rows would test nothing
 _WARM = 4.0
+_APART = 1e-5  # what they are brought apart by: of tokens that tie, a filter may keep any or all
 _DRAWS, _BATCH = 5000, 250
 _LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
 _NOBODY = torch.empty(0, dtype=torch.int64)  # tokens seen before
@@ -81,7 +83,7 @@ def check_frequencies(e: Evidence, m: Measurements) -> None:
 
 def _warm_logits(e: Evidence) -> Tensor | None:
     """float32 [4, V]: logits of four tokens of the first answer that has them, spread so that few
-    are certain; None without such an answer.
+    are certain, no two of a row the same; None without such an answer.
     """
     rows = next((x.logits for x in e.expected if len(x.logits) >= 4), None)
     if rows is None:
@@ -90,7 +92,9 @@ def _warm_logits(e: Evidence) -> Tensor | None:
     kept = rows[:4, best].double()
     ordered = kept.sort(dim=1, descending=True).values
     spread = (ordered[:, :1] - ordered[:, 15:16]).clamp(min=1e-6)
-    return ((kept - ordered[:, :1]) * (_WARM / spread)).clamp(min=-60).float()
+    warm = ((kept - ordered[:, :1]) * (_WARM / spread)).clamp(min=-60)
+    ranks = warm.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    return (warm - _APART * ranks).float()
 
 
 def _add_probabilities(
@@ -133,11 +137,13 @@ def _accept_probs(
     return list(accept[1:].split(num))
 
 
-def reference_probs(
+def reference_scores(
     logits: Tensor, sampling: SamplingParams, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
 ) -> Tensor:
-    """float64 [V]: what transformers makes of ``logits`` f32 [V]; bias, presence and frequency
-    penalties, which it lacks, by formula.
+    """float64 [V]: ``logits`` f32 [V] after transformers' repetition penalty, and bias, presence
+    and frequency penalties, which it lacks, by formula.
+
+    ``seen`` int64: tokens of prompt and ``answer``.
     """
     scores = logits.double()[None].clone()
     for token, bias in sampling.logit_bias.items():
@@ -149,6 +155,18 @@ def reference_probs(
     scores = scores.clone()
     for token, times in Counter(answer).items():
         scores[:, token] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    return scores[0]
+
+
+def reference_probs(
+    logits: Tensor, sampling: SamplingParams, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
+) -> Tensor:
+    """float64 [V]: what transformers makes of ``reference_scores``; arguments as there."""
+    return filtered_probs(reference_scores(logits, sampling, seen, answer), sampling)
+
+
+def filtered_probs(scores: Tensor, sampling: SamplingParams) -> Tensor:
+    """float64 [V]: what transformers makes of ``scores`` float64 [V] by temperature and filters."""
     steps: list[Any] = [hf.TemperatureLogitsWarper(float(sampling.temperature))]
     if sampling.top_k:
         steps.append(hf.TopKLogitsWarper(sampling.top_k))
@@ -156,9 +174,10 @@ def reference_probs(
         steps.append(hf.TopPLogitsWarper(sampling.top_p))
     if sampling.min_p > 0.0:
         steps.append(hf.MinPLogitsWarper(sampling.min_p))
+    rows = scores[None]
     for step in steps:
-        scores = step(seen[None], scores)
-    probs: Tensor = scores.softmax(dim=-1)[0]
+        rows = step(_NOBODY[None], rows)
+    probs: Tensor = rows.softmax(dim=-1)[0]
     return probs
 
 

@@ -12,6 +12,13 @@ from torch import Tensor
 
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.checks.own_rounding import (
+    own_aux,
+    own_cosines,
+    own_logits,
+    own_outputs,
+    own_steps,
+)
 from trt_eagle3.parity.metrics import RowErrors, cosines, leads, margins, row_errors
 from trt_eagle3.parity.record.trace import logits_of
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
@@ -35,13 +42,15 @@ _CLOSED = "this backend gives no tensors inside its graphs"
 
 def check_layer_steps(e: Evidence, m: Measurements) -> None:
     """Each decoder layer alone, from the engine's own input to it."""
-    m.add_rows(*_by_layer(found for x in e.expected for found in x.step_errors))
+    found = _by_layer(found for x in e.expected for found in x.step_errors)
+    m.add_rows(*found, own=own_steps(e))
     _skip_closed(e, m)
 
 
 def check_layers(e: Evidence, m: Measurements) -> None:
     """Each decoder layer's output, end to end."""
-    m.add_rows(*_by_layer(found for x in e.expected for found in x.layer_errors))
+    found = _by_layer(found for x in e.expected for found in x.layer_errors)
+    m.add_rows(*found, own=own_outputs(e))
     _skip_closed(e, m)
 
 
@@ -60,7 +69,7 @@ def _skip_closed(e: Evidence, m: Measurements) -> None:
 def check_aux(e: Evidence, m: Measurements) -> None:
     """Aux hidden states."""
     for expected in e.expected:
-        m.add_rows(*expected.aux_errors)
+        m.add_rows(*expected.aux_errors, own=own_aux(e))
 
 
 def _logits(e: Evidence) -> Iterator[tuple[ExpectedAnswer, Tensor, Tensor]]:
@@ -79,17 +88,17 @@ def _logits(e: Evidence) -> Iterator[tuple[ExpectedAnswer, Tensor, Tensor]]:
 def check_logits_cosine(e: Evidence, m: Measurements) -> None:
     """The direction of logits: the 5th percentile of an answer's rows."""
     for expected, ours, theirs in _logits(e):
-        found = cosines(ours, theirs)
-        value = float(found.sort().values[int(0.05 * (len(found) - 1))])
-        row = expected.answer.prompt_len - 1 + int(found.argmin())
-        m.add(value, expected.answer.name, "logits", row)
+        first = expected.answer.prompt_len - 1
+        found = RowErrors(expected.answer.name, "logits", cosines(ours, theirs), first)
+        m.add_cosines(found, own=own_cosines(e))
 
 
 def check_logits_l2(e: Evidence, m: Measurements) -> None:
     """The size of the logits' error."""
     for expected, ours, theirs in _logits(e):
         first = expected.answer.prompt_len - 1
-        m.add_rows(RowErrors(expected.answer.name, "logits", row_errors(ours, theirs), first))
+        found = RowErrors(expected.answer.name, "logits", row_errors(ours, theirs), first)
+        m.add_rows(found, own=own_logits(e))
 
 
 def check_top1(e: Evidence, m: Measurements) -> None:

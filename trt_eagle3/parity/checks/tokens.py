@@ -6,25 +6,21 @@ Shapes: A tokens of an answer, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Tensor
 
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.checks.mismatch import (
+    Choice,
     Decode,
     Mismatch,
     find_mismatch,
     first_difference,
     note_mismatches,
 )
+from trt_eagle3.parity.checks.own_rounding import own_logits
 from trt_eagle3.parity.metrics import RowErrors, row_errors
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import rows_of
-from trt_eagle3.parity.record.trees import node_logits, path_rows
+from trt_eagle3.parity.record.trees import verified_logits
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = [
@@ -41,11 +37,24 @@ def check_autoregressive_tokens(e: Evidence, m: Measurements) -> None:
     for expected in e.expected:
         answer, best = expected.answer, expected.logits.argmax(dim=-1).tolist()
         found = [
-            find_mismatch(m, expected, step, best[step], got, e.decode)
+            _mismatch(m, expected, step, (best[step], got), e.decode, expected)
             for step, got in enumerate(answer.autoregressive)
             if got != best[step]
         ]
         note_mismatches(m, answer, found, len(answer.autoregressive))
+
+
+def _mismatch(
+    m: Measurements,
+    e: ExpectedAnswer,
+    step: int,
+    tokens: tuple[int, int],
+    decode: Decode,
+    other: ExpectedAnswer,
+) -> Mismatch:
+    """``other``: what is expected of the forwards that the second token comes from."""
+    choice = Choice(e.logits[step], other=other.logits[step])
+    return find_mismatch(m, e.answer.name, step, choice, tokens, decode)
 
 
 def check_speculative_tokens(e: Evidence, m: Measurements) -> None:
@@ -53,7 +62,8 @@ def check_speculative_tokens(e: Evidence, m: Measurements) -> None:
     for expected in e.expected:
         if expected.answer.speculative:
             got = expected.answer.speculative
-            compare_answers(m, expected, got, e.decode, ("plain", "speculative"))
+            sides = ("plain", "speculative")
+            compare_answers(m, expected, got, e.decode, sides, expected.verified)
 
 
 def compare_answers(
@@ -62,12 +72,17 @@ def compare_answers(
     got: tuple[int, ...],
     decode: Decode,
     sides: tuple[str, str],
+    other: ExpectedAnswer,
 ) -> None:
-    """Add where tokens ``got`` part from the answer's own; ``sides`` are what they are called."""
+    """Add where tokens ``got`` part from the answer's own.
+
+    Args:
+        sides: what they are called. other: what is expected of the forwards that gave ``got``.
+    """
     own = expected.answer.autoregressive
     same, found = first_difference(own, got), list[Mismatch]()
     if same < min(len(own), len(got)):
-        found.append(find_mismatch(m, expected, same, own[same], got[same], decode))
+        found.append(_mismatch(m, expected, same, (own[same], got[same]), decode, other))
     elif len(own) != len(got):
         detail = f"{len(own)} tokens {sides[0]}, {len(got)} {sides[1]}"
         m.add(1, expected.answer.name, "tokens", None, detail)
@@ -93,31 +108,14 @@ def _difference(wanted: str, got: str) -> str:
 
 def check_verify_logits(e: Evidence, m: Measurements) -> None:
     """Logits of verify forwards, at every node that stands on the answer."""
-    for expected in e.expected:
-        answer = expected.answer
+    for expected in [x.verified for x in e.expected]:
+        answer, columns = expected.answer, e.record.columns
         table = e.embed(answer.token_ids[: answer.prompt_len + answer.agreed])
-        errors: dict[int, float] = {}
-        for forward in _verify_forwards(answer):
-            errors |= dict(_node_errors(expected, forward, table, e.record.columns))
-        if errors:
-            rows = sorted(errors)
-            values = torch.tensor([errors[row] for row in rows])
-            m.add_rows(RowErrors(answer.name, "logits", values, rows[0]))
-
-
-def _verify_forwards(answer: Answer) -> list[Forward]:
-    forwards = [f for f in answer.speculative_forwards if f.graph == "target"]
-    return [f for f in forwards if rows_of(f).past >= answer.prompt_len]
-
-
-def _node_errors(
-    expected: ExpectedAnswer, forward: Forward, table: Tensor, columns: Tensor | None
-) -> Iterator[tuple[int, float]]:
-    """Row of the sequence and its error."""
-    rows, first = rows_of(forward), expected.answer.prompt_len - 1
-    given = node_logits(forward, rows)
-    for row, node in path_rows(forward, rows, table).items():
-        if node in given and row - first < len(expected.logits):
-            wanted = expected.logits[row - first]
-            wanted = wanted if columns is None else wanted[columns]
-            yield row, float(row_errors(given[node][None], wanted[None]))
+        given = verified_logits(answer, table)
+        rows = sorted(row for row in given if row - answer.prompt_len + 1 < len(expected.logits))
+        if rows:
+            wanted = expected.logits[torch.tensor(rows) - answer.prompt_len + 1]
+            wanted = wanted if columns is None else wanted[:, columns]
+            errors = row_errors(torch.stack([given[row] for row in rows]), wanted)
+            found = RowErrors(answer.name, "logits", errors, rows[0], expected.open_at(rows))
+            m.add_rows(found, own=own_logits(e))

@@ -34,7 +34,7 @@ class Answer:
             without a draft none are speculative.
         vision: the recorded run of the vision graph. autoregressive_forwards: those of the target
             without speculation. speculative_forwards: those of all graphs with speculation.
-        accepted_lengths: tokens that each verify forward emitted.
+        accepted_lengths: as ``Generation``'s, of the speculative answer.
         text: of the autoregressive answer, as it was streamed.
     """
 

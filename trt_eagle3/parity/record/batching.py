@@ -30,15 +30,15 @@ class BatchedAnswers:
     """All prompts asked at once.
 
     Attributes:
-        replies: by round, in the order of the cases. forwards: of the target. columns: kept of its
-            logits; None: all.
+        replies: by round, in the order of the cases. forwards: by round, of the target. columns:
+            kept of its logits; None: all.
         alike: by round, whether it speculated as each prompt alone did.
         preempted: how many sequences had to make room. reused: prompt rows found in the prefix
             cache.
     """
 
     replies: Sequence[Sequence[Generation]]
-    forwards: Sequence[Forward]
+    forwards: Sequence[Sequence[Forward]]
     columns: Tensor | None
     alike: Sequence[bool]
     preempted: int
@@ -56,13 +56,14 @@ def answer_batched(
     engine.begin_service()
     engine.recording.only = "target"
     columns = engine.recording.columns = kept_columns(engine, engine.limits.max_batch_size)
-    replies = [_ask(engine, answers, max_tokens)]
+    replies, forwards = [_ask(engine, answers, max_tokens)], [engine.take()]
     progress()
     engine.leave_pages(_num_pages(engine, answers))
     engine.use_plan(engine.served or engine.plan)
     replies.append(_ask(engine, answers, max_tokens))
+    forwards.append(engine.take())
     progress()
-    forwards, now = engine.take(), engine.metrics()
+    now = engine.metrics()
     engine.recording.only, engine.recording.columns = None, kept_columns(engine)
     alike = [True, engine.served is None]
     return BatchedAnswers(replies, forwards, columns, alike, now.preempted, now.reused_tokens)

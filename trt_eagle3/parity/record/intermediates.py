@@ -14,6 +14,8 @@ from trt_eagle3.parity.record.trace import outputs_of
 
 __all__ = ["layer_intermediates", "tensor_names"]
 
+_TENSORS = ("mlp.router_logits", "output_pre_deepstack", "output")
+
 
 def layer_intermediates(
     engine: RecordingEngine,
@@ -22,11 +24,11 @@ def layer_intermediates(
     progress: Callable[[], object],
 ) -> list[dict[str, Tensor]]:
     """Run each answer's forwards again, over the caches ``bound``, in a session that also returns
-    layer outputs; those [n, H] by name.
+    layer outputs [n, H], and router logits [n, E] of mixtures; those by name.
     """
     known = tensor_names(engine, "target")
     layers = range(engine.spec.num_layers)
-    wanted = [f"layers.{k}.{name}" for k in layers for name in ("output_pre_deepstack", "output")]
+    wanted = [f"layers.{k}.{name}" for k in layers for name in _TENSORS]
     names = [name for name in wanted if name in known]
     if not names:
         return [{} for _ in answers]

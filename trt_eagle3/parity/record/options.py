@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -23,7 +23,7 @@ from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.tool_calls import tool_sets
 
-__all__ = ["CHOICES", "PATTERN", "ROUNDS", "SCHEMA", "OptionAnswer", "OptionAnswers"]
+__all__ = ["CHOICES", "HOT_SEEDS", "PATTERN", "ROUNDS", "SCHEMA", "OptionAnswer", "OptionAnswers"]
 __all__ += ["answer_options", "option_sets"]
 
 PATTERN = "[a-f]{2,5}(, [a-f]{2,5}){1,3}"
@@ -35,11 +35,14 @@ SCHEMA: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 ROUNDS = 3
-MAX_TOKENS, NUM_CASES, NUM_BEST, _MIN_TOKENS = 16, 2, 20, 8
+MAX_TOKENS, NUM_CASES, _MIN_TOKENS = 16, 2, 8
+HOT_SEEDS = tuple(f"temperature 5, seed {seed}" for seed in range(4))
+"""Sets of options with so high a temperature that another seed draws other tokens, also where the
+model is sure."""
 
 
 def option_sets(end_ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, SamplingParams]:
-    """By name: each option, each pair of options, and tools that must be called."""
+    """By name: each option, each pair of options, seeds alone, and tools that must be called."""
     early: dict[str, Any] = {"logit_bias": {end_ids[0]: 50.0}} if end_ids else {}
     single: dict[str, dict[str, Any]] = {
         "grammar": {"grammar": Grammar.regex(PATTERN)},
@@ -53,7 +56,8 @@ def option_sets(end_ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, Sampl
         "JSON Schema": {"grammar": Grammar.json_schema(SCHEMA)},
         "choice": {"grammar": Grammar.choice(CHOICES)},
     }
-    sets = {**single, **pairs, **grammars}
+    hot = {name: {"temperature": 5.0, "seed": seed} for seed, name in enumerate(HOT_SEEDS)}
+    sets = {**single, **pairs, **grammars, **hot}
     made = {name: SamplingParams(max_tokens=MAX_TOKENS, **given) for name, given in sets.items()}
     return {**made, **tool_sets(tokenizer)}
 
@@ -63,8 +67,8 @@ class OptionAnswer:
     """One prompt with one set of options.
 
     Attributes:
-        case, options: their names. autoregressive: without speculation, with log-probabilities.
-        speculative: by round.
+        case, options: their names. autoregressive: without speculation. speculative: by
+            round.
     """
 
     case: str
@@ -101,8 +105,7 @@ def answer_options(
     some = _some(answers)
     asked = [(a, name, s) for a in some for name, s in sets.items()]
     engine.begin_service()
-    plain = [(a, replace(s, logprobs=NUM_BEST)) for a, _, s in asked]
-    autoregressive = _ask(engine, plain, speculation=False)
+    autoregressive = _ask(engine, [(a, s) for a, _, s in asked], speculation=False)
     logprobs = _ask(
         engine,
         [(a, SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=5)) for a in answers],

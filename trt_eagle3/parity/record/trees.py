@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import Rows, logits_of
+from trt_eagle3.parity.record.trace import Rows, logits_of, rows_of
 
-__all__ = ["node_logits", "parents_of", "path_rows"]
+__all__ = ["node_logits", "parents_of", "path_rows", "verified_logits"]
 
 
 def node_logits(f: Forward, rows: Rows) -> dict[int, Tensor]:
@@ -46,4 +47,23 @@ def path_rows(f: Forward, rows: Rows, table: Tensor) -> dict[int, int]:
             break
         node, row = child, row + 1
         found[row] = node
+    return found
+
+
+def verified_logits(answer: Answer, table: Tensor) -> dict[int, Tensor]:
+    """Sequence row -> the logits [V] that verify forwards with speculation gave of it, or those
+    columns that were kept; of the rows whose next token is the answer's.
+
+    Args:
+        table: as of ``path_rows``, of the tokens that are the same with speculation and without.
+    """
+    found = {}
+    for forward in answer.speculative_forwards:
+        rows = rows_of(forward) if forward.graph == "target" else None
+        if rows is None or rows.past < answer.prompt_len:
+            continue
+        given = node_logits(forward, rows)
+        for row, node in path_rows(forward, rows, table).items():
+            if node in given and row < answer.num_rows:
+                found[row] = given[node]
     return found

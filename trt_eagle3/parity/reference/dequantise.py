@@ -54,13 +54,15 @@ def _by_block(ref: QuantisedRef, stored: Stored) -> Tensor:
     """Every block of the codes times its scale."""
     values, scale = stored["codes"].float(), stored["scale"].float()
     rows, columns = ref.block
-    grid = scale.reshape(-(-ref.shape[0] // rows), -(-ref.shape[1] // columns))
-    zeros = stored.get("zero_point")
-    for i, j in np.ndindex(*grid.shape):
-        block = values[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
-        if zeros is not None:
-            block -= zeros.reshape(grid.shape)[i, j]
-        block *= grid[i, j]
+    grid = (-(-ref.shape[0] // rows), -(-ref.shape[1] // columns))
+
+    def at_each_code(of_blocks: Tensor) -> Tensor:
+        wide = of_blocks.reshape(grid).repeat_interleave(columns, dim=1)[:, : ref.shape[1]]
+        return wide.repeat_interleave(rows, dim=0)[: ref.shape[0]]
+
+    if "zero_point" in stored:
+        values -= at_each_code(stored["zero_point"])
+    values *= at_each_code(scale)
     return values
 
 
@@ -85,14 +87,14 @@ def _grouped(
     zeros: NDArray[np.int64],
     scales: Tensor,
 ) -> Tensor:
-    """Column by column: (codes [N, K] - zeros [N, G]) * scales [N, G] of the column's group."""
+    """Group by group: (codes [N, K] - zeros [N, G]) * scales [N, G] of the columns' group."""
     index = stored.get("g_idx")
-    columns = range(ref.shape[1])
-    groups = index.tolist() if index is not None else [k // ref.block[1] for k in columns]
-    values = torch.empty(ref.shape)
-    for k, group in enumerate(groups):
-        whole = torch.from_numpy(codes[:, k] - zeros[:, group])
-        values[:, k] = whole.float() * scales[:, group].float()
+    groups = index if index is not None else torch.arange(ref.shape[1]) // ref.block[1]
+    values = torch.full(ref.shape, torch.nan)
+    for group in range(scales.shape[1]):
+        columns = (groups == group).nonzero().flatten()
+        whole = torch.from_numpy(codes[:, columns.numpy()] - zeros[:, [group]])
+        values[:, columns] = whole.float() * scales[:, [group]].float()
     return values
 
 

@@ -20,7 +20,7 @@ from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
 from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
-__all__ = ["compare_drafts"]
+__all__ = ["committed_rows", "compare_drafts"]
 
 
 def compare_drafts(
@@ -33,7 +33,7 @@ def compare_drafts(
     for e in expected:
         record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
         draft = ComparedDraft(e.answer.name, record)
-        rows = _committed(e, record)
+        rows = committed_rows(e, record)
         if rows:
             _compare_answer(reference, e, rows, draft, acceptance)
         found.append(draft)
@@ -41,7 +41,7 @@ def compare_drafts(
     return found, acceptance
 
 
-def _committed(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
+def committed_rows(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
     """The rows that stand on the answer, as far as it is the same without speculation."""
     # of a row, the token one ahead must be known too
     until = e.answer.prompt_len + e.answer.agreed - 1
@@ -79,7 +79,7 @@ def _compare_aux(
     aux = torch.stack([r.aux for r in rows])
     parts = aux.chunk(len(m.aux_layers), dim=-1)
     for k, name, part in zip(m.aux_layers, m.aux_names, parts, strict=True):
-        errors = row_errors(part, e.aux[k][: len(rows)])
+        errors = row_errors(part, e.verified.aux[k][: len(rows)])
         draft.aux.append(RowErrors(draft.case, f"aux_hidden_states[{name}]", errors))
     features = reference.draft.fuse(aux.to(reference.target.device))
     errors = row_errors(torch.stack([r.fused for r in rows]), features)

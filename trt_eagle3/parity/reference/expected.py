@@ -6,8 +6,8 @@ levels, k aux layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
 from trt_eagle3.parity.reference.target import TargetReference, VisionStates
 
-__all__ = ["ExpectedAnswer", "expect_prompts"]
+__all__ = ["ExpectedAnswer", "encode_images", "expect_prompts", "expect_tokens", "input_embeds"]
 
 
 def _nothing() -> Tensor:
@@ -37,8 +37,14 @@ class ExpectedAnswer:
             text: of the answer, None where nobody decodes it again.
         vision: of the prompt's images. hidden: [n, H], after the layers that have run.
         aux: [n, H] by layer. logits: float32 [A, V], of every token of the answer.
+        experts: int64 [n, k] by layer, those of a mixture that the engine's rows went through.
+        taken: the same of the reference's rows, of every layer of a mixture.
+        open_rows: bool [n], where the experts of a layer all but tie: other forwards of the engine
+            may choose others.
         layer_errors, step_errors, aux_errors: of decoder layers end to end, of each alone, and of
             the aux hidden states; compared while a layer's output is in memory.
+        with_speculation: the same rows as the forwards with speculation chose experts of them;
+            None: as the recorded ones without it.
     """
 
     answer: Answer
@@ -50,9 +56,22 @@ class ExpectedAnswer:
     hidden: Tensor = field(default_factory=_nothing)
     logits: Tensor = field(default_factory=_nothing)
     aux: dict[int, Tensor] = field(default_factory=dict)
+    experts: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, Tensor] = field(default_factory=dict)
+    open_rows: Tensor = field(default_factory=_nothing)
     layer_errors: list[RowErrors] = field(default_factory=list)
     step_errors: list[RowErrors] = field(default_factory=list)
     aux_errors: list[RowErrors] = field(default_factory=list)
+    with_speculation: ExpectedAnswer | None = None
+
+    @property
+    def verified(self) -> ExpectedAnswer:
+        """What is expected of the rows with speculation."""
+        return self.with_speculation or self
+
+    def open_at(self, rows: Sequence[int]) -> Tensor | None:
+        """bool [len(rows)]: ``open_rows``; None where there are none."""
+        return self.open_rows[torch.tensor(rows)] if len(rows) and len(self.open_rows) else None
 
     @property
     def levels(self) -> Tensor:
@@ -77,6 +96,35 @@ def expect_prompts(
         found.append(ExpectedAnswer(answer, intermediates, positions, inputs, text, vision))
         progress()
     return found
+
+
+def expect_tokens(
+    reference: TargetReference, expected: ExpectedAnswer, tokens: tuple[int, ...]
+) -> ExpectedAnswer:
+    """Prepare the prompt of ``expected`` with other tokens of an answer."""
+    answer = replace(
+        expected.answer, autoregressive=tokens, speculative=(), autoregressive_forwards=[]
+    )
+    return ExpectedAnswer(answer, {}, _positions(reference, answer), vision=expected.vision)
+
+
+def encode_images(reference: TargetReference, e: ExpectedAnswer) -> VisionStates:
+    """The images of an answer's prompt, as they are compared."""
+    theirs = e.inputs if isinstance(e.inputs, ReferenceInputs) else None
+    inputs = _comparable(e.answer.inputs, theirs)
+    return reference.vision(inputs.patches, inputs.grid_thw)
+
+
+def input_embeds(
+    reference: TargetReference, e: ExpectedAnswer, vision: VisionStates | None
+) -> Tensor:
+    """[n, H]: of the tokens, and of the images ``vision`` in their rows."""
+    hidden = reference.embed(e.answer.token_ids[:-1])
+    rows = e.answer.visual_rows
+    visual = vision.visual_embeds if vision else hidden.new_zeros(0, hidden.shape[1])
+    if len(visual) == int(rows.sum()):
+        hidden[rows] = visual.to(hidden)
+    return hidden
 
 
 def _comparable(ours: ModelInputs, theirs: ReferenceInputs | None) -> ModelInputs | ReferenceInputs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,8 @@ from trt_eagle3.families.registry import family_of
 from trt_eagle3.parity.ops import full_float32, rms_norm
 from trt_eagle3.parity.reference.dequantise import read_values
 from trt_eagle3.parity.reference.fp8_kv import RoundedKV
+from trt_eagle3.parity.reference.rounded_activations import round_inputs
+from trt_eagle3.parity.reference.routing import RouterChoice, Routes, routed
 from trt_eagle3.parity.reference.trace import LayerTrace
 
 __all__ = [
@@ -82,6 +84,7 @@ class TargetReference(ABC):
 
     ``config``: of the decoder. ``tensors``: canonical name -> place (``TargetCheckpoint``).
     ``kv_scales``: of the layers whose keys and values are rounded to FP8; none are at first.
+    ``activations``: as what quantised weights read their input; not rounded at first.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class TargetReference(ABC):
     ) -> None:
         self.dtype, self.device = dtype, torch.device(device)
         self.kv_scales: Mapping[int, KVScales] = {}
+        self.activations = "compute"
         config._attn_implementation = "sdpa"
         config._experts_implementation = "eager"
         self._decoder, self._modules, self._tensors = config, modules, tensors
@@ -154,6 +158,7 @@ class TargetReference(ABC):
             with torch.device("meta"):
                 module = self._modules.layer(self._decoder, k)
             self.fill(module, f"layers.{k}.")
+            round_inputs(module, f"layers.{k}.", self._tensors, self.activations)
             rounding = RoundedKV(self.kv_scales[k]) if k in self.kv_scales else None
             yield TargetLayer(k, module.eval(), self._modules, rounding)
             del module
@@ -237,6 +242,16 @@ class TargetLayer:
         """Its weights by canonical name."""
         prefix = f"layers.{self.index}."
         return {prefix + name: p.detach() for name, p in self._module.named_parameters()}
+
+    @property
+    def num_chosen(self) -> int:
+        """Experts of a row; 0 of a dense layer."""
+        mlp = self._module.mlp
+        return int(mlp.gate.top_k) if hasattr(mlp, "experts") else 0
+
+    def routed(self, routes: Routes | None) -> AbstractContextManager[Sequence[RouterChoice]]:
+        """``routing.routed`` of a mixture; of a dense layer nothing."""
+        return routed(self._module.mlp, routes) if self.num_chosen else nullcontext(())
 
     @torch.no_grad()
     @full_float32()

@@ -7,6 +7,7 @@ Shapes: n rows of a sequence, H hidden, L deepstack levels, k aux layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,10 +15,19 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.parity.metrics import RowErrors, row_errors
 from trt_eagle3.parity.record.trace import embeds_of, outputs_of, visual_levels_of
-from trt_eagle3.parity.reference.expected import ExpectedAnswer
+from trt_eagle3.parity.reference.expected import ExpectedAnswer, input_embeds
+from trt_eagle3.parity.reference.routing import ROUTER, Routes, chosen_experts
 from trt_eagle3.parity.reference.target import Rope, TargetLayer, TargetReference, add_visual_level
 
-__all__ = ["run_layers"]
+__all__ = ["RouterSlack", "run_layers"]
+
+
+@dataclass(frozen=True)
+class RouterSlack:
+    """``Routes.slack`` of a layer alone, and end to end."""
+
+    step: float = 0.0
+    output: float = 0.0
 
 
 def run_layers(
@@ -25,14 +35,16 @@ def run_layers(
     expected: Sequence[ExpectedAnswer],
     manifest: DraftManifest | None,
     progress: Callable[[], object],
+    slack: RouterSlack = RouterSlack(),
 ) -> None:
     """Fill in each answer's layer errors, aux hidden states and logits."""
     ropes = [reference.rope(e.positions[:-1].T) for e in expected]
     for e in expected:
-        e.hidden = _embeds(reference, e)
+        e.hidden = input_embeds(reference, e, e.vision)
+        e.open_rows = torch.zeros(len(e.hidden), dtype=torch.bool)
     for layer in reference.layers():
         for e, rope in zip(expected, ropes, strict=True):
-            _run_layer(reference, e, layer, rope, manifest)
+            _run_layer(reference, e, layer, rope, manifest, slack)
         progress()
     for e in expected:
         if manifest is not None and manifest.takes_normed:
@@ -41,41 +53,71 @@ def run_layers(
     _run_head(reference, expected)
 
 
-def _embeds(reference: TargetReference, e: ExpectedAnswer) -> Tensor:
-    """[n, H]: of the tokens, and of the images in their rows."""
-    hidden = reference.embed(e.answer.token_ids[:-1])
-    rows = e.answer.visual_rows
-    visual = e.vision.visual_embeds if e.vision else hidden.new_zeros(0, hidden.shape[1])
-    if len(visual) == int(rows.sum()):
-        hidden[rows] = visual.to(hidden)
-    return hidden
-
-
 def _run_layer(
     reference: TargetReference,
     e: ExpectedAnswer,
     layer: TargetLayer,
     rope: Rope,
     manifest: DraftManifest | None,
+    slack: RouterSlack,
 ) -> None:
-    before = layer(e.hidden, rope)
+    name = f"layers.{layer.index}.output"
+    if name in e.intermediates:
+        e.step_errors += _step_errors(reference, e, layer, rope, slack.step)
+    with layer.routed(_routes(e, layer, slack.output)) as chosen:
+        before = layer(e.hidden, rope)
+    for choice in chosen:
+        e.taken[layer.index] = choice.taken
+        e.open_rows |= choice.leads <= slack.step
     e.hidden = add_visual_level(before, e.levels, layer.index, e.answer.visual_rows)
     if manifest is not None and layer.index in manifest.aux_layers:
         e.aux[layer.index] = (before if manifest.aux_pre_deepstack else e.hidden).cpu()
-    name = f"layers.{layer.index}.output"
     if name in e.intermediates:
         errors = row_errors(e.intermediates[name], e.hidden)
         e.layer_errors.append(RowErrors(e.answer.name, name, errors))
-        e.step_errors += _step_errors(reference, e, layer, rope)
+
+
+def _routes(e: ExpectedAnswer, layer: TargetLayer, slack: float) -> Routes | None:
+    """The engine's experts; None of a dense layer, or where they are not known."""
+    experts = e.experts.get(layer.index)
+    return None if experts is None else Routes(experts, slack)
+
+
+def _step(
+    reference: TargetReference, e: ExpectedAnswer, layer: TargetLayer, rope: Rope, slack: float
+) -> Tensor:
+    """[n, H]: what the layer makes of the engine's own input to it.
+
+    Of a mixture the engine's experts are found out meanwhile: of equal router logits, those whose
+    output comes nearer.
+    """
+    k, forwards = layer.index, e.answer.autoregressive_forwards
+    given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
+    given = given.to(reference.device, reference.dtype)
+    logits = e.intermediates.get(f"layers.{k}.{ROUTER}")
+    if not layer.num_chosen or logits is None:
+        return layer(given, rope)
+    name = f"layers.{k}.output_pre_deepstack"
+    engine = e.intermediates.get(name, e.intermediates[f"layers.{k}.output"])
+    best = torch.empty(0)
+    for experts in chosen_experts(logits, layer.num_chosen):
+        with layer.routed(Routes(experts, slack)):
+            found = layer(given, rope)
+        if k in e.experts:
+            nearer = row_errors(engine, found) < row_errors(engine, best)
+            e.experts[k] = torch.where(nearer[:, None], experts, e.experts[k])
+            best = torch.where(nearer[:, None].to(found.device), found, best)
+        else:
+            e.experts[k], best = experts, found
+    return best
 
 
 def _step_errors(
-    reference: TargetReference, e: ExpectedAnswer, layer: TargetLayer, rope: Rope
+    reference: TargetReference, e: ExpectedAnswer, layer: TargetLayer, rope: Rope, slack: float
 ) -> list[RowErrors]:
     """One layer alone, from the engine's own input; then the deepstack level on top of that."""
     forwards, k, found = e.answer.autoregressive_forwards, layer.index, []
-    given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
-    expected = layer(given.to(reference.device, reference.dtype), rope)
+    expected = _step(reference, e, layer, rope, slack)
     name = f"layers.{k}.output_pre_deepstack"
     pre = e.intermediates.get(name)
     if pre is not None:

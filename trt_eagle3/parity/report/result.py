@@ -148,9 +148,9 @@ class MismatchResult(_Part):
     got: int
     expected_text: str
     got_text: str
-    margin: float
-    expected_margin: float
-    got_margin: float
+    margin: _Number
+    expected_margin: _Number
+    got_margin: _Number
     bound: float
     verdict: Literal["tie", "failure"]
     first_tensor: str | None

@@ -116,7 +116,7 @@ def _check(m: Measurements) -> CheckResult:
         status="skipped" if worst is None else "failed" if failures else "passed",
         metric=m.limit.metric,
         comparison="<=" if m.limit.better == "low" else ">=",
-        tolerance=m.limit.value,
+        tolerance=m.limit.value if shown is None or shown.bound is None else shown.bound,
         threshold=m.limit.name,
         overridden=m.limit.overridden,
         origin=m.limit.origin,
@@ -132,9 +132,13 @@ def _check(m: Measurements) -> CheckResult:
 
 
 def _detail(m: Measurements, shown: Measurement | None, *, failed: bool) -> str:
-    """Of a failure its own; else what the check has counted over all prompts."""
+    """Of a failure its own, and of what has a bound of its own; else what the check has counted
+    over all prompts.
+    """
     if shown is None:
         return ""
+    if shown.bound is not None:
+        return shown.detail
     counted = ", ".join(f"{n} {what}" for what, n in m.counts.items() if n)
     return counted if m.counts and not failed else shown.detail
 

@@ -1,0 +1,71 @@
+"""Choices: what the reference chooses the next token of an answer with options by.
+
+Only asked where two answers of the engine part: the reference runs over those tokens alone, all of
+them at once. Shapes: V vocab, W = ceil(V / 32) words of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.grammar_masks import fill_next
+from trt_eagle3.decode.logits_process import unpacked_bits
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.checks.mismatch import Choice
+from trt_eagle3.parity.checks.sampling import filtered_probs, reference_scores
+from trt_eagle3.parity.reference.expected import expect_tokens
+from trt_eagle3.parity.reference.target_rows import run_layers
+
+__all__ = ["Asked", "choices"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The token after ``tokens`` of an answer to prompt ``case``."""
+
+    case: str
+    sampling: SamplingParams
+    tokens: Sequence[int]
+
+
+def choices(e: Evidence, asked: Sequence[Asked]) -> list[Choice]:
+    """What the reference chooses each by."""
+    by_name = {x.answer.name: x for x in e.expected}
+    # the last row of ``tokens`` is that of the token asked for
+    told = [expect_tokens(e.reference, by_name[a.case], (*a.tokens, 0)) for a in asked]
+    if told:
+        run_layers(e.reference, told, None, lambda: None)
+    prompts = [x.answer.inputs.token_ids for x in told]
+    rows = [x.logits[-1] for x in told]
+    return [_choice(e, *given) for given in zip(asked, prompts, rows, strict=True)]
+
+
+def _choice(e: Evidence, asked: Asked, prompt: Tensor, logits: Tensor) -> Choice:
+    sampling, tokens = asked.sampling, list(asked.tokens)
+    seen = torch.cat([prompt, torch.tensor(tokens, dtype=torch.int64)])
+    scores = reference_scores(logits, sampling, seen, tokens)
+    scores = scores.masked_fill(~_allowed(e, sampling, tokens, len(logits)), -torch.inf)
+    probs = None if sampling.greedy else filtered_probs(scores, sampling)
+    return Choice(logits, scores, probs)
+
+
+def _allowed(e: Evidence, sampling: SamplingParams, tokens: Sequence[int], vocab: int) -> Tensor:
+    """bool [V]: by the grammar; without one, end tokens have to wait for ``min_tokens``."""
+    ends = {*sampling.stop_token_ids, *e.spec.eos_token_ids}
+    if sampling.grammar is None:
+        allowed = torch.ones(vocab, dtype=torch.bool)
+        allowed[list(ends)] = len(tokens) >= sampling.min_tokens
+        return allowed
+    state = e.engine.bundle.grammars.state(
+        sampling.grammar, min_tokens=sampling.min_tokens, ignore_eos=sampling.ignore_eos
+    )
+    state.advance(tokens)
+    words = np.empty(-(-vocab // 32), dtype=np.int32)
+    fill_next(state, words)
+    return unpacked_bits(torch.from_numpy(words), vocab)

@@ -1,0 +1,85 @@
+"""Own rounding: what PyTorch in the engine's type errs by in the tensors that checks compare.
+
+Each function gives that of one kind of tensor, asked for where a tensor leaves its tolerance. None
+where nobody computes it: two bundles are compared. Shapes: n rows, A tokens of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.metrics import RowErrors, cosines, row_errors
+from trt_eagle3.parity.reference.rounding import AnswerRounding
+
+__all__ = [
+    "Own",
+    "own_aux",
+    "own_cosines",
+    "own_logits",
+    "own_logprobs",
+    "own_outputs",
+    "own_steps",
+]
+
+Own = Callable[[RowErrors], Tensor]
+"""From compared rows of a tensor to what PyTorch errs by in that tensor, float64 [n]."""
+
+_BEST = 6
+"""Tokens whose log-probabilities are compared: the emitted one and the five likeliest."""
+
+
+def own_steps(e: Evidence) -> Own | None:
+    """Of each layer alone."""
+    return _own(e, lambda found, rows: found.steps[_layer(rows)])
+
+
+def own_outputs(e: Evidence) -> Own | None:
+    """Of layers end to end."""
+    return _own(e, lambda found, rows: found.outputs[_layer(rows)])
+
+
+def own_aux(e: Evidence) -> Own | None:
+    """Of aux hidden states: of the layers that they are outputs of."""
+    manifest = e.manifest
+    if manifest is None:
+        return None
+    layers = dict(zip(manifest.aux_names, manifest.aux_layers, strict=True))
+    last = e.spec.num_layers - 1
+    return _own(
+        e, lambda found, rows: found.outputs[min(layers[rows.tensor.split("[")[1][:-1]], last)]
+    )
+
+
+def own_logits(e: Evidence) -> Own | None:
+    """Of logits: those of an answer's tokens."""
+    return _own(e, lambda found, _: row_errors(found.narrow, found.wide))
+
+
+def own_cosines(e: Evidence) -> Own | None:
+    """Cosines of the same."""
+    return _own(e, lambda found, _: cosines(found.narrow, found.wide))
+
+
+def own_logprobs(e: Evidence) -> Own | None:
+    """Nats, of the likeliest tokens."""
+    return _own(e, _logprob_errors)
+
+
+def _own(e: Evidence, errors: Callable[[AnswerRounding, RowErrors], Tensor]) -> Own | None:
+    rounding = e.pytorch.rounding if e.pytorch is not None else None
+    if rounding is None:
+        return None
+    return lambda rows: errors(rounding.answers[rows.case], rows)
+
+
+def _layer(rows: RowErrors) -> int:
+    return int(rows.tensor.split(".")[1])
+
+
+def _logprob_errors(found: AnswerRounding, _: RowErrors) -> Tensor:
+    narrow, wide = (x.double().log_softmax(dim=-1) for x in (found.narrow, found.wide))
+    best = wide.topk(min(_BEST, wide.shape[1]), dim=-1).indices
+    return (narrow - wide).gather(1, best).abs().amax(dim=1)
