@@ -12,14 +12,14 @@ from torch import Tensor
 
 from trt_eagle3 import LLM, Request
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.engine.session import Reduction, Session, run_reduced
+from trt_eagle3.engine.session import MixedSession, Reduction, Session, run_reduced
 from trt_eagle3.engine.torch.cuda_graph import shapes_of
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["ask_together", "overwriting_llm"]
+__all__ = ["OverwritingSession", "ask_together", "overwriting_llm"]
 
 
-class _Overwriting:
+class OverwritingSession:
     """Implements ``engine.session.Session`` over another one."""
 
     def __init__(self, session: Session) -> None:
@@ -48,6 +48,16 @@ class _Overwriting:
             static[name].copy_(tensor)
         return dict(static)
 
+    @property
+    def mixes(self) -> bool:
+        return isinstance(self._session, MixedSession) and self._session.mixes
+
+    def run_mixed(
+        self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
+    ) -> list[dict[str, Tensor]]:
+        assert isinstance(self._session, MixedSession)
+        return self._session.run_mixed(parts, reduced)
+
 
 def overwriting_llm(path: Path) -> LLM:
     """An LLM over such sessions, whose shapes come again as on CUDA."""
@@ -55,7 +65,7 @@ def overwriting_llm(path: Path) -> LLM:
 
 
 def _open(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
-    return _Overwriting(open_graph_of(bundle, graph, intermediates))
+    return OverwritingSession(open_graph_of(bundle, graph, intermediates))
 
 
 def ask_together(engine: LLM, requests: Sequence[Request]) -> list[tuple[int, ...]]:

@@ -26,7 +26,7 @@ from trt_eagle3.decode.dynamic_tree import Candidates, Frontier
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.propose import AnyDrafters, Drafters, Proposer
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, Rows, TargetRunner
 from trt_eagle3.decode.sequence import DraftState, SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import Tree
@@ -61,6 +61,9 @@ class Proposal:
 
 
 class RecordingTarget(TargetRunner):
+    """Mixes prompts and steps as far as its caller can see: one forward after the other."""
+
+    mixes = True
     recorder: Recorder
 
     def forward(
@@ -74,6 +77,9 @@ class RecordingTarget(TargetRunner):
         logits, aux = super().forward(embeds, metadata, logit_rows, visual_levels, reduce)
         self.recorder.roots.append((metadata.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
         return logits, aux
+
+    def forward_mixed(self, prompts: Rows, steps: Rows, reduce: Reduction | None) -> Any:
+        return self.forward(*vars(prompts).values()), self.forward(*vars(steps).values(), reduce)
 
 
 class RecordingDraft(DraftRunner):
@@ -171,6 +177,7 @@ class Pair:
         drafting: Drafting | None = None,
         *,
         fixed_shapes: bool = False,
+        prefill_chunk: int = PREFILL_CHUNK,
     ) -> Decoder:
         session = self.sessions["target"]
         states = layer_states(session.states, NUM_PAGES * PAGE_SIZE)
@@ -182,7 +189,7 @@ class Pair:
             runner,
             drafting,
             max_seq_len=max_seq_len,
-            prefill_chunk=PREFILL_CHUNK,
+            prefill_chunk=prefill_chunk,
             fixed_shapes=fixed_shapes,
         )
 

@@ -98,9 +98,12 @@ def make_scheduler(
 ) -> Scheduler:
     fixed = pool.table_len is not None
     decoder: Decoder = pair().decoder(
-        Recorder(), MAX_SEQ_LEN, pair().drafting(Recorder()), fixed_shapes=fixed
+        Recorder(),
+        MAX_SEQ_LEN,
+        pair().drafting(Recorder()),
+        fixed_shapes=fixed,
+        prefill_chunk=chunk,
     )
-    decoder.prefill_chunk = chunk
     return Scheduler(
         decoder,
         max_batch_size=MAX_BATCH,

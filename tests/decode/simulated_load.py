@@ -7,39 +7,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
+from trt_eagle3.bench.modelled_times import cycle_ms
 from trt_eagle3.decode.plan import Cycle
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 
-# One H200, 8B geometry, bf16, 1,024 tokens of context: ms of a cycle by batch size, with chains of
-# 0 to 3 tokens (trt_eagle3.bench.width on 2026-11-22; 5 is extrapolated). At 8 a chain of 2 costs
-# what a chain of 1 does.
-H200 = {
-    0: {1: 4.12, 8: 4.61, 32: 5.95, 64: 7.25, 128: 10.20},
-    1: {1: 4.72, 8: 5.82, 32: 7.15, 64: 9.39, 128: 13.75},
-    2: {1: 4.82, 8: 5.80, 32: 7.32, 64: 10.00, 128: 16.32},
-    3: {1: 5.07, 8: 6.10, 32: 7.76, 64: 11.24, 128: 19.34},
-    5: {1: 5.60, 8: 7.00, 32: 9.50, 64: 15.00, 128: 27.00},
-}
 TURN = 0.2  # of a plain cycle that the first one takes longer after a tree: nothing was launched
 LAGGING = 8  # sequences from which on a cycle is launched before the last one's outcome is known
 
 CycleMs = Callable[[int, int], float]
 """Milliseconds by batch size and depth of the chain."""
 
-
-def line(points: dict[int, float], x: int) -> float:
-    known = sorted(points.items())
-    for (x0, y0), (x1, y1) in pairwise(known):
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return known[-1][1] * x / known[-1][0]
-
-
-def h200_ms(batch: int, depth: int) -> float:
-    return line(H200[depth], batch)
+h200_ms: CycleMs = cycle_ms
 
 
 def dear_ms(batch: int, depth: int) -> float:
@@ -89,7 +69,8 @@ class Load:
 
     Attributes:
         worth: seconds that plain decoding takes for ``tokens``, without noise. depths: levels of
-            the tree of every cycle.
+            the tree of every cycle. prompt_ms: of a prompt. draft_ms: more where the draft follows
+            it. followed: of the sequences so far.
     """
 
     plan: Any
@@ -101,6 +82,9 @@ class Load:
     hiccups: float = 0.002
     seed: int = 0
     catch_up_ms: float = 0.0015  # a row
+    prompt_ms: float = 0.0
+    draft_ms: float = 0.0
+    followed: int = 0
     tokens: int = 0
     seconds: float = 0.0
     worth: float = 0.0
@@ -108,7 +92,9 @@ class Load:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.sequences = [self._new(first=True) for _ in range(self.size)]
+        self.sequences: list[Sequence] = []
+        for _ in range(self.size):
+            self.sequences.append(self._new(first=True))
         self.waiting = 0
         self._ahead: Any = None
 
@@ -119,15 +105,23 @@ class Load:
 
     def _new(self, *, first: bool = False) -> Sequence:
         left = self.chance.randint(1, self.answer) if first else self.answer
-        return Sequence(left, self.rate)
+        sequence = Sequence(left, self.rate)
+        sequence.drafting = self.plan.follows(sequence, self.sequences)
+        self.followed += sequence.drafting
+        self.seconds += (self.prompt_ms + self.draft_ms * sequence.drafting) / 1000
+        self.worth += self.prompt_ms / 1000
+        return sequence
 
     def _step(self) -> None:
         quiet = self.plan.wants_quiet and bool(self.sequences)
         disturbed = self.waiting > 0 and not quiet
         if disturbed:
-            self.sequences += [self._new() for _ in range(self.waiting)]
+            for _ in range(self.waiting):
+                self.sequences.append(self._new())
             self.waiting = 0
         tree = self._launched(self.plan.tree_for(self.sequences))
+        if not any(s.drafting for s in self.sequences):
+            tree = None
         depth = tree.steps if tree else 0
         self.depths.append(depth)
         switched = depth > 0 and len(self.depths) > 1 and self.depths[-2] == 0
@@ -138,11 +132,11 @@ class Load:
         if self.chance.random() < self.hiccups:
             ms *= 6  # a capture, or another program
         seconds = (ms + rows * self.catch_up_ms) / 1000
-        accepted = [self._accept(s, depth) for s in self.sequences]
+        accepted = [self._accept(s, depth) if s.drafting else 0 for s in self.sequences]
         for s, count in zip(self.sequences, accepted, strict=True):
             s.left -= count + 1
             s.length += count + 1
-            s.deferred = [] if tree else [*s.deferred, None]
+            s.deferred = [] if tree or not s.drafting else [*s.deferred, None]
             self.tokens += count + 1
         self.seconds += seconds
         emitted = sum(accepted) + len(accepted)
@@ -151,7 +145,10 @@ class Load:
             Cycle(
                 self.sequences,
                 tree,
-                [count if tree else None for count in accepted],
+                [
+                    count if tree and s.drafting else None
+                    for s, count in zip(self.sequences, accepted, strict=True)
+                ],
                 rows,
                 None if disturbed else seconds,
             )

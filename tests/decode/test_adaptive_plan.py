@@ -166,6 +166,61 @@ def test_prompts_that_never_end_leave_cycles_to_be_timed() -> None:
     assert 0 < quiet <= 600 / 8 + 1
 
 
+def settled(size: int, length: float, cycles: int = 200) -> Load:
+    """A load that has shown what its draft is worth."""
+    return Load(primed(h200_ms), size, rate_of(length), h200_ms, answer=100).run(cycles)
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "expected"), [(32, 1.0, False), (32, 3.0, True), (128, 1.0, False)]
+)
+def test_draft_follows_those_that_come_where_it_pays(
+    size: int, length: float, expected: bool
+) -> None:
+    load = settled(size, length)
+    new = Sequence(100, load.rate)
+    assert load.plan.follows(new, load.sequences) is expected
+    assert adaptive().follows(new, load.sequences), "of a draft that nobody has seen"
+    assert Plan({1: None}).follows(new, load.sequences)
+
+
+def test_draft_follows_one_that_comes_when_the_crowd_has_gone() -> None:
+    """A draft that does not pay among 128 does for one alone."""
+    load = settled(128, 1.25)
+    new = Sequence(100, load.rate)
+    assert not load.plan.follows(new, load.sequences)
+    assert load.plan.follows(new, [])
+
+
+def test_draft_follows_seeded_sampling_always() -> None:
+    load = settled(32, 1.0)
+    new = Sequence(100, load.rate, sampling=SamplingParams(temperature=1.0, seed=1))
+    assert load.plan.follows(new, load.sequences)
+
+
+def test_draft_that_none_needed_for_long_is_tried_again() -> None:
+    """Of a crowd whose draft begins to be right each one is followed at last."""
+    load = settled(32, 1.0, 400)
+    followed = load.followed
+    load.rate = rate_of(3.0)
+    load.run(2500)
+    assert load.followed > followed
+    assert min(load.depths[-10:]) > 0
+    assert all(s.drafting for s in load.sequences)
+
+
+def test_trial_for_which_nobody_is_left_keeps_no_prompt_waiting() -> None:
+    """Those whom the draft followed have left."""
+    plan = primed(h200_ms)
+    load = Load(plan, 4, rate_of(3.0), h200_ms)
+    while not plan.wants_quiet:
+        load.run(1)
+    others = [Sequence(100, 0.5, drafting=False) for _ in range(4)]
+    assert plan.tree_for(others) is None
+    plan.observe(Cycle(others, None, [None] * 4, 0, 0.005))
+    assert not plan.wants_quiet
+
+
 def test_trees_to_prepare_are_all_widths_the_likeliest_first() -> None:
     nodes = [tree.num_nodes if tree else 1 for tree in adaptive().trees_at(1)]
     assert sorted(nodes) == [1, 2, 3, 4, 6]

@@ -13,6 +13,7 @@ import torch
 
 from tests.decode.overwriting import overwriting_llm
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
+from tests.decode.random_tree import random_tree
 from tests.decode.scheduling import (
     CHAIN,
     LAYOUTS,
@@ -27,10 +28,12 @@ from tests.decode.scheduling import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import load
-from trt_eagle3.decode import async_cycle, decoder, tree_judge
+from trt_eagle3.decode import async_cycle, catch_up, tree_outcome
 from trt_eagle3.decode.accept import accept
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.catch_up import CatchUp
+from trt_eagle3.decode.chunks import PROMPT_WIDTHS
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
 from trt_eagle3.decode.draft_ahead import DraftAhead
@@ -45,7 +48,7 @@ from trt_eagle3.decode.outcome import (
 from trt_eagle3.decode.plan import Cycle
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.propose import Proposer, tree_proposal
-from trt_eagle3.decode.runner import TargetRunner
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
@@ -58,11 +61,11 @@ ANY_STEPS = {None, *range(8)}
 VOCAB = 12  # of the pair
 
 
-class _Turns:
-    """A plan that changes its mind every third time."""
+class Turns:
+    """A plan that changes its mind every fifth time that it is asked."""
 
     speculates, wants_quiet = True, False
-    trees = (None, CHAIN, TREES["bushy"], TREES["dynamic"])
+    trees: tuple[AnyTree | None, ...] = (None, CHAIN, TREES["bushy"], TREES["dynamic"])
 
     def __init__(self) -> None:
         self.seen: list[Cycle] = []
@@ -70,7 +73,10 @@ class _Turns:
 
     def tree_for(self, _: Sequence[SequenceState]) -> AnyTree | None:
         self._turn += 1
-        return self.trees[self._turn // 3 % len(self.trees)]
+        return self.trees[self._turn // 5 % len(self.trees)]
+
+    def follows(self, *_: object) -> bool:
+        return True
 
     def trees_at(self, _: int) -> Sequence[AnyTree | None]:
         return self.trees
@@ -137,7 +143,7 @@ def test_tree_that_changes_with_the_batch_changes_nothing_that_is_said(
 ) -> None:
     monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
     expected = {i: solo(i) for i in (0, 3, 5)}
-    pool, plan = fixed_pool(), _Turns()
+    pool, plan = fixed_pool(), Turns()
     scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan)
     asked = {i: sequence(i, pool) for i in expected}
     for s in asked.values():
@@ -210,8 +216,8 @@ def test_plain_pass_is_launched_before_the_host_waits_for_the_one_before(
         assert len(scheduler.step()) == 2
     assert done == ["forward", "wait"] * 3
     assert [len(s.tokens) for s in asked] == [n + 3 for n in before]
-    flying = scheduler._decoder._async._flying  # type: ignore[union-attr]
-    assert flying is not None, "the pass for the next step runs already"
+    running = scheduler._decoder._async._in_flight  # type: ignore[union-attr]
+    assert running is not None, "the pass for the next step runs already"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -229,14 +235,14 @@ def test_drafts_of_plain_sequences_catch_up_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All at once would be a pause for everybody; what is kept for them stays bounded."""
-    monkeypatch.setattr(decoder, "MAX_DEFERRED", 8)
-    monkeypatch.setattr(decoder, "_CATCH_UP_WINDOW", 2)
+    monkeypatch.setattr(catch_up, "MAX_DEFERRED", 8)
+    monkeypatch.setattr(catch_up, "_WINDOW", 2)
     pool = fixed_pool()
     scheduler = make_scheduler(pool, None, lambda _: None, chunk=64)
     asked = [sequence(i, pool) for i in (0, 2, 5)]
     for s in asked:
         scheduler.add(s)
-    caught_up = count_calls(monkeypatch, Decoder, "_run_deferred")
+    caught_up = count_calls(monkeypatch, CatchUp, "_run")
     together = list[int]()
     while len(asked[0].tokens) < 24:
         before = len(caught_up)
@@ -420,20 +426,12 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
             logits[1, ..., 1] = torch.nan
         return greedy_tokens(logits)
 
-    monkeypatch.setattr(tree_judge, "greedy_tokens", overflow)
+    monkeypatch.setattr(tree_outcome, "greedy_tokens", overflow)
     errors = [e for _ in range(3) for e in scheduler.step() if e.error is not None]
     assert [e.sequence for e in errors] == [bad]
-    monkeypatch.setattr(tree_judge, "greedy_tokens", greedy_tokens)
+    monkeypatch.setattr(tree_outcome, "greedy_tokens", greedy_tokens)
     finish(scheduler)
     assert good.tokens[:MAX_TOKENS] == expected
-
-
-def random_tree(chance: random.Random) -> Tree:
-    paths: list[tuple[int, ...]] = []
-    for _ in range(chance.randint(1, 9)):
-        parent = chance.choice([(), *paths])
-        paths.append((*parent, sum(p[:-1] == parent for p in paths)))
-    return Tree.from_paths(paths)
 
 
 def test_device_accepts_what_the_host_would() -> None:
@@ -606,6 +604,39 @@ def test_trees_that_are_proposed_ahead_are_those_of_the_rows_with_true_features(
     assert len(ahead) == len(by_host) + 1, "one that nobody wants any more"
 
 
+@pytest.mark.parametrize("chunk", [20, 40, 64])
+def test_prompts_alone_are_padded_to_widths_that_come_again_and_say_the_same(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to what chunk and length limit hold; the draft's rows too."""
+    expected = [solo(index) for index in range(len(LAYOUTS))]
+    widths: dict[str, list[int]] = {}
+
+    def watch(runner: type) -> None:
+        forward = runner.forward
+
+        def watched(self: Any, embeds: Any, *args: Any, **options: Any) -> Any:
+            metadata = next(a for a in args if isinstance(a, AttentionMetadata))
+            if metadata.is_prompt:
+                widths.setdefault(runner.__name__, []).append(embeds.shape[1])
+            return forward(self, embeds, *args, **options)
+
+        monkeypatch.setattr(runner, "forward", watched)
+
+    watch(TargetRunner)
+    watch(DraftRunner)
+    pool = fixed_pool()
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN, chunk=chunk)
+    for index in range(len(LAYOUTS)):
+        scheduler.add(s := sequence(index, pool))
+        assert finish(scheduler)[id(s)][:MAX_TOKENS] == expected[index]
+    possible = {min(32, chunk)} if chunk < MAX_SEQ_LEN else {32, MAX_SEQ_LEN}
+    near_the_limit = {MAX_SEQ_LEN - start for start in range(0, MAX_SEQ_LEN, PAGE_SIZE)}
+    assert set(widths["TargetRunner"]) <= possible | near_the_limit
+    assert set(widths["TargetRunner"]) & possible
+    assert widths["DraftRunner"][: len(widths["TargetRunner"])] == widths["TargetRunner"]
+
+
 def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -619,13 +650,9 @@ def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
         assert lazy.capture_graphs() == 0
         prefilled.clear()
         assert engine.capture_graphs(seconds=300.0) == 5
-        assert [rows for ((_, rows),) in (chunks for (chunks,) in prefilled)] == [
-            512,
-            256,
-            128,
-            64,
-            32,
-        ]
+        rows = [rows for ((_, rows),) in (chunks for chunks, *_ in prefilled)]
+        widths = [n for n in reversed(PROMPT_WIDTHS) for _ in range(CAPTURED_AT_RUN)]
+        assert rows == [512, 448, 384, 320, *widths]
         assert engine.metrics().kv_pages_used == 0
         captured = [args[:2] for args in ran if args[-1] == CAPTURED_AT_RUN]
         assert [size for size, tree in captured if tree is None] == [5, 4, 3, 2, 1]

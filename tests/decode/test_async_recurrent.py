@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from tests.decode import hybrid as hybrid_module
 from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish
@@ -19,6 +20,7 @@ from tests.decode.test_adaptive_plan import FakeClock
 from tests.decode.test_async_cycle import count_calls
 from trt_eagle3.decode import async_cycle, device_batch, recurrent
 from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.recurrent import RecurrentStates
@@ -122,6 +124,29 @@ def test_staggered_sequences_say_what_each_says_alone(
     assert len(ran) > 10
     assert scheduler.num_reused_rows > 0
     assert scheduler.num_preempted > 0 or num_pages == NUM_PAGES
+    prefixes.clear()
+    assert all_free(states)
+
+
+@pytest.mark.parametrize(("pair", "tree"), [("dense", "chain"), (MTP, "plain")], indirect=["pair"])
+def test_prompts_that_run_alone_are_padded_and_their_states_know_nothing_of_it(
+    pair: Hybrid, tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
+    monkeypatch.setattr(hybrid_module, "PREFILL_CHUNK", 64)
+    widths = list[tuple[int, int]]()
+    prompt_width = Decoder._prompt_width
+
+    def counted(self: Decoder, segments: Any, beside: int = 0) -> int:
+        widths.append((max(s.count for s in segments), prompt_width(self, segments, beside)))
+        return widths[-1][1]
+
+    monkeypatch.setattr(Decoder, "_prompt_width", counted)
+    pool, states = fixed_pool(), pair.make_states(ROOM)
+    prefixes = PrefixCache(pool)
+    scheduler = make_scheduler(pair, states, tree, prefixes)
+    assert staggered(pair, scheduler, pool, tree) == expected
+    assert sum(count < width for count, width in widths) > 5
     prefixes.clear()
     assert all_free(states)
 

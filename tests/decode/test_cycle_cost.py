@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.tiny import ROOT
+from tests.tiny import MIXTURE, TARGET
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.cycle_cost import (
     BATCHES,
@@ -175,8 +175,8 @@ def test_one_slow_cycle_moves_no_primed_cost() -> None:
 
 
 def test_expert_reads_are_those_of_the_target() -> None:
-    assert expert_reads(read_target(ROOT / "examples/tiny/target")) is None
-    found = expert_reads(read_target(ROOT / "examples/tiny_moe/target"))
+    assert expert_reads(read_target(TARGET)) is None
+    found = expert_reads(read_target(MIXTURE / "target"))
     assert found is not None
     assert found.touched == 2 / 8
     assert 0 < found.share < 1

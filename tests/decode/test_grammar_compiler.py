@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
+import signal
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from tests.decode.structured import ENDS, VOCAB, compiler, ids_of, state_of, tokenizer
+from trt_eagle3.decode import grammar_worker
 from trt_eagle3.decode.grammar import MAX_SOURCE_BYTES, Grammar, StructuralTag
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.grammar_masks import fill_next
 from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import OverloadedError, UserError
 
 SCHEMA = {
     "type": "object",
@@ -120,15 +121,37 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_grammar_is_refused_by_its_field(name: str) -> None:
+def test_hostile_grammar_is_refused_by_its_field(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grammar, reason = HOSTILE[name]
     with pytest.raises(UserError, match=reason) as caught:
         compiler().state(grammar)
     assert str(caught.value).startswith(f"{grammar.field}: ")
-    start = time.perf_counter()
-    with pytest.raises(UserError):  # known by now
+    asked: list[bytes] = []
+    monkeypatch.setattr(compiler()._worker, "ask", asked.append)
+    with pytest.raises(UserError, match=reason):
         compiler().state(grammar)
-    assert time.perf_counter() - start < 0.1
+    assert not asked, "it is known by now"
+
+
+@pytest.mark.parametrize("answer", [None, {"ended": signal.SIGALRM}])
+def test_grammar_that_could_not_be_tried_is_tried_again(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = GrammarCompiler(tokenizer(), VOCAB, ENDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(made._worker, "ask", lambda _: answer)
+        with pytest.raises(OverloadedError, match=r"Try again\."):
+            made.state(Grammar.json_schema(SCHEMA))
+    assert takes(made.state(Grammar.json_schema(SCHEMA)), '{"a": 3}') == (True, True)
+    made.close()
+
+
+def test_worker_that_had_no_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_worker, "_try", lambda *_: signal.pause())
+    monkeypatch.setattr(grammar_worker, "WALL_S", 0.01)
+    assert json.loads(grammar_worker._bounded(None, "")) == {"ended": signal.SIGALRM}
 
 
 def test_a_good_grammar_follows_a_hostile_one_and_is_compiled_once() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.decode.random_tree import random_tree
 from tests.decode.structured import ENDS, TREES, VOCAB, ids_of, state_of
 from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_masks import fill_next, fill_trees
+from trt_eagle3.decode.grammar_masks import NO_MASK, fill_next, fill_roots, fill_trees
+from trt_eagle3.decode.grammar_state import ALL_ALLOWED, GrammarState
 from trt_eagle3.decode.logits_process import unpacked_bits
 from trt_eagle3.decode.tree import Tree
 
@@ -20,6 +22,15 @@ GRAMMAR = Grammar.json_schema(SCHEMA)
 
 def rows(count: int) -> Tensor:
     return torch.full((count, VOCAB // 32), 7, dtype=torch.int32)
+
+
+def masks_of(state: GrammarState, tokens: list[int], tree: Tree) -> Tensor:
+    """int32 [T, W] by ``fill_trees``."""
+    found = rows(tree.num_nodes)
+    [index] = fill_trees([(state, tokens, tree.parents)], found.numpy())
+    whole = found[index]
+    whole[torch.tensor(index) == NO_MASK] = ALL_ALLOWED
+    return whole
 
 
 def allowed_after(tokens: list[int], **options: object) -> Tensor:
@@ -46,9 +57,9 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(seed: int) -> None:
     tree, chance = TREES["tree"], random.Random(seed)
     answer = ids_of('["x", 12')[: 1 + seed % 5]
     tokens = drawn_tree(tree, answer, chance)
-    state, found = state_of(GRAMMAR), rows(tree.num_nodes)
+    state = state_of(GRAMMAR)
     state.advance(answer)
-    fill_trees([(state, tokens, tree.parents)], found.numpy()[None])
+    found = masks_of(state, tokens, tree)
     paths = [answer]
     for node, (token, parent) in enumerate(zip(tokens, tree.parents, strict=True)):
         if node:
@@ -60,9 +71,29 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(seed: int) -> None:
         )
         expected = allowed_after(path) if possible else torch.ones(VOCAB, dtype=torch.bool)
         assert torch.equal(ours, expected), (node, path)
-    again = rows(tree.num_nodes)
-    fill_trees([(state, tokens, tree.parents)], again.numpy()[None])
+    fill_roots([state], rows(1).numpy())
+    again = masks_of(state, tokens, tree)
     assert torch.equal(found, again), "the walk left the state where it was"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_of_trees_of_any_shape_together_are_those_of_each_alone(seed: int) -> None:
+    """Some of whose answers are over."""
+    chance, trees = random.Random(seed), list[tuple[GrammarState, list[int], Tree]]()
+    for _ in range(5):
+        answer = ids_of('["x", 12')[: chance.randint(1, 5)]
+        tree, state = random_tree(chance), state_of(GRAMMAR, min_tokens=chance.choice([0, 5]))
+        tokens = drawn_tree(tree, answer, chance)
+        state.advance([*answer, *ENDS[: chance.random() < 0.3]])
+        trees.append((state, tokens, tree))
+    alone = [masks_of(*tree) for tree in trees]
+    together = rows(sum(tree.num_nodes for *_, tree in trees))
+    found = fill_trees([(s, t, tree.parents) for s, t, tree in trees], together.numpy())
+    for index, expected in zip(found, alone, strict=True):
+        whole = together[index]
+        whole[torch.tensor(index) == NO_MASK] = ALL_ALLOWED
+        assert torch.equal(whole, expected)
+    assert len({NO_MASK, *(row for index in found for row in index)}) > len(trees)
 
 
 def test_end_tokens_wait_for_min_tokens_unless_nothing_else_is_allowed() -> None:

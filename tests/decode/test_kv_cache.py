@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,6 +111,91 @@ def test_page_table_of_a_batch_is_as_wide_as_its_longest_and_has_page_0_behind_t
     made = BatchTable("cpu").of(tables, [3, 9, 5])
     assert (made.dtype, made.tolist()) == (torch.int32, [[1, 0, 0], [2, 3, 4], [5, 6, 0]])
     assert BatchTable("cpu").of(tables[1:2], [4]).tolist() == [[2, 3]]
+
+
+def rows_of(tables: list[PageTable], size: int, width: int) -> list[list[int]]:
+    """What a page table of ``width`` says of ``tables``, padded to ``size``."""
+    held = [list(table.held) for table in tables] + [[]] * (size - len(tables))
+    return [pages + [0] * (width - len(pages)) for pages in held]
+
+
+CHANGES = st.sampled_from(["grow", "join", "leave", "shrink", "pad"])
+
+
+@given(st.lists(st.tuples(CHANGES, st.integers(0, 3))))
+@settings(max_examples=60)
+def test_batch_table_says_what_its_sequences_hold_and_leaves_older_ones_as_they_were(
+    changes: list[tuple[str, int]],
+) -> None:
+    pool, size = PagePool(40, PAGE_SIZE, table_len=6), 4
+    tables, device = [PageTable(pool)], BatchTable("cpu")
+    tables[0].reserve(1)
+    given_out = [(device.of(tables, [1], size), rows_of(tables, size, 6))]
+    for change, which in changes:
+        table = tables[which % len(tables)]
+        if change == "grow":
+            table.reserve(min(len(table.held) + 1, 6) * PAGE_SIZE)
+        elif change == "join" and len(tables) < 4:
+            tables.append(PageTable(pool))
+            tables[-1].reserve(which * PAGE_SIZE + 1)
+        elif change == "leave" and len(tables) > 1:
+            tables.remove(table)
+            table.truncate(0)
+        elif change == "shrink":  # and perhaps other pages in their place
+            table.truncate(PAGE_SIZE)
+            table.reserve(which * PAGE_SIZE)
+        size = 4 + which if change == "pad" else size
+        given_out.append((device.of(tables, [1] * len(tables), size), rows_of(tables, size, 6)))
+    for made, wanted in given_out:
+        assert (made.dtype, made.tolist()) == (torch.int32, wanted)
+
+
+def test_device_is_told_only_the_pages_that_it_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+
+    def counted(tensor: torch.Tensor, _: torch.device) -> torch.Tensor:
+        sent.append(tensor.shape[1])
+        return tensor
+
+    monkeypatch.setattr("trt_eagle3.decode.kv_cache.to_device", counted)
+    pool = PagePool(200, PAGE_SIZE, table_len=2000)
+    tables, batch = [PageTable(pool) for _ in range(4)], BatchTable("cpu")
+    for table in tables:
+        table.reserve(10 * PAGE_SIZE)
+    first = batch.of(tables, [1] * 4, 6)
+    assert batch.of(tables, [2] * 4, 6) is first
+    tables[1].reserve(11 * PAGE_SIZE)
+    tables[3].reserve(12 * PAGE_SIZE)
+    batch.of(tables, [1] * 4, 6)
+    assert sent == [40, 3]
+
+
+def test_batch_table_whose_copy_failed_is_that_of_the_batch_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device had no memory for it; the batch before, which is smaller, goes on."""
+    pool = PagePool(40, PAGE_SIZE, table_len=6)
+    tables, batch = [PageTable(pool) for _ in range(4)], BatchTable("cpu")
+    for table in tables:
+        table.reserve(2 * PAGE_SIZE)
+    batch.of(tables[:3], [1] * 3, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr("trt_eagle3.decode.kv_cache.to_device", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            batch.of(tables, [1] * 4, 4)
+    tables[1].reserve(3 * PAGE_SIZE)
+    assert batch.of(tables[:3], [1] * 3, 4).tolist() == rows_of(tables[:3], 4, 6)
+
+
+def test_sequence_with_more_pages_than_its_table_is_long_is_refused() -> None:
+    """They would be written over the next sequence's."""
+    pool = PagePool(40, PAGE_SIZE, table_len=2)
+    tables = [PageTable(pool) for _ in range(2)]
+    tables[0].reserve(3 * PAGE_SIZE)
+    with pytest.raises(AssertionError, match="3 pages in a table of 2"):
+        BatchTable("cpu").of(tables, [1, 1])
 
 
 def test_fresh_pool_gives_low_pages_first_and_never_page_0() -> None:

@@ -41,9 +41,9 @@ def test_next_chunk_is_launched_before_first_tokens_are_read(
     events: list[str] = []
     prefill, append = Decoder.prefill, FirstTokens.append
 
-    def launched(self: Decoder, chunks: Any) -> Any:
+    def launched(self: Decoder, chunks: Any, beside: Any) -> Any:
         events.append("launch")
-        return prefill(self, chunks)
+        return prefill(self, chunks, beside)
 
     def read(self: FirstTokens) -> None:
         events.append("read")

@@ -53,8 +53,9 @@ def test_generate_with_and_without_speculation_says_the_same(
         plain = engine.generate(PROMPT, **options, speculation=False)
         assert fast.token_ids == plain.token_ids
         assert (fast.text, fast.finish_reason) == (plain.text, "length")
-        assert plain.acceptance_length == 1
-        assert sum(fast.accepted_lengths) == len(fast.token_ids) - 1 == 19
+        assert (plain.acceptance_length, plain.accepted_lengths) == (None, ())
+        assert plain.num_forwards == 19
+        assert len(fast.accepted_lengths) <= fast.num_forwards <= 19
 
 
 def test_images_that_outgrow_the_memory_fail_their_request_in_one_line(

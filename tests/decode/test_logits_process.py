@@ -45,7 +45,7 @@ OPTIONS: dict[str, Any] = {
     "frequency": {"frequency_penalty": 0.7},
     "presence": {"presence_penalty": 0.9},
     "repetition": {"repetition_penalty": 1.3},
-    "bias": {"logit_bias": {2: 5.0, 7: -100.0, 5000: 3.0}},
+    "bias": {"logit_bias": {2: 5.0, 7: -100.0}},
     "early": {"min_tokens": 4, "stop_token_ids": [6]},
     "all": {
         "frequency_penalty": -0.4,

@@ -53,6 +53,21 @@ def test_crowds_are_never_served_slower_than_plainly_and_learn_what_pays_at_once
         assert found.late(BOUND_FROM) >= 0.9 * best_over_plain(size, rate_of(length), cycle_ms)
 
 
+@pytest.mark.parametrize("cycle_ms", [h200_ms, moe_ms])
+def test_prompts_of_a_crowd_whose_draft_does_not_pay_go_without_it(
+    cycle_ms: CycleMs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over HTTP: prompts take as long as answers, and a draft that runs over them 5 % more."""
+
+    def late() -> float:
+        load = {"answer": 136, "prompt_ms": 16.0, "draft_ms": 0.8}
+        return served(primed(cycle_ms), 128, 1.0, cycle_ms, 400, **load).late(150)
+
+    assert late() >= BOUND
+    monkeypatch.setattr(AdaptivePlan, "follows", lambda *_: True)
+    assert late() < BOUND
+
+
 @pytest.mark.parametrize(("cycle_ms", "size", "length"), [(h200_ms, 1, 1.0), (moe_ms, 2, 2.0)])
 def test_worthless_draft_costs_less_and_less(cycle_ms: CycleMs, size: int, length: float) -> None:
     """What is tried again and again has a budget of its own, half a percent of the time."""
@@ -86,8 +101,9 @@ def test_mixture_taken_for_a_dense_target_is_dearer_than_its_advance() -> None:
 
 def test_dear_catching_up_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that catches up ten times as slowly as usual is asked more seldom; a plan to which
-    that seems free is caught.
+    that seems free is caught. The draft follows all, as where it nearly pays.
     """
+    monkeypatch.setattr(AdaptivePlan, "follows", lambda *_: True)
 
     def least() -> float:
         return served(primed(h200_ms), 32, 1.0, h200_ms, 600, catch_up_ms=0.05).least()
@@ -102,3 +118,9 @@ def test_first_cycles_are_plain_where_a_draft_would_have_to_be_right() -> None:
     load = Load(primed(moe_ms), 8, rate_of(3.0), moe_ms, noise=0.0, hiccups=0.0).run(120)
     first = next(i for i, depth in enumerate(load.depths) if depth)
     assert 40 <= first <= 110
+
+
+def test_crowd_whose_first_drafted_cycle_was_disturbed_drafts_all_the_same() -> None:
+    """It takes seven times as long as expected, which says nothing of its width."""
+    load = Load(adaptive(), 128, rate_of(3.0), h200_ms, seed=2).run(60)
+    assert min(load.depths[-10:]) > 0

@@ -14,9 +14,11 @@ from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.request import Chunk
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal import StreamDecoder
+from trt_eagle3.multimodal.tokenizer import TokenPieces
 
 EOS, WORDS = 9, ["ab", "c", "bc", "abc", " ", "x", "\u00e9", "!", ""]
 TOKENIZER = train_tokenizer().backend_tokenizer
+PIECES = TokenPieces(TOKENIZER)
 
 
 class Words:
@@ -168,6 +170,14 @@ def test_full_sequence_ends_by_length_unless_it_ends_anyway() -> None:
     assert take(out, [0, EOS, 1], full=True)[-1] == Chunk((0, EOS), "ab", "stop")
 
 
+def test_accepted_lengths_are_of_forwards_that_verified_drafts_and_of_tokens_that_are_kept() -> (
+    None
+):
+    assert output().take([0, 1]).accepted_lengths == ()
+    assert output().take([0, 1], drafted=True).accepted_lengths == (2,)
+    assert output().take([0, EOS, 1], drafted=True).accepted_lengths == (2,)
+
+
 def test_end_token_ends_only_where_it_is_not_ignored() -> None:
     assert take(output(), [0, EOS, 1])[-1] == Chunk((0, EOS), "ab", "stop")
     assert take(output(ignore_eos=True), [0, EOS, 1])[-1] == Chunk((0, EOS, 1), "abc", None)
@@ -188,7 +198,7 @@ def test_stop_token_is_the_last_token_and_its_text_is_in_the_answer() -> None:
 )
 def test_text_of_any_ids_is_what_the_tokenizer_makes_of_them(ids: list[int], width: int) -> None:
     sampling = SamplingParams(max_tokens=len(ids), stop=["\0never", "never\0"])
-    out = Output(sampling, StreamDecoder(TOKENIZER), ())
+    out = Output(sampling, StreamDecoder(PIECES), ())
     chunks = take(out, *(ids[i : i + width] for i in range(0, len(ids), width)))
     assert out.finish_reason == "length"
     assert (
@@ -201,7 +211,7 @@ def test_text_of_any_ids_is_what_the_tokenizer_makes_of_them(ids: list[int], wid
 def test_stop_text_of_half_characters_is_found_once_they_are_whole() -> None:
     ids = TOKENIZER.encode("so \U0001f600 far").ids
     for stop, text in (("\U0001f600", "so "), (" far", "so \U0001f600")):
-        out = Output(SamplingParams(stop=[stop]), StreamDecoder(TOKENIZER), ())
+        out = Output(SamplingParams(stop=[stop]), StreamDecoder(PIECES), ())
         take(out, *([i] for i in ids))
         assert (out.text, out.finish_reason) == (text, "stop")
 

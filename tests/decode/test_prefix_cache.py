@@ -5,6 +5,7 @@ right order.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -31,13 +32,11 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.multimodal import PixelPatches
 
 
-def reused(
-    first: Prompt, second: Prompt, *, drafting: tuple[bool, bool] = (True, True)
-) -> tuple[int, list[int]]:
-    """Rows that ``second`` took over from ``first``, and what it said."""
+def reused(*asked: Prompt, drafting: tuple[bool, ...] = (True, True)) -> tuple[int, list[int]]:
+    """Rows that the last of ``asked`` took over from those before it, and what it said."""
     pool = PagePool(2 * NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
-    for prompt, drafts in zip((first, second), drafting, strict=True):
+    for prompt, drafts in zip(asked, drafting, strict=True):
         s = pair().sequence(prompt, pool, drafting=drafts)
         before = scheduler.num_reused_rows
         scheduler.add(s)
@@ -109,12 +108,45 @@ def test_digest_of_an_image_is_of_its_pixels_its_table_and_its_grid_and_of_nothi
         assert media_digests([image, other], 4)[1][0] != digest
 
 
-def test_plain_pages_are_not_reused_by_a_sequence_that_drafts() -> None:
-    rows, output_ids = reused(prompts()[3], prompts()[3], drafting=(False, True))
-    assert rows == 0
-    rows, output_ids = reused(prompts()[3], prompts()[3], drafting=(False, False))
-    assert rows == 16
+@pytest.mark.parametrize(
+    ("drafting", "expected"),
+    [
+        ((False, True), 0),  # the draft's rows are missing
+        ((False, False), 16),
+        ((True, False), 16),
+        ((False, True, True), 16),  # those of the second one have taken their place
+        ((False, True, False), 16),
+        ((True, False, True), 16),
+    ],
+)
+def test_pages_that_no_draft_has_filled_serve_only_sequences_that_none_follows(
+    drafting: tuple[bool, ...], expected: int
+) -> None:
+    asked = [prompts()[3]] * len(drafting)
+    rows, output_ids = reused(*asked, drafting=drafting)
+    assert rows == expected
     assert output_ids == solo(3)
+
+
+def test_page_that_a_draft_has_filled_takes_the_place_of_one_that_none_has() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    prefixes = PrefixCache(pool)
+    plain, drafted, again = pool.take(2), pool.take(2), pool.take(2)
+    keys = [b"0", b"1"]
+    prefixes.insert(keys, plain)
+    pool.give_back(plain[1:])  # the first one is still in use
+    prefixes.insert(keys, drafted, drafted=True)
+    assert (pool.owners(plain[0]), pool.owners(plain[1])) == (1, 0)
+    prefixes.insert(keys[:1], plain[:1])
+    prefixes.insert(keys, again, drafted=True)
+    assert prefixes.match(keys, drafted=True).pages == tuple(drafted)
+    assert prefixes.match(keys).pages == tuple(drafted)
+    pool.give_back([plain[0], *drafted, *again])
+    prefixes.clear()
+    assert pool.num_free == 7
+    prefixes.insert(keys, drafted := pool.take(2))
+    assert prefixes.match(keys).pages == tuple(drafted)
+    assert not prefixes.match(keys, drafted=True).pages, "what a page was is forgotten with it"
 
 
 def test_page_is_not_known_without_the_row_after_it() -> None:
@@ -197,3 +229,99 @@ def test_planted_fault_pages_known_by_their_length_alone_are_caught(
     monkeypatch.setattr("trt_eagle3.decode.prefix_cache.page_keys", by_length)
     _, output_ids = reused(prompts()[3], other)
     assert output_ids != expected
+
+
+class _Copy:
+    """A snapshot that knows what it is of, and is released once."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key, self.released = key, False
+
+    def release(self) -> None:
+        assert not self.released
+        self.released = True
+
+
+class _Disturbed:
+    """Sequences that begin, are remembered, and leave, in any order; what their pages hold is
+    written down.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.pool = PagePool(14, PAGE_SIZE)
+        self.cache = PrefixCache(self.pool)
+        self.filled: dict[int, tuple[bytes, bool]] = {}  # by page: its key, whether by a draft too
+        self.running: list[tuple[list[bytes], list[int], bool]] = []
+        self.copies: list[_Copy] = []
+        self.reused = self.replaced = 0
+
+    def begin(self) -> None:
+        drafted, hybrid = self.chance.random() < 0.3, self.chance.random() < 0.5
+        start = self.chance.choice("abcdef")
+        keys = [f"{start}{i}".encode() for i in range(self.chance.randint(1, 5))]
+        found = self.cache.match(keys, with_snapshot=hybrid, drafted=drafted)
+        pages = list(found.pages)
+        assert [self.filled[page][0] for page in pages] == keys[: len(pages)]
+        assert all(self.filled[page][1] >= drafted for page in pages), "no draft has filled it"
+        if hybrid and pages:
+            assert isinstance(found.snapshot, _Copy)
+            assert (found.snapshot.key, found.snapshot.released) == (keys[len(pages) - 1], False)
+        self.pool.share(pages)
+        self.reused += len(pages)
+        lacking = len(keys) - len(pages)
+        if lacking > self.pool.num_free:
+            self.cache.evict(lacking - self.pool.num_free)
+        if lacking > self.pool.num_free:
+            self.pool.give_back(pages)
+            return
+        new = self.pool.take(lacking)
+        pages += new
+        self.filled |= {
+            page: (key, drafted) for page, key in zip(pages, keys, strict=True) if page in new
+        }
+        self.running.append((keys, pages, drafted))
+
+    def remember(self) -> None:
+        keys, pages, drafted = self.chance.choice(self.running)
+        count = self.chance.randint(1, len(keys))
+        ends = [n for n in range(1, count + 1) if self.chance.random() < 0.3]
+        copies = {n: _Copy(keys[n - 1]) for n in ends}
+        self.copies += copies.values()
+        before = dict(self.cache._pages)
+        self.cache.insert(keys[:count], pages[:count], copies, drafted=drafted)
+        self.replaced += any(self.cache._pages[key] != page for key, page in before.items())
+
+    def leave(self) -> None:
+        self.chance.shuffle(self.running)
+        self.pool.give_back(self.running.pop()[1])
+
+    def step(self) -> None:
+        busy = [self.remember, self.remember, self.leave] if self.running else []
+        common = [self.begin, self.begin, *busy] * 8
+        self.chance.choice([*common, self.cache.evict_snapshot, lambda: self.cache.evict(1)])()
+        used = {page for _, pages, _ in self.running for page in pages}
+        kept = set(self.cache._pages.values())
+        assert self.pool.num_used == len(used | kept)
+        assert self.pool.num_idle == len(kept - used)
+        for page in used | kept:
+            owners = sum(page in pages for _, pages, _ in self.running)
+            assert self.pool.owners(page) == owners + (page in kept)
+        assert self.cache._drafted == {page for page in kept if self.filled[page][1]}
+        assert self.cache.num_snapshots == sum(not copy.released for copy in self.copies)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_that_are_kept_replaced_and_evicted_in_any_order_hold_what_they_are_known_for(
+    seed: int,
+) -> None:
+    run = _Disturbed(seed)
+    for _ in range(1500):
+        run.step()
+    assert run.reused > 100
+    assert run.replaced > 3
+    while run.running:
+        run.leave()
+    run.cache.clear()
+    assert run.pool.num_used == 0
+    assert all(copy.released for copy in run.copies)

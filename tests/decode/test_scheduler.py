@@ -126,9 +126,9 @@ def test_prefill_pass_of_many_prompts_is_no_larger_than_a_chunk_padding_included
     rows: list[int] = []
     prefill = Decoder.prefill
 
-    def watched(self: Decoder, chunks: Any) -> Any:
+    def watched(self: Decoder, chunks: Any, beside: Any) -> Any:
         rows.append(len(chunks) * max(count for _, count in chunks))
-        return prefill(self, chunks)
+        return prefill(self, chunks, beside)
 
     monkeypatch.setattr(Decoder, "prefill", watched)
     for prompt in prompts():
@@ -255,10 +255,10 @@ def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch
     asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 1, 3)}
     prefill = Decoder.prefill
 
-    def narrow(self: Decoder, chunks: Any) -> Any:
+    def narrow(self: Decoder, chunks: Any, beside: Any) -> Any:
         if any(s is asked[1] for s, _ in chunks):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return prefill(self, chunks)
+        return prefill(self, chunks, beside)
 
     monkeypatch.setattr(Decoder, "prefill", narrow)
     for sequence in asked.values():

@@ -180,9 +180,9 @@ def test_chunks_end_where_pages_do_only_where_states_are_saved(
     alone(6)
     prefill, seen = Decoder.prefill, list[int]()
 
-    def watched(self: Decoder, chunks: Any) -> Any:
+    def watched(self: Decoder, chunks: Any, beside: Any) -> Any:
         seen.extend(count for _, count in chunks)
-        return prefill(self, chunks)
+        return prefill(self, chunks, beside)
 
     monkeypatch.setattr(Decoder, "prefill", watched)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)

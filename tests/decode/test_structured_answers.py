@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.decode.mask_faults import bonus_unmasked, not_rolled_back, parents_masks
 from tests.decode.structured import ENDS, TREES, generate, text_of
-from trt_eagle3.decode import tree_masks
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.sampling_params import SamplingParams
@@ -111,36 +111,6 @@ def test_batches_say_in_every_mode_what_plain_decoding_says() -> None:
     assert answers("plain") == answers("chain") == answers("tree")
 
 
-def _filled(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    """``change(state, tokens, parents, rows)`` after the masks of every tree."""
-    true = tree_masks.fill_trees
-
-    def fill(jobs: Any, masks: Any) -> None:
-        true(jobs, masks)
-        for job, rows in zip(jobs, masks, strict=True):
-            change(*job, rows)
-
-    monkeypatch.setattr(tree_masks, "fill_trees", fill)
-
-
-def _parents_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(_: Any, __: Any, parents: Any, rows: Any) -> None:
-        rows[:] = rows[[max(parent, 0) for parent in parents]].copy()
-
-    _filled(monkeypatch, change)
-
-
-def _not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    _filled(monkeypatch, lambda s, tokens, *_: s.matcher.try_consume_tokens(tokens[1:2]))
-
-
-def _bonus_unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(_: Any, tokens: Any, parents: Any, rows: Any) -> None:
-        rows[sorted(set(range(len(tokens))) - set(parents))] = -1
-
-    _filled(monkeypatch, change)
-
-
 def _one_token_late(monkeypatch: pytest.MonkeyPatch) -> None:
     true = GrammarState.advance
 
@@ -152,9 +122,7 @@ def _one_token_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GrammarState, "advance", advance)
 
 
-@pytest.mark.parametrize(
-    "plant", [_parents_mask, _not_rolled_back, _bonus_unmasked, _one_token_late]
-)
+@pytest.mark.parametrize("plant", [parents_masks, not_rolled_back, bonus_unmasked, _one_token_late])
 def test_planted_fault_changes_answers(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = answers("plain")
     plant(monkeypatch)

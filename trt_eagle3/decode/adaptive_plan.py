@@ -11,7 +11,6 @@ ago, is tried for a few cycles where it could win, as long as all trials togethe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trt_eagle3.config import SpeculationConfig
@@ -27,11 +26,12 @@ from trt_eagle3.decode.cycle_cost import (
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.device_batch import LAUNCHED_AHEAD
 from trt_eagle3.decode.loss_account import LossAccount
-from trt_eagle3.decode.outlook import best_rates, most_seconds
+from trt_eagle3.decode.outlook import best_rates, most_gain, most_seconds, rates_of_all
 from trt_eagle3.decode.plan import Cycle, Plan, plan_of, shrunk, widths
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.switch_cost import SwitchCosts
 from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.trial import TRIAL_CYCLES, Trial
 from trt_eagle3.decode.tuning import TuningTable, read_table
 from trt_eagle3.decode.width import DecodingBatch, Width
 
@@ -47,31 +47,16 @@ _MOST_LOSS = 12.0  # plain cycles at once
 _TRIAL_SHARE = 0.005  # of the time that trials may lose against the width that is served
 _TRIAL_ADVANCE = 1.0
 _MOST_TRIAL_LOSS = 4.0
-_TRIAL_CYCLES = 4  # the first is not timed: the draft catches up in it
 _FAR = 2.5  # times that an unknown width may be dearer that is not next to what is served
 _STRANGE = 2.0  # times what is expected: the first run of a new shape
 _LUCK = 0.5  # tokens that a chance of a draft may bring less than it should, times their root
 _EVIDENCE = 6  # chances of a draft that say something of it
 _NEW = 16  # up to so many it is hardly known
+_FADED = 1e-3  # of what was seen of the draft is forgotten in a plain cycle
 _EARLY = (1, 2, 4, 8)  # cycles of one width after which is thought again
 _HICCUP = 3.0  # times what is expected: what took longer is no width's fault
 _QUIET_AFTER = 32  # cycles without a timed one
 _QUIET_EVERY = 8  # of so many cycles one may keep prompts waiting
-
-
-@dataclass
-class _Trial:
-    """Cycles of another width, and the tokens per second without them.
-
-    Attributes:
-        left: cycles of it that are wanted. patience: cycles until it is given up: near the length
-            limit nobody drafts, and a plain pass that runs already comes first.
-    """
-
-    candidate: int
-    rate: float
-    left: int = _TRIAL_CYCLES
-    patience: int = 2 * _TRIAL_CYCLES
 
 
 class AdaptivePlan:
@@ -107,7 +92,7 @@ class AdaptivePlan:
         self._asked: AnyTree | None = None  # what was wanted last: it is launched in the same time
         self._cycles = self._alike = self._untimed = self._untaken = self._quiet = 0
         self._switches = SwitchCosts()
-        self._trial: _Trial | None = None
+        self._trial: Trial | None = None
         self._account = LossAccount(_LOSS_SHARE, _LOSS_ADVANCE, _MOST_LOSS)
         self._trials = LossAccount(_TRIAL_SHARE, _TRIAL_ADVANCE, _MOST_TRIAL_LOSS)
 
@@ -123,7 +108,7 @@ class AdaptivePlan:
         return self._asked
 
     def _tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
-        if any(s.sampling.seed is not None and not s.sampling.greedy for s in sequences):
+        if any(_is_seeded(s) for s in sequences):
             return self._fixed.tree_for(sequences)
         if not any(s.drafting for s in sequences):
             return None
@@ -137,14 +122,21 @@ class AdaptivePlan:
             self._choices[bucket] = best if rates[best] >= _GAIN * rates[0] else 0
         return self._candidates[self._choices[bucket]].tree
 
+    def follows(self, sequence: SequenceState, others: Sequence[SequenceState]) -> bool:
+        """Not where even at best no width would pay if the draft followed all of them.
+
+        What was seen of the draft fades in plain cycles, until it may be better than that again:
+        then it follows those that come, and a trial shows how often it is right.
+        """
+        if _is_seeded(sequence):
+            return True
+        batch = DecodingBatch([*others, sequence])
+        return most_gain(self._costs, self._overall, self._candidates, batch) >= _GAIN
+
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
         """Every width, those first that promise most by what is known so far."""
         trees = [candidate.tree for candidate in self._candidates]
-        rates = [
-            self._overall.expected_tokens(c.levels)
-            / self._costs.seconds(Shape(c.num_nodes, len(c.levels), batch_size, 0.0))
-            for c in self._candidates
-        ]
+        rates = rates_of_all(self._costs, self._overall, self._candidates, batch_size, 0.0)
         return [trees[i] for i in sorted(range(len(trees)), key=rates.__getitem__, reverse=True)]
 
     def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
@@ -157,7 +149,7 @@ class AdaptivePlan:
         """Learn from a cycle, and now and then think again."""
         index = self._index.get(cycle.tree)
         if index is None or not any(s.drafting for s in cycle.sequences):
-            self._last = None  # the fixed plan's, or nobody's
+            self._pass_over(index)
             return
         batch = DecodingBatch(cycle.sequences)
         self._cycles += 1
@@ -168,14 +160,21 @@ class AdaptivePlan:
         self._settle(cycle, batch, index, expected)
         self._learn_cost(cycle, batch, index, expected)
         self._untaken = self._untaken + 1 if self._asked is not None and index == 0 else 0
-        if self._untaken >= 2 * _TRIAL_CYCLES:  # near the length limit nobody drafts
+        if self._untaken >= 2 * TRIAL_CYCLES:  # near the length limit nobody drafts
             self._choices[batch_bucket(batch.size)] = 0
         self._alike = self._alike + 1 if index == self._last else 1
         self._last = index
         if self._trial is not None:
             self._go_on_trying(batch, index)
         elif self._is_time_to_decide or not self._bears(batch, index):
-            self._decide(batch, may_try=self._alike >= _TRIAL_CYCLES)
+            self._decide(batch, may_try=self._alike >= TRIAL_CYCLES)
+
+    def _pass_over(self, index: int | None) -> None:
+        """A cycle of the fixed plan's (``index`` None), or of nobody whom the draft follows."""
+        self._last = self._trial = None  # a trial of which nothing comes keeps no prompt waiting
+        self._untimed = 0
+        if index is not None:
+            self._overall.fade(_FADED)
 
     @property
     def _is_time_to_decide(self) -> bool:
@@ -189,7 +188,7 @@ class AdaptivePlan:
     def _learn_acceptance(self, cycle: Cycle, index: int) -> None:
         levels = self._candidates[index].levels
         if not levels:
-            self._overall.fade(1e-3)
+            self._overall.fade(_FADED)
             return
         drafted = [
             (s, n) for s, n in zip(cycle.sequences, cycle.accepted, strict=True) if n is not None
@@ -213,7 +212,8 @@ class AdaptivePlan:
         elif index and not self._costs.is_known(shape):
             late = self._switches.catch_up(cycle.caught_up, self._one_seconds)
             seconds = max(cycle.seconds - late, expected / _STRANGE)
-            self._costs.observe(shape, min(seconds, _STRANGE * expected))
+            if seconds < _HICCUP * expected:
+                self._costs.observe(shape, min(seconds, _STRANGE * expected))
         elif cycle.caught_up:
             self._switches.observe_catch_up(cycle.caught_up, more, self._one_seconds)
         elif index == 0 and self._last:
@@ -243,12 +243,9 @@ class AdaptivePlan:
         """Count a cycle of the trial; what it has shown decides in the end."""
         trial = self._trial
         assert trial is not None
-        trial.left -= index == trial.candidate
-        trial.patience -= 1
-        done = min(trial.left, trial.patience) == 0
-        if done or not self._bears(batch, trial.candidate):
+        if trial.count(index) or not self._bears(batch, trial.candidate):
             self._trial = None
-            self._alike = _TRIAL_CYCLES  # what is chosen now has some cycles before the next one
+            self._alike = TRIAL_CYCLES  # what is chosen now has some cycles before the next one
             self._decide(batch, may_try=False)
 
     def _decide(self, batch: DecodingBatch, *, may_try: bool) -> None:
@@ -317,7 +314,7 @@ class AdaptivePlan:
         decoding costs must be known at any price.
         """
         if current and not self._costs.is_known(self._candidates[0].shape(batch)):
-            self._trial = _Trial(0, rates[current])
+            self._trial = Trial(0, rates[current])
             return
         widths = self._candidates
         hopes = dict(enumerate(best_rates(self._costs, self._overall, widths, batch, rates)))
@@ -331,7 +328,7 @@ class AdaptivePlan:
             # as long as little is known of the draft, the account of all losses is enough
             paid = self._is_new(i) or loss / unit <= self._trials.balance(served / unit)
             if paid and self._bears(batch, i):
-                self._trial = _Trial(i, rates[current])
+                self._trial = Trial(i, rates[current])
                 return
 
     def _is_new(self, index: int) -> bool:
@@ -347,9 +344,14 @@ class AdaptivePlan:
         """
         shape = self._candidates[wanted].shape(batch)
         near = self._costs.is_known(shape) or abs(wanted - current) == 1
-        seconds = _TRIAL_CYCLES * self._costs.seconds(shape) * (1 if near else _FAR)
+        seconds = TRIAL_CYCLES * self._costs.seconds(shape) * (1 if near else _FAR)
         better = rates[wanted] / rates[current] / (1 if near else _FAR)
         return seconds * max(1.0 - better, 0.0) + self._catch_up_seconds(batch, wanted)
+
+
+def _is_seeded(sequence: SequenceState) -> bool:
+    """Whether its answer must come again, and so be drafted alike."""
+    return sequence.sampling.seed is not None and not sequence.sampling.greedy
 
 
 def _emitted(cycle: Cycle) -> int:

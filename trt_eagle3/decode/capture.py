@@ -1,4 +1,4 @@
-"""What a server does before the first request, bounded in time and memory: prompts of every size
+"""What a server does before the first request, bounded in time and memory: prompts of every width
 run once, and the CUDA graphs of decoding are captured and timed.
 """
 
@@ -11,57 +11,141 @@ from collections.abc import Sequence
 import torch
 
 from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.catch_up import CatchUp
+from trt_eagle3.decode.chunks import PROMPT_WIDTHS, warm_widths
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.device_batch import batch_sizes
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.launched import launch_prefill
 from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.row_ref import RowRef
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.engine.machine import seconds_of
+from trt_eagle3.engine.memory import request_memory
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
+from trt_eagle3.errors import DeviceMemoryError
 
-__all__ = ["capture_graphs", "prime_sizes", "run_prompts"]
+__all__ = [
+    "capture_graphs",
+    "has_room_for_graphs",
+    "prime_sizes",
+    "run_catch_ups",
+    "run_prompts",
+]
 
 _log = logging.getLogger("trt_eagle3")
 _TIMED = 4  # cycles of every shape
 _LEAST_FREE_BYTES = 2 << 30  # that prompts and pictures may want besides
-_FEWEST_ROWS = 32  # of a prompt that is run ahead
+_CAUGHT_UP = (1, 2, 4)  # sequences whose draft catches up ahead
 
 
 def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
-    """Prefill prompts of a whole chunk, half of one, and so on, and forget them.
+    """Prefill prompts of the widths that a chunk may have, and forget them; those of
+    ``PROMPT_WIDTHS`` as often as captures their graphs.
 
-    The first prompt of a size loads kernels and takes memory, which the next one finds: without
-    this the first request would wait for that.
+    The first prompt of a width loads kernels and takes memory, which the next one finds: without
+    this requests would wait for that.
 
     Returns:
-        How many sizes have run; those for which there is no room are left to whoever asks for them.
+        How many widths have run; those for which there is no room are left to whoever asks for
+        them.
     """
-    room = min(decoder.max_seq_len, pool.num_free * pool.page_size)
-    num_rows, done = min(decoder.prefill_chunk, room), 0
-    while num_rows >= _FEWEST_ROWS:
-        done += _run_prompt(decoder, pool, vocab_size, num_rows)
-        num_rows //= 2
-    return done
+    room = min(decoder.max_seq_len, pool.num_free * pool.page_size, decoder.prefill_chunk)
+    return sum(
+        _run_prompt(decoder, pool, vocab_size, width, _times_to_run(width))
+        for width in warm_widths(room)
+    )
 
 
-def _run_prompt(decoder: Decoder, pool: PagePool, vocab_size: int, num_rows: int) -> bool:
-    """Prefill a text of ``num_rows`` tokens; whether memory held it."""
+def _times_to_run(width: int) -> int:
+    return CAPTURED_AT_RUN if width in PROMPT_WIDTHS else 1
+
+
+def _run_prompt(
+    decoder: Decoder, pool: PagePool, vocab_size: int, num_rows: int, times: int
+) -> bool:
+    """Prefill a text of ``num_rows`` tokens ``times``; whether memory held it."""
+    for _ in range(times):
+        sequence = _text(pool, vocab_size, num_rows)
+        decoder.states.reserve(sequence, num_rows)
+        try:
+            launched = launch_prefill(decoder, [(sequence, num_rows)])
+            launched.wait()
+        finally:
+            decoder.states.release(sequence)
+        for _, error in launched.failed:
+            _log.warning("%s", error)
+        if launched.failed:
+            return False
+    return True
+
+
+def _text(pool: PagePool, vocab_size: int, num_rows: int) -> SequenceState:
+    """A sequence with a prompt of ``num_rows`` tokens."""
     ids = torch.arange(num_rows) % vocab_size
     positions = torch.arange(num_rows, dtype=torch.int32).expand(3, -1)
     prompt = Prompt(ids, positions, 0, torch.zeros(num_rows, dtype=torch.bool))
-    sequence = SequenceState(prompt, pool, vocab_size, drafting=True)
-    decoder.states.reserve(sequence, num_rows)
+    return SequenceState(prompt, pool, vocab_size, drafting=True)
+
+
+def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
+    """Let the draft catch up with made-up rows, in the shapes of few sequences, as often as
+    captures each: its first run takes as long as several cycles.
+
+    Returns:
+        How many shapes have run; those for which there is no room are left to whoever needs them.
+    """
+    catch_up = decoder.catch_up
+    if catch_up is None:
+        return 0
+    most = min(catch_up.max_deferred, decoder.max_seq_len - 1)
+    done = 0
+    for count, width in catch_up.shapes(_CAUGHT_UP, most):
+        num_rows = min(width, most)
+        if count * -(-(num_rows + 1) // pool.page_size) > pool.num_free:
+            continue
+        try:
+            for _ in range(CAPTURED_AT_RUN):
+                _run_catch_up(catch_up, pool, vocab_size, count, num_rows)
+        except DeviceMemoryError as error:
+            _log.warning("%s", error)
+        else:
+            done += 1
+    return done
+
+
+def _run_catch_up(
+    catch_up: CatchUp, pool: PagePool, vocab_size: int, count: int, num_rows: int
+) -> None:
+    """Catch up with ``num_rows`` rows of each of ``count`` sequences.
+
+    Raises:
+        DeviceMemoryError: memory did not hold it.
+    """
+    sequences = [_text(pool, vocab_size, num_rows) for _ in range(count)]
+    manifest, table = catch_up.drafting.manifest, catch_up.drafting.proposer.runner.embedding
+    width = len(manifest.aux_layers) * manifest.target_hidden_size
+    aux = torch.zeros(num_rows, width, dtype=table.dtype, device=table.device)
     try:
-        launched = launch_prefill(decoder, [(sequence, num_rows)])
-        launched.wait()
+        for s in sequences:
+            s.pages.reserve(num_rows + 1)
+            s.tokens, s.length = [0], num_rows
+            s.deferred = [RowRef(row, 0) for row in aux.split(1)]
+        with request_memory(
+            f"a draft that catches up: {count * num_rows} rows at once",
+            "Rebuild with a smaller engine.prefill_chunk.",
+        ):
+            catch_up.run(sequences)
     finally:
-        decoder.states.release(sequence)
-    for _, error in launched.failed:
-        _log.warning("%s", error)
-    return not launched.failed
+        for s in sequences:
+            s.reset()
+
+
+def has_room_for_graphs() -> bool:
+    """Whether as much of a GPU's memory is free as prompts and pictures may want besides."""
+    return not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= _LEAST_FREE_BYTES
 
 
 def capture_graphs(cycles: AsyncCycles, plan: TreePlan, table_len: int, seconds: float) -> int:
@@ -76,7 +160,7 @@ def capture_graphs(cycles: AsyncCycles, plan: TreePlan, table_len: int, seconds:
     """
     start, done = time.perf_counter(), 0
     for size in reversed(batch_sizes(cycles.max_batch_size)):
-        if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < _LEAST_FREE_BYTES:
+        if not has_room_for_graphs():
             _log.warning("little GPU memory is free: graphs of small batches are captured later")
             break
         if time.perf_counter() - start > seconds:

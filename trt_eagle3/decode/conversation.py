@@ -125,6 +125,6 @@ class Conversation:
 
 
 def _tag(tool: Tool, *, strict: bool = True) -> StructuralTag:
-    schema = json.dumps(tool.parameters if strict else {"type": "object"}, allow_nan=False)
+    schema = json.dumps(dict(tool.arguments) if strict else {"type": "object"}, allow_nan=False)
     begin = f'{_TRIGGER}\n{{"name": {json.dumps(tool.name)}, "arguments": '
     return StructuralTag(begin, schema, "}\n</tool_call>")

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
 
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.capture import capture_graphs, run_prompts
+from trt_eagle3.decode.answer import Answer, wake_readers
+from trt_eagle3.decode.capture import capture_graphs, run_catch_ups, run_prompts
+from trt_eagle3.decode.delivery import CANCELLED, Delivery, outcome_of
 from trt_eagle3.decode.emission import Emission
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
+from trt_eagle3.decode.picture_warm_up import run_pictures
 from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.preprocess import (
@@ -28,26 +29,26 @@ from trt_eagle3.decode.preprocess import (
     PreprocessStage,
     PromptPreprocessor,
 )
-from trt_eagle3.decode.request import Chunk, Request
+from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.engine.memory import num_pages
 from trt_eagle3.errors import (
     ClosedError,
+    EngineFailedError,
     OverloadedError,
     RequestCancelledError,
-    TrtEagle3Error,
-    UserError,
+    clip,
 )
 from trt_eagle3.multimodal.caller import Caller
 
-__all__ = ["EngineCore"]
+__all__ = ["ENGINE_STOPPED", "EngineCore"]
 
 _log = logging.getLogger("trt_eagle3")
+ENGINE_STOPPED = "the engine has stopped. Load it again."
 _POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
-
-CANCELLED = Chunk((), "", "cancelled")
 
 
 class EngineCore:
@@ -80,12 +81,12 @@ class EngineCore:
         self._max_waiting = bundle.limits.max_waiting
         self._news = threading.Condition()
         self._inbox: list[tuple[Answer, SequenceState]] = []
-        # its reader lets go: it is cancelled
-        self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}
+        self._delivery = Delivery(self.scheduler, meter)
         self._errands: list[tuple[Callable[[], int], Future[int]]] = []
         self._num_preparing = 0
         self._num_stalled = 0  # in the scheduler's queue, but not to be run
         self._closing = self._draining = False
+        self._step = Stopwatch()
         self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
         self._thread.start()
 
@@ -102,6 +103,11 @@ class EngineCore:
         with self._news:
             waiting = max(len(self.scheduler.waiting) - self._num_stalled, 0)
             return self._num_preparing + len(self._inbox) + waiting
+
+    @property
+    def step_seconds(self) -> float:
+        """Since the last step ended, or the work came; 0 while there is none."""
+        return self._step.seconds if self._thread.is_alive() else 0.0
 
     def use_plan(self, plan: TreePlan) -> None:
         """Speculate by ``plan`` from now on; not while requests are in flight."""
@@ -160,11 +166,12 @@ class EngineCore:
         return answers
 
     def capture_graphs(self, seconds: float) -> int:
-        """Run prompts of every size once, and capture the CUDA graphs of decoding, these in
-        ``seconds`` at most; how many batch sizes are ready.
+        """Run pictures and prompts of every size, where nothing is being answered, and capture the
+        CUDA graphs of decoding in ``seconds`` at most; how many batch sizes are ready.
 
         Raises:
-            ClosedError: this is closed.
+            ClosedError: this is closed, or was before it began. EngineFailedError: the thread that
+                decodes died.
         """
         cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
         if cycles is None or table_len is None or not cycles.capturable:
@@ -172,14 +179,32 @@ class EngineCore:
         plan = self._plan
 
         def work() -> int:
-            run_prompts(self._bundle.decoder, self.pool, self._bundle.spec.vocab_size)
+            if not self.scheduler.running:  # whose states, and places for them, prompts would take
+                self._run_shapes(speculating=plan.speculates)
             return capture_graphs(cycles, plan, table_len, seconds)
 
+        return self._ask(work)
+
+    def _run_shapes(self, *, speculating: bool) -> None:
+        """What requests will find, besides cycles."""
+        decoder, vocab_size = self._bundle.decoder, self._bundle.spec.vocab_size
+        run_pictures(self._bundle)
+        run_prompts(decoder, self.pool, vocab_size)
+        if speculating:
+            run_catch_ups(decoder, self.pool, vocab_size)
+
+    def _ask(self, errand: Callable[[], int]) -> int:
+        """Let the thread that decodes run ``errand`` between two steps; what that returns or
+        raises.
+
+        Raises:
+            ClosedError, EngineFailedError: as for ``capture_graphs``.
+        """
         done: Future[int] = Future()
         with self._news:
             if not self.alive:
-                raise ClosedError("the engine has stopped. Load it again.")
-            self._errands.append((work, done))
+                raise ClosedError(ENGINE_STOPPED)
+            self._errands.append((errand, done))
             self._news.notify_all()
         return done.result()
 
@@ -198,7 +223,7 @@ class EngineCore:
 
     def _accept(self, keeps: object) -> Answer:
         if not self.alive:
-            raise ClosedError("the engine has stopped. Load it again.")
+            raise ClosedError(ENGINE_STOPPED)
         if self.num_waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later."
@@ -257,10 +282,11 @@ class EngineCore:
 
     def _refuse(self, answer: Answer, error: Exception | None) -> None:
         """End a request that never came to be a sequence; without an error it was cancelled."""
-        self._meter.finished("cancelled" if error is None else _outcome(error))
+        self._meter.finished("cancelled" if error is None else outcome_of(error))
         if error is None:
             answer.put(CANCELLED)
         answer.end(error)
+        wake_readers([answer])
 
     def _run(self) -> None:
         try:
@@ -269,127 +295,101 @@ class EngineCore:
             _log.exception("the decoding thread died")
             with self._news:
                 self._closing = True
+            self._end_errands(_death_of(error))
             for answer, _ in self._readers():
                 if answer is not None:
-                    answer.end(_engine_error(error))
+                    self._delivery.fail(answer, error)
+            self._delivery.wake()
             raise
 
     @torch.inference_mode()
     def _serve(self) -> None:
+        self._step.start()
         while self._wait():
             # a call of its own: while this thread waits, it holds on to nobody's request
             self._turn()
-        for _, done in self._errands:
-            done.cancel()
+            self._step.start()
+        self._end_errands(ClosedError(ENGINE_STOPPED))
         for answer, sequence in self._readers():
-            self._drop(answer, sequence, "cancelled")
+            self._delivery.drop(answer, sequence, "cancelled")
+        self._delivery.wake()
 
     def _readers(self) -> list[tuple[Answer | None, SequenceState]]:
         """Everybody with a sequence; None where nobody holds the answer any more."""
-        return [*((held(), sequence) for held, sequence in self._answers.values()), *self._inbox]
+        return [*self._delivery, *self._inbox]
 
     def _turn(self) -> None:
         """Take what has come, and step."""
         with self._news:
             for answer, sequence in self._inbox:
-                self._answers[id(sequence)] = weakref.ref(answer), sequence
+                self._delivery.add(answer, sequence)
                 self.scheduler.add(sequence)
             self._inbox.clear()
-            errands, self._errands = self._errands, []
-        for errand, done in errands:
-            try:
-                done.set_result(errand())
-            except Exception as error:  # whoever asked is told
-                done.set_exception(error)
-        self._look_at_readers()
+        self._run_errands()
+        self._delivery.look_at_readers(draining=self._draining)
         try:
             emissions = self.scheduler.step()
         except Exception as error:  # a forward failed: nothing of what it was for can be trusted
             _log.exception("a step failed")
+            self._check_device()
             emissions = [Emission(sequence, (), error=error) for sequence in self.scheduler.reset()]
         if self.scheduler.num_draft_tokens is not None:
             self._meter.batch_cycle(self.scheduler.num_draft_tokens)
-        for emission in emissions:
-            self._deliver(emission)
+        self._delivery.deliver(emissions)
         self._num_stalled = sum(sequence.backpressured for sequence in self.scheduler.waiting)
+
+    def _run_errands(self) -> None:
+        """Do what was asked. An errand stays in the list while it runs: if this thread dies of it,
+        whoever asked is told.
+        """
+        while self._errands and not self._closing:
+            errand, done = self._errands[0]
+            result, failure = 0, None
+            try:
+                result = errand()
+            except Exception as error:  # whoever asked is told
+                failure = error
+            with self._news:
+                del self._errands[0]
+            if failure is None:
+                done.set_result(result)
+            else:
+                done.set_exception(failure)
+
+    def _end_errands(self, error: Exception) -> None:
+        """Tell those whose errands will not be done."""
+        with self._news:
+            errands, self._errands = self._errands, []
+        for _, done in errands:
+            done.set_exception(error)
+
+    def _check_device(self) -> None:
+        """End this thread where the GPU does nothing more: every step would fail.
+
+        Raises:
+            RuntimeError: as every call of CUDA does, after an illegal access.
+        """
+        if self._bundle.device == "cuda":
+            torch.cuda.synchronize()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
         with self._news:
             while not (self._closing or self._inbox or self._errands) and self.scheduler.idle:
-                if self._draining and not self._answers and not self._num_preparing:
+                if self._draining and not self._delivery and not self._num_preparing:
                     return False
-                unread = bool(self._answers)
+                unread = bool(self._delivery)
+                self._step.stop()
                 self._news.wait(_POLL_SECONDS if unread else None)
+                self._step.start()
                 if unread:
                     break
             return not self._closing
 
-    def _look_at_readers(self) -> None:
-        for held, sequence in list(self._answers.values()):
-            answer = held()
-            if answer is None or answer.cancelled:
-                self._drop(answer, sequence, "cancelled")
-            else:
-                sequence.backpressured = answer.lagging and not self._draining
 
-    def _deliver(self, emission: Emission) -> None:
-        """Hand on what a step emitted, up to the answer's end."""
-        sequence, error = emission.sequence, emission.error
-        answer = self._answers[id(sequence)][0]()
-        if answer is None:
-            self._drop(None, sequence, "cancelled" if error is None else _outcome(error))
-            return
-        if any(self._put(answer, part) for part in emission.parts):
-            return
-        if error is not None:
-            self._drop(answer, sequence, _outcome(error), error)
-
-    def _put(self, answer: Answer, emission: Emission) -> bool:
-        """Add what one forward emitted to an answer; whether that is its end."""
-        assert answer.output is not None
-        sequence, tokens = emission.sequence, emission.tokens
-        start = len(answer.output.token_ids)
-        logprobs = sequence.logprobs[start : start + len(tokens)]
-        chunk = answer.output.take(tokens, logprobs, full=emission.full)
-        answer.reused_tokens = sequence.num_reused_rows
-        seconds = answer.put(chunk)
-        if emission.steps is None:
-            self._meter.first_token(sequence.queue_seconds or 0.0, answer.seconds)
-        else:
-            self._meter.cycle(len(tokens) - 1, emission.steps, len(chunk.token_ids), seconds)
-        if chunk.finish_reason:
-            self._drop(answer, sequence, chunk.finish_reason)
-        return chunk.finish_reason is not None
-
-    def _drop(
-        self,
-        answer: Answer | None,
-        sequence: SequenceState,
-        outcome: str,
-        error: Exception | None = None,
-    ) -> None:
-        """The end of a request, however it came; its pages are free before its reader hears of
-        it.
-        """
-        self._answers.pop(id(sequence), None)
-        self._meter.finished(outcome)  # whoever sees its pages free finds it counted
-        self.scheduler.remove(sequence)
-        if answer is None:
-            return
-        if outcome == "cancelled":
-            answer.put(CANCELLED)
-        answer.end(
-            error if error is None or isinstance(error, TrtEagle3Error) else _engine_error(error)
-        )
-
-
-def _outcome(error: Exception) -> str:
-    """How the metrics count a request that ended with ``error``: by whose fault it is."""
-    return "rejected" if isinstance(error, UserError) else "error"
-
-
-def _engine_error(error: BaseException) -> Exception:
-    failure = RuntimeError(f"decoding failed: {type(error).__name__}: {error}")
+def _death_of(error: BaseException) -> EngineFailedError:
+    """What those are told who have asked the decoding thread, which ``error`` has ended."""
+    what = f"{type(error).__name__}: {error}"
+    failure = EngineFailedError(f"the decoding thread died ({clip(what)}). Load it again.")
     failure.__cause__ = error
     return failure

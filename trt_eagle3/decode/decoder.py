@@ -8,47 +8,37 @@ vocab. Sequences that need fewer rows than S are padded; padding writes to page 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.batch import padded, segment_metadata, widened
+from trt_eagle3.decode.catch_up import CatchUp
+from trt_eagle3.decode.chunks import padded_width
 from trt_eagle3.decode.device_batch import BATCH_SIZES
 from trt_eagle3.decode.draft_ahead import DraftAhead
+from trt_eagle3.decode.drafting import Drafting
 from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposal,
-    Proposer,
     draft_decode_position,
-    draft_positions,
     put_draft_visual,
 )
-from trt_eagle3.decode.row_ref import RowRef, gather_padded
-from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
+from trt_eagle3.decode.row_ref import RowRef
+from trt_eagle3.decode.runner import AttentionMetadata, Rows, TargetRunner, all_rows
 from trt_eagle3.decode.segment import Segment, cut, last_segments
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, LayerStates
 from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.decode.verify import verify_tree
-from trt_eagle3.engine.memory import MAX_DEFERRED
 
 __all__ = ["AnyTree", "Decoder", "Drafting"]
-
-_CATCH_UP_WINDOW = 8  # share of the rows that may be kept, within which all sequences catch up
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """The drafting side of a decoder: who proposes, and what the draft is."""
-
-    proposer: Proposer
-    manifest: DraftManifest
 
 
 class Decoder:
@@ -79,6 +69,14 @@ class Decoder:
         self._drafting = drafting
         self._fixed_shapes = fixed_shapes
         self._max_batch_size = max_batch_size
+        self.catch_up: CatchUp | None = None
+        if drafting is not None:
+            self.catch_up = CatchUp(
+                drafting,
+                max_rows=prefill_chunk,
+                max_sequences=max_batch_size,
+                fixed_shapes=fixed_shapes,
+            )
         self._async: AsyncCycles | None = None
         if fixed_shapes and asynchronous:
             draft = DraftAhead(drafting.proposer, drafting.manifest) if drafting else None
@@ -150,12 +148,24 @@ class Decoder:
         """Whether a prefill may be launched before the first tokens of the one before are read."""
         return self.async_cycles is not None
 
-    def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> FirstTokens:
+    @property
+    def mixes(self) -> bool:
+        """Whether a prefill may run with a step of sequences that decode."""
+        return self.async_cycles is not None and self._target.mixes
+
+    def prefill(
+        self,
+        chunks: Sequence[tuple[SequenceState, int]],
+        beside: Sequence[SequenceState] = (),
+    ) -> FirstTokens:
         """Launch the next rows of each sequence, so many of each. One that is through with its
         prompt has a token when the caller appends it; none, if its logits are no numbers.
+
+        ``beside``: sequences that decode plainly, where this ``mixes``: their next step may run in
+        the same forward, and ``cycle`` goes on from there.
         """
         segments = cut(chunks, self.max_segments)
-        width = max(s.count for s in segments)
+        width = self._prompt_width(segments, len(beside))
         ids = padded([s.sequence.ids(s.start, s.stop) for s in segments], width)
         embeds = self._target.embedding.lookup(ids)
         positions = [s.sequence.prompt.positions(s.start, s.stop) for s in segments]
@@ -167,7 +177,11 @@ class Decoder:
                 s.sequence.prompt.put_visual(embeds[i], s.start)
                 s.sequence.prompt.put_visual_levels(visual_levels[:, i], s.start)
         last_rows = torch.tensor([[s.count - 1] for s in segments])
-        logits, aux = self._target.forward(embeds, metadata, last_rows, visual_levels)
+        mixed = None
+        if beside and self._async is not None:
+            rows = Rows(embeds, metadata, last_rows, visual_levels)
+            mixed = self._async.launch_beside(beside, rows)
+        logits, aux = mixed or self._target.forward(embeds, metadata, last_rows, visual_levels)
         first_tokens = FirstTokens(chunks, [logits[i, 0] for i in last_segments(segments)])
         try:
             if aux is not None:
@@ -182,6 +196,16 @@ class Decoder:
             sequence.length += count
         return first_tokens
 
+    def _prompt_width(self, segments: Sequence[Segment], num_beside: int = 0) -> int:
+        """Rows of each of ``segments`` in one forward; one alone is padded, with ``num_beside``
+        others, to a width that comes again, if chunk and length limit hold that.
+        """
+        widest = max(s.count for s in segments)
+        if not self._fixed_shapes or len(segments) > 1:
+            return widest
+        room = min(self.prefill_chunk - num_beside, self.max_seq_len - segments[0].start)
+        return max(widest, min(padded_width(widest + num_beside) - num_beside, room))
+
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> CycleOutcome:
         """What one target forward over a tree of each sequence says; those that cannot take
         ``tree`` emit one token.
@@ -190,13 +214,14 @@ class Decoder:
         since the last call, it is that one's outcome, and ``tree`` is for the next.
         """
         cycles = self.async_cycles
+        if not any(s.drafting for s in sequences):
+            tree = None
         if cycles is not None and cycles.only_plain and tree is not None:
             running = cycles.finish(sequences)  # before the draft catches up, with its row too
             if running is not None:
                 return running
-        self._catch_up(
-            self._late(sequences) if tree is None else [s for s in sequences if s.deferred]
-        )
+        if self.catch_up is not None:
+            self.catch_up.run(sequences if tree is not None else self.catch_up.late(sequences))
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
         others = [s for i, s in enumerate(sequences) if i not in speculating]
         if cycles is not None and (
@@ -249,7 +274,8 @@ class Decoder:
         if self._drafting is None or not rows:
             return
         some = [segments[i] for i in rows]
-        runner, width = self._drafting.proposer.runner, max(s.count for s in some)
+        runner = self._drafting.proposer.runner
+        width = self._prompt_width(some)
         ahead = [s.sequence.ids(s.start + 1, s.stop + 1) for s in some]
         embeds = runner.embedding.lookup(padded(ahead, width))
         first_tokens.put_embeds(embeds, some, runner.embedding)
@@ -257,7 +283,9 @@ class Decoder:
             put_draft_visual(self._drafting.manifest, s.sequence.prompt, embeds[i], s.start)
         if len(some) < len(segments):
             aux = torch.stack([aux[i] for i in rows])
-        self._commit(some, embeds, aux[:, :width])
+        # a width that comes again, where others beside the prompt made the target's an odd one
+        aux = functional.pad(aux[:, :width], (0, 0, 0, max(width - aux.shape[1], 0)))
+        self._drafting.extend(some, embeds, aux)
 
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
         if not sequences or tree is None or self._drafting is None:
@@ -326,7 +354,7 @@ class Decoder:
         tokens = padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
         embeds = self._drafting.proposer.runner.embedding.lookup(tokens)
         segments = [Segment(s, s.draft_length, n) for s, n in zip(some, counts, strict=True)]
-        self._commit(segments, embeds, aux)
+        self._drafting.extend(segments, embeds, aux)
 
     def _defer(self, sequences: Sequence[SequenceState], aux: Tensor) -> None:
         """Keep what the draft will want if speculation pays again: asking it now would be for
@@ -338,58 +366,6 @@ class Decoder:
         for i, s in enumerate(sequences):
             if s.draft:
                 s.deferred.append(RowRef(rows, i))
-
-    def _late(self, sequences: Sequence[SequenceState]) -> Sequence[SequenceState]:
-        """Of sequences that decode plainly, those whose draft catches up now: before they lack as
-        many rows as may be kept, a few of them in each cycle.
-        """
-        limit = min(self.prefill_chunk, MAX_DEFERRED)
-        window = limit // _CATCH_UP_WINDOW
-        late = [s for s in sequences if len(s.deferred) >= limit - window]
-        late.sort(key=lambda s: -len(s.deferred))
-        count = -(-len(sequences) // window) if window else len(late)
-        overdue = sum(len(s.deferred) >= limit for s in late)
-        return late[: max(count, overdue)]
-
-    def _catch_up(self, sequences: Sequence[SequenceState]) -> None:
-        """Give the draft the rows that it was not asked for, those of sequences that lack about
-        as many at once.
-        """
-        late = sorted(sequences, key=lambda s: len(s.deferred))
-        while late:
-            width = len(late[-1].deferred)
-            count = max(self.prefill_chunk // width, 1)
-            late, together = late[:-count], late[-count:]
-            self._run_deferred(together, width)
-
-    def _run_deferred(self, sequences: Sequence[SequenceState], width: int) -> None:
-        """Run the deferred rows of ``sequences``, each padded to ``width``."""
-        assert self._drafting is not None
-        counts = [len(s.deferred) for s in sequences]
-        ahead = [s.ids(s.draft_length + 1, s.length + 1) for s in sequences]
-        embeds = self._drafting.proposer.runner.embedding.lookup(padded(ahead, width))
-        aux = gather_padded([s.deferred for s in sequences], width)
-        segments = [Segment(s, s.draft_length, n) for s, n in zip(sequences, counts, strict=True)]
-        self._commit(segments, embeds, aux)
-        for s in sequences:
-            s.deferred.clear()
-
-    def _commit(self, segments: Sequence[Segment], embeds: Tensor, aux: Tensor) -> None:
-        """The draft's next rows, from ``aux [B, S, k * H]`` and ``embeds [B, S, Hd]`` of the
-        tokens ahead.
-        """
-        assert self._drafting is not None
-        proposer, manifest = self._drafting.proposer, self._drafting.manifest
-        positions = []
-        for s in segments:
-            of_target = s.sequence.prompt.positions(s.start, s.stop + 1)
-            positions.append(
-                draft_positions(manifest, s.start, of_target[:, :-1], of_target[:, -1])
-            )
-        metadata = segment_metadata(proposer.runner.states, segments, positions, embeds)
-        states = proposer.extend(metadata, embeds, proposer.runner.fuse(aux))
-        for s, state in zip(segments, states, strict=True):
-            s.sequence.draft, s.sequence.draft_length = state, state.length
 
 
 def _num_rows(tree: AnyTree) -> int:

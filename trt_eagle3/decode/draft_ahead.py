@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ class DraftAhead:
         if not in_place:
             aux = aux.gather(1, outcome.path[..., None].expand(-1, -1, aux.shape[2]))
         size, width = outcome.path.shape
-        nodes = torch.arange(width, dtype=torch.int32, device=aux.device)
+        nodes = _nodes(width, aux.device)
         first = draft_decode_position(self._manifest, batch.lengths, batch.positions)
         counts = outcome.counts.int()
         metadata = AttentionMetadata(
@@ -194,6 +195,12 @@ class DraftAhead:
             state_inputs=batch.pages,
         )
         return self.prepare(tree, drafters, samplers)
+
+
+@lru_cache(maxsize=32)
+def _nodes(width: int, device: torch.device) -> Tensor:
+    """int32 [width]: 0, 1, ...; only to be read."""
+    return torch.arange(width, dtype=torch.int32, device=device)
 
 
 def _begins_with(tree: AnyTree, wanted: AnyTree) -> bool:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from trt_eagle3.decode.grammar_masks import fill_trees
 from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.logits_process import forbidden_tokens
+from trt_eagle3.decode.logits_process import AllowedTokens, forbidden_tokens
 from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.transfer import host_buffer, to_device
+from trt_eagle3.decode.transfer import host_buffer
 
 __all__ = ["DraftFilter", "filtered_states"]
 
@@ -88,12 +88,19 @@ class DraftFilter:
     def _masked(self, logits: Tensor) -> Tensor:
         """``logits`` [B, m, Vd], a copy, of which each row keeps what its state allows."""
         device, vocab_size = logits.device, self._vocab_size
-        states = [state for rows in self._rows.values() for state in rows]
-        bits = host_buffer((len(states), 1, -(-vocab_size // 32)), torch.int32, device)
-        fill_trees([(s, [-1], [-1]) if s is not None else None for s in states], bits.numpy())
-        forbidden = forbidden_tokens(to_device(bits, device), vocab_size)
-        index = to_device(torch.tensor([*self._rows]), device)
+        each = [
+            (state, (i, place))
+            for i, rows in self._rows.items()
+            for place, state in enumerate(rows)
+            if state is not None
+        ]
+        bits = host_buffer((len(each), -(-vocab_size // 32)), torch.int32, device)
+        found = fill_trees([(state, [-1], [-1]) for state, _ in each], bits.numpy())
+        allowed = AllowedTokens.from_masks(device, bits, found, [[node] for _, node in each])
+        if allowed is None:
+            return logits
         ids = self._target_ids(torch.arange(logits.shape[2], device=device))
-        forbidden = forbidden[:, 0, ids].unflatten(0, (len(self._rows), -1))
-        kept = logits.index_select(0, index).masked_fill_(forbidden, -torch.inf)
-        return logits.index_copy(0, index, kept)
+        forbidden = forbidden_tokens(allowed.bits, vocab_size)[:, ids]
+        rows, places = logits.flatten(0, 1), allowed.places(logits.shape[1])
+        kept = rows.index_select(0, places).masked_fill_(forbidden, -torch.inf)
+        return rows.index_copy(0, places, kept).view_as(logits)

@@ -32,12 +32,15 @@ class Emission:
 
     @property
     def parts(self) -> list[Emission]:
-        """What each forward emitted by itself: the prompt's, the cycle's."""
+        """An emission for each forward that emitted tokens: the prompt's, then the cycle's."""
         if not self.begins:
             return [self] if self.tokens else []
-        first = replace(self, tokens=self.tokens[:1], full=self.full and not self.tokens[1:])
-        cycle = replace(self, tokens=self.tokens[1:], begins=False)
-        return [replace(first, steps=None), *cycle.parts]
+        first, rest = self.tokens[:1], self.tokens[1:]
+        cycle = replace(self, tokens=rest, begins=False)
+        return [
+            replace(self, tokens=first, full=self.full and not rest, steps=None),
+            *cycle.parts,
+        ]
 
 
 def joined(emissions: Iterable[Emission]) -> list[Emission]:

@@ -5,6 +5,7 @@ request.
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from trt_eagle3.decode.filter_trial import FilterTrial
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.grammar_text import grammar_text
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.errors import OverloadedError, UserError, clip
 from trt_eagle3.io.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class GrammarCompiler:
 
         Raises:
             UserError: it is none, allows nothing, or takes too much time or memory; by its field.
+            OverloadedError: it could not be tried now; it may well be sound.
             EnvironmentMissingError: llguidance is not installed, or no process can be started.
         """
         made = self._made(grammar)
@@ -102,8 +104,13 @@ class GrammarCompiler:
         """Why the worker thinks that ``text`` is no grammar for us; empty where it is one."""
         answer = self._worker.ask(json.dumps({"grammar": text}).encode())
         if answer is None:
-            return "the process that tries grammars ended. Try again."
-        if answer.get("ended"):
+            raise OverloadedError("The process that tries grammars ended. Try again.")
+        if answer.get("ended") == signal.SIGALRM:
+            raise OverloadedError(
+                f"This machine had no time to try the grammar in {grammar_worker.WALL_S:g} s. "
+                "Try again."
+            )
+        if "ended" in answer:
             return (
                 f"takes more than {grammar_worker.CPU_S:g} s or "
                 f"{grammar_worker.MEMORY_BYTES >> 20} MiB to compile. Simplify it."

@@ -1,31 +1,29 @@
 """Masks of drafted trees, by llguidance's own threads: which tokens grammars allow at every node.
 
 A matcher computes the masks of a run of tokens in one call, without Python's lock, into memory that
-the device copies from. A chain is one run. Of a tree, each path is one from where it leaves those
-before it; a run whose nodes do not stand side by side goes through memory of its own.
+the device copies from. A chain is one run. A tree is several: its first path from the root to a
+leaf, then of each other path the nodes that no earlier one has. The first runs of all trees are
+computed together, then their second ones. Only nodes that can be accepted have a mask.
 
-Shapes: n sequences, T tree nodes, W = ceil(V / 32) words of a mask of V tokens.
+Shapes: n trees, T tree nodes, R masks, W = ceil(V / 32) words of a mask of V tokens.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from trt_eagle3.decode.grammar_state import ALL_ALLOWED, GrammarState, Words, allows
+from trt_eagle3.decode.grammar_state import ALL_ALLOWED, GrammarState, Words
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
-__all__ = ["Job", "fill_next", "fill_trees"]
+__all__ = ["NO_MASK", "Job", "fill_next", "fill_roots", "fill_trees"]
 
 _MAX_THREADS = 8
+NO_MASK = -1
 
 Job = tuple[GrammarState, Sequence[int], Sequence[int]]
 """A state, the tokens of a tree's nodes, parents first (the root's stands in the answer already),
@@ -34,148 +32,156 @@ and the parents (the root's is -1)."""
 
 def fill_next(state: GrammarState, row: Words) -> None:
     """Write what ``state`` allows next into ``row`` int32 [W], on the host."""
-    fill_trees([(state, [-1], [-1])], row[None, None])
+    if fill_trees([(state, [-1], [-1])], row[None]) == [[NO_MASK]]:
+        row.fill(ALL_ALLOWED)
 
 
-def fill_trees(jobs: Sequence[Job | None], masks: Words) -> None:
-    """Write what each of n jobs allows after every node of its tree into ``masks`` int32 [n, T, W],
-    on the host, without gaps.
+def fill_roots(states: Iterable[GrammarState], masks: Words) -> None:
+    """Compute ahead what each state allows next: ``fill_trees`` then finds it in the matchers.
 
-    A node that cannot be accepted, and an end token, allow all: nothing that follows is read. So
-    does all where there is no job, or the grammar can judge no more: ``error`` says so.
+    Args:
+        masks: int32 [R, W], a row for each state at least; what is written there has no use.
     """
-    walks = []
-    for i, job in enumerate(jobs):
-        if job is None or not job[0].live:
-            masks[i] = ALL_ALLOWED
-        else:
-            walks.append(_Walk(*job, masks[i], i * masks.shape[1]))
-    going = walks
-    while going:  # a matcher walks one run at a time
-        runs = [run for walk in going if (run := walk.next_run()) is not None]
-        _fill_runs(runs, masks)
-        going = [run.walk for run in runs]
-    for walk in walks:
-        walk.state.judge(walk.tokens, walk.parents, walk.rows)
+    entries = [(state.matcher, row) for row, state in enumerate(states) if state.live]
+    if entries:
+        _executor().unsafe_compute_mask_ptr(entries, *_memory(masks))
 
 
-@dataclass
+def fill_trees(jobs: Sequence[Job], masks: Words) -> list[list[int]]:
+    """Write what the grammars of n trees allow after their nodes into ``masks`` int32 [R, W], on
+    the host, without gaps; R: as many as all trees have nodes.
+
+    Returns:
+        [n][T]: the row of each node's mask, the first ones of ``masks``. ``NO_MASK`` where any
+        token is allowed: at a node that cannot be accepted, at an end token (nothing that follows
+        is read), and in a tree whose grammar is finished or has failed (``GrammarState.error``).
+    """
+    words, width = masks.reshape(-1).data, masks.shape[1]
+    walks = [_Walk(*job, words, width) for job in jobs]
+    going, used = [walk for walk in walks if walk.state.live], 0
+    while going := [walk for walk in going if walk.enter()]:
+        bare, drafted = [], []
+        for walk in going:
+            walk.row, run = used, walk.run
+            if run:
+                drafted.append((walk.state.matcher, used, run))
+            else:
+                bare.append((walk.state.matcher, used))
+            used += 1 + len(run)
+        if drafted:
+            _executor().unsafe_compute_mask_ptr_with_draft_token(drafted, *_memory(masks))
+        if bare:
+            _executor().unsafe_compute_mask_ptr(bare, *_memory(masks))
+        for walk in going:
+            walk.leave()
+    return [walk.finish(masks) for walk in walks]
+
+
 class _Walk:
     """A matcher on its way through one tree, run by run.
 
     Attributes:
-        rows: int32 [T, W]. first: the row of all masks that is this tree's first.
+        run: tokens of the present run after its first node. row: of the first node's mask.
     """
 
-    state: GrammarState
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    rows: Words
-    first: int
-    _done: set[int] = field(default_factory=set)
-    _left: Iterator[tuple[int, ...]] | None = None
+    def __init__(
+        self,
+        state: GrammarState,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        words: memoryview,
+        width: int,
+    ) -> None:
+        """``words`` int32 [R * W] of all masks; ``width``: W."""
+        self.state, self._tokens, self._parents = state, tokens, parents
+        self._words, self._width = words, width
+        self._rows = [NO_MASK] * len(tokens)
+        self._left = iter(_runs(tuple(parents)))
+        self._nodes: Sequence[int] = ()
+        self._num_entered = self._num_seen = self._num_forbidden = 0
+        self.run: list[int] = []
+        self.row = 0
 
-    def next_run(self) -> _Run | None:
-        """The nodes of the next path that have no masks yet and may be accepted; None where there
-        are no more.
+    def enter(self) -> bool:
+        """Let the matcher stand at the first node of the next run that can be accepted; False where
+        there are no more.
         """
-        if self._left is None:
-            self._left = iter(_paths(tuple(self.parents)))
-        for path in self._left:
-            new = next(i for i, node in enumerate(path) if node not in self._done)
-            self._done.update(path)
-            if self._allowed(path[: new + 1]):
-                ends = (i for i in range(new + 1, len(path)) if self._is_end(path[i]))
-                return _Run(self, path[:new], path[new : next(ends, len(path))])
-        return None
-
-    def _allowed(self, path: Sequence[int]) -> bool:
-        """Whether the tokens of ``path``, of which the last node alone has no mask, can all be
-        accepted.
-        """
-        return all(
-            allows(self.rows[parent], self.tokens[node]) and not self._is_end(node)
-            for parent, node in pairwise(path)
-        )
-
-    def _is_end(self, node: int) -> bool:
-        return self.state.is_end(self.tokens[node])
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Masks of ``nodes``, each the parent of the next, behind the nodes ``above``, whose first is
-    the root: the matcher stands after that one.
-    """
-
-    walk: _Walk
-    above: Sequence[int]
-    nodes: Sequence[int]
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the masks stand side by side."""
-        return self.nodes[-1] - self.nodes[0] == len(self.nodes) - 1
-
-    def enter(self) -> None:
-        """Let the matcher stand at the first node."""
-        if self.above:
-            self.walk.state.matcher.consume_tokens(self._entering)
+        tokens = self._tokens
+        for above, nodes in self._left:
+            if above and not self._reaches(nodes[0], self._rows[above[-1]]):
+                continue
+            run = [tokens[node] for node in nodes[1:]]
+            ends = [i for i, token in enumerate(run) if self.state.is_end(token)]
+            self.run = run[: ends[0]] if ends else run
+            self._nodes, self._num_entered = nodes, len(above)
+            if above:
+                entering = [tokens[node] for node in (*above[1:], nodes[0])]
+                self.state.matcher.consume_tokens(entering)
+            return True
+        return False
 
     def leave(self) -> None:
-        """Undo ``enter``."""
-        if self.above:
-            self.walk.state.matcher.rollback(len(self._entering))
+        """Note which nodes of the run have masks now, and undo ``enter``."""
+        first, *others = self._nodes
+        self._rows[first] = row = self.row
+        for node in others:
+            if not self._reaches(node, row):
+                break
+            row += 1
+            self._rows[node] = row
+        if self._num_entered:
+            self.state.matcher.rollback(self._num_entered)
 
-    @property
-    def drafted(self) -> list[int]:
-        """Tokens after the first node."""
-        return [self.walk.tokens[node] for node in self.nodes[1:]]
+    def finish(self, masks: Words) -> list[int]:
+        """The row of each node's mask, after the last run."""
+        state = self.state
+        if state.live and state.matcher.is_error():
+            state.error = state.matcher.get_error()
+        if not state.live:
+            return [NO_MASK] * len(self._rows)
+        state.end_tree(self._num_forbidden / self._num_seen if self._num_seen else None)
+        if state.postpones_end:
+            depths = [0]
+            for node, row in enumerate(self._rows):
+                if node:
+                    depths.append(depths[self._parents[node]] + 1)
+                if row != NO_MASK:
+                    state.postpone_end(masks[row], depths[node])
+        return self._rows
 
-    @property
-    def _entering(self) -> list[int]:
-        return [self.walk.tokens[node] for node in (*self.above[1:], self.nodes[0])]
-
-
-def _fill_runs(runs: Sequence[_Run], masks: Words) -> None:
-    """Fill the rows of runs, one of a tree each."""
-    for run in runs:
-        run.enter()
-    direct = [(run, run.walk.first + run.nodes[0]) for run in runs if run.in_place]
-    _compute(direct, masks.reshape(-1, masks.shape[2]))
-    apart, total = [], 0
-    for run in runs:
-        if not run.in_place:
-            apart.append((run, total))
-            total += len(run.nodes)
-    if apart:
-        found = np.full((total, masks.shape[2]), ALL_ALLOWED, dtype=np.int32)
-        _compute(apart, found)
-        for run, row in apart:
-            run.walk.rows[list(run.nodes)] = found[row : row + len(run.nodes)]
-    for run in runs:
-        run.leave()
-
-
-def _compute(runs: Sequence[tuple[_Run, int]], rows: Words) -> None:
-    """Write the masks of each run into ``rows`` int32 [n, W], from its own row on."""
-    target = rows.ctypes.data, 4 * rows.shape[1], len(rows)
-    entries = [(run.walk.state.matcher, row, run.drafted) for run, row in runs]
-    if drafted := [entry for entry in entries if entry[2]]:
-        _executor().unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
-    if bare := [(matcher, row) for matcher, row, tokens in entries if not tokens]:
-        _executor().unsafe_compute_mask_ptr(bare, *target)
+    def _reaches(self, node: int, above: int) -> bool:
+        """Whether ``node`` can be accepted, and another token after it; ``above``: the row of its
+        parent's mask.
+        """
+        if above == NO_MASK:
+            return False
+        token = self._tokens[node]
+        self._num_seen += 1
+        if not self._words[above * self._width + (token >> 5)] >> (token & 31) & 1:
+            self._num_forbidden += 1
+            return False
+        return not self.state.is_end(token)
 
 
-@lru_cache(maxsize=64)
-def _paths(parents: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Nodes from the root to each leaf."""
-    found = []
+def _memory(masks: Words) -> tuple[int, int, int]:
+    """Address, bytes of a row, rows."""
+    return masks.ctypes.data, 4 * masks.shape[1], len(masks)
+
+
+@lru_cache(maxsize=4096)
+def _runs(parents: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Paths from the root to each leaf: the nodes that earlier ones have in common with it, and its
+    own.
+    """
+    found, covered = [], set[int]()
     for leaf in sorted(set(range(len(parents))) - set(parents)):
         path = [leaf]
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
-        found.append(tuple(path[::-1]))
+        path.reverse()
+        new = next(i for i, node in enumerate(path) if node not in covered)
+        found.append((tuple(path[:new]), tuple(path[new:])))
+        covered.update(path)
     return found
 
 
@@ -183,4 +189,5 @@ def _paths(parents: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _executor() -> LLExecutor:
     from llguidance import LLExecutor
 
-    return LLExecutor(max(min((os.cpu_count() or 2) - 1, _MAX_THREADS), 1))
+    # of a container's processors, not the machine's
+    return LLExecutor(max(min(len(os.sched_getaffinity(0)) - 1, _MAX_THREADS), 1))

@@ -16,7 +16,7 @@ from trt_eagle3.decode.filter_trial import FilterTrial
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-__all__ = ["ALL_ALLOWED", "GrammarState", "Words", "allows"]
+__all__ = ["ALL_ALLOWED", "GrammarState", "Words"]
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
 """Masks on the host: threads that torch knows nothing of write them."""
@@ -100,43 +100,28 @@ class GrammarState:
         """Whether ``token`` ends the answer."""
         return token in self._ends
 
-    def judge(self, tokens: Sequence[int], parents: Sequence[int], rows: Words) -> None:
-        """End ``grammar_masks.fill_trees`` of one tree, whose ``rows`` int32 [T, W] the matcher
-        has written as far as it could: allow all where nothing can be accepted, make end tokens
-        wait that must, and note how much of what was drafted is forbidden.
+    def end_tree(self, forbidden: float | None) -> None:
+        """The masks of a tree are known; they forbid the share ``forbidden`` of what was drafted
+        after tokens that they allow. None: nothing was.
         """
-        if self.matcher.is_error():
-            self.error = self.matcher.get_error()
-            rows.fill(ALL_ALLOWED)
-            return
-        reached, depths = [True], [0]
-        num_seen = num_forbidden = 0
-        for node in range(1, len(tokens)):
-            token, parent = tokens[node], parents[node]
-            allowed = reached[parent] and allows(rows[parent], token)
-            num_seen += reached[parent]
-            num_forbidden += reached[parent] and not allowed
-            reached.append(allowed and token not in self._ends)
-            depths.append(depths[parent] + 1)
-        for node, depth in enumerate(depths):
-            if not reached[node]:
-                rows[node] = ALL_ALLOWED
-            elif self._ignore_eos or self._count + depth < self._min_tokens:
-                self._postpone_end(rows[node])
-        self._verified = num_forbidden / num_seen if num_seen else None
+        self._verified = forbidden
 
-    def _postpone_end(self, row: Words) -> None:
-        """Take the end tokens out of ``row``, if that leaves any."""
+    @property
+    def postpones_end(self) -> bool:
+        """Whether end tokens may have to wait after the next token."""
+        return self._ignore_eos or self._count < self._min_tokens
+
+    def postpone_end(self, row: Words, depth: int) -> None:
+        """Take the end tokens out of the mask ``row`` int32 [W] of a node of ``depth`` (the root's
+        is 0), if they have to wait there, and that leaves any token.
+        """
+        if not self._ignore_eos and self._count + depth >= self._min_tokens:
+            return
         others = row.copy()
         for token in self._ends:
             others[token >> 5] &= ~_bit(token)
         if others.any():
             row[:] = others
-
-
-def allows(row: Words, token: int) -> bool:
-    """Whether ``row`` int32 [W] allows ``token``."""
-    return bool(int(row[token >> 5]) & _bit(token))
 
 
 def _bit(token: int) -> int:

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _bounded(tokenizer: Any, grammar: str) -> bytes:
-    """The answer of a fork; of one that ended early, that it did."""
+    """The answer of a fork; of one that ended early, the signal that ended it."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,8 +64,8 @@ def _bounded(tokenizer: Any, grammar: str) -> bytes:
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()
-    os.waitpid(child, 0)
-    return answer or json.dumps({"ended": True}).encode()
+    _, status = os.waitpid(child, 0)
+    return answer or json.dumps({"ended": -os.waitstatus_to_exitcode(status)}).encode()
 
 
 def _bound() -> None:

@@ -10,11 +10,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import prod
-from operator import is_
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.dtype import dtype_named
@@ -124,24 +124,19 @@ class PageTable:
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._pages: list[int] = []
-        self._fixed: Tensor | None = None
+        self._version = 0
 
     def reserve(self, num_rows: int) -> None:
         """Own enough pages for ``num_rows`` rows."""
-        wanted = -(-num_rows // self._pool.page_size)
+        wanted = self._pages_of(num_rows)
         if wanted > len(self._pages):
-            taken = self._pool.take(wanted - len(self._pages))
-            if self._fixed is not None:  # a new tensor: others may hold the old one
-                self._fixed = self._fixed.clone()
-                self._fixed[0, len(self._pages) : wanted] = torch.tensor(taken, dtype=torch.int32)
-            self._pages += taken
+            self._pages += self._pool.take(wanted - len(self._pages))
 
     def lacking(self, num_rows: int) -> int:
         """Pages of ``num_rows`` rows that are neither held nor free; 0 or less where ``reserve``
         finds enough.
         """
-        wanted = -(-num_rows // self._pool.page_size)
-        return wanted - len(self._pages) - self._pool.num_free
+        return self._pages_of(num_rows) - len(self._pages) - self._pool.num_free
 
     def adopt(self, pages: Sequence[int]) -> None:
         """Begin with pages that hold the first rows already, as another owner of them: rows in
@@ -150,66 +145,65 @@ class PageTable:
         assert not self._pages, "a sequence adopts pages before it has any"
         self._pool.share(pages)
         self._pages = list(pages)
-        self._fixed = None
+        self._version += 1
 
     @property
     def held(self) -> Sequence[int]:
         """The pages, in order."""
         return tuple(self._pages)
 
+    @property
+    def version(self) -> int:
+        """Changes whenever the pages do, unless some are only added at the end."""
+        return self._version
+
+    @property
+    def table_len(self) -> int | None:
+        """Of the pool."""
+        return self._pool.table_len
+
     def truncate(self, num_rows: int) -> None:
         """Give back the pages past ``num_rows`` rows."""
-        kept = -(-num_rows // self._pool.page_size)
+        kept = self._pages_of(num_rows)
         if kept < len(self._pages):
             self._pool.give_back(self._pages[kept:])
             del self._pages[kept:]
-            self._fixed = None
+            self._version += 1
+
+    def count(self, num_rows: int) -> int:
+        """How many pages a page table has of this sequence: those of its first ``num_rows`` rows;
+        with the pool's ``table_len``, all that are held.
+        """
+        return len(self._pages) if self.table_len is not None else self._pages_of(num_rows)
+
+    def numbers(self, first: int, last: int) -> NDArray[np.int64]:
+        """[last - first]: pages ``first`` to ``last``."""
+        return np.array(self._pages[first:last], dtype=np.int64)
 
     def pages(self, num_rows: int) -> Tensor:
-        """int32 [1, P]: the pages that hold the first ``num_rows`` rows.
-
-        With the pool's ``table_len``: all pages held, then page 0 up to it; the same tensor, only
-        to be read, until the pages change.
-        """
-        if self._pool.table_len is None:
-            return torch.tensor(
-                [self._pages[: -(-num_rows // self._pool.page_size)]], dtype=torch.int32
-            )
-        if self._fixed is None:
-            padding = [0] * (self._pool.table_len - len(self._pages))
-            self._fixed = torch.tensor([self._pages + padding], dtype=torch.int32)
-        return self._fixed
+        """int32 [1, P]: ``count`` pages, then page 0 up to the pool's ``table_len``."""
+        held = self._pages[: self.count(num_rows)]
+        padding = [0] * ((self.table_len or 0) - len(held))
+        return torch.tensor([held + padding], dtype=torch.int32)
 
     def slots(self, rows: Tensor) -> Tensor:
         """int64: the cache slots of ``rows`` (int64)."""
         size = self._pool.page_size
         return torch.tensor(self._pages)[rows // size] * size + rows % size
 
-
-def _stacked(rows: Sequence[Tensor], size: int) -> Tensor:
-    """int32 [size, P] of ``rows`` [B][1, at most P], page 0 elsewhere."""
-    if len(rows) == size == 1:
-        return rows[0]
-    width = max(row.shape[1] for row in rows)
-    return torch.cat(
-        [
-            *(
-                row if row.shape[1] == width else functional.pad(row, (0, width - row.shape[1]))
-                for row in rows
-            ),
-            torch.zeros(size - len(rows), width, dtype=torch.int32),
-        ]
-    )
+    def _pages_of(self, num_rows: int) -> int:
+        return -(-num_rows // self._pool.page_size)
 
 
 class BatchTable:
-    """The page tables of the batch that ran last, on the device: a batch whose pages have not
-    changed needs no other.
+    """The page tables of the last batch, kept on the device. Only new pages are copied to it: a
+    whole table is as wide as the longest sequence may be.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self._rows: list[Tensor] = []
+        self._seats: list[tuple[PageTable, int]] = []
+        self._counts: list[int] = []
         self._table: Tensor | None = None
 
     def of(
@@ -220,13 +214,38 @@ class BatchTable:
 
         ``size``: B or more, B by default; those past B have no pages.
         """
-        rows = [table.pages(count) for table, count in zip(tables, num_rows, strict=True)]
-        known = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
-        size = len(rows) if size is None else size
-        if self._table is None or not known or len(self._table) != size:
-            self._rows = rows
-            self._table = to_device(_stacked(rows, size), self._device)
-        return self._table
+        counts = [table.count(rows) for table, rows in zip(tables, num_rows, strict=True)]
+        fixed, most = tables[0].table_len, max(counts)
+        assert not fixed or most <= fixed, f"{most} pages in a table of {fixed}"
+        shape = (len(tables) if size is None else size, fixed or most)
+        seats = [(table, table.version) for table in tables]
+        found, known = self._table, self._counts
+        if found is None or not fixed or seats != self._seats or found.shape != shape:
+            found = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            known = [0] * len(tables)
+        if counts != known:
+            found = _with_pages(found, tables, known, counts)
+        self._table, self._seats, self._counts = found, seats, counts
+        return found
+
+
+def _with_pages(
+    table: Tensor, tables: Sequence[PageTable], known: Sequence[int], counts: Sequence[int]
+) -> Tensor:
+    """A copy of ``table``, which others may hold and which has the first ``known`` [B] pages of
+    ``tables``, with the first ``counts`` [B].
+    """
+    places, pages = [], []
+    for row, (start, stop) in enumerate(zip(known, counts, strict=True)):
+        if stop > start:
+            first = row * table.shape[1]
+            places.append(np.arange(first + start, first + stop))
+            pages.append(tables[row].numbers(start, stop))
+    news = torch.from_numpy(np.stack([np.concatenate(places), np.concatenate(pages)]))
+    there = to_device(news, table.device)
+    changed = table.clone()
+    changed.view(-1)[there[0]] = there[1].int()
+    return changed
 
 
 class KVCache:

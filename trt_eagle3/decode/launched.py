@@ -32,18 +32,20 @@ class LaunchedPrefill:
     failed: list[tuple[SequenceState, DeviceMemoryError]] = field(default_factory=list)
     _first_tokens: list[FirstTokens] = field(default_factory=list)
 
-    def launch(self, decoder: Decoder, chunks: Sequence[Chunk]) -> None:
+    def launch(
+        self, decoder: Decoder, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()
+    ) -> None:
         """Run one forward over ``chunks``; where memory does not hold it, one for each: only who
-        is too large fails.
+        is too large fails. ``beside``: as of ``Decoder.prefill``.
         """
         rows = sum(count for _, count in chunks)
         try:
             with request_memory(
                 f"prompt: {rows} tokens at once", "Rebuild with a smaller engine.prefill_chunk."
             ):
-                self._first_tokens.append(decoder.prefill(chunks))
+                self._first_tokens.append(decoder.prefill(chunks, beside))
         except DeviceMemoryError as error:
-            if len(chunks) == 1:
+            if len(chunks) == 1 and not beside:
                 self.failed.append((chunks[0][0], error))
                 return
             for chunk in chunks:
@@ -60,9 +62,11 @@ class LaunchedPrefill:
         return [s for s in self.ended if id(s) in begun]
 
 
-def launch_prefill(decoder: Decoder, chunks: Sequence[Chunk]) -> LaunchedPrefill:
-    """Launch ``chunks``: so many rows of each sequence."""
+def launch_prefill(
+    decoder: Decoder, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()
+) -> LaunchedPrefill:
+    """Launch ``chunks``: so many rows of each sequence. ``beside``: as of ``Decoder.prefill``."""
     launched = LaunchedPrefill([s for s, _ in chunks if not s.tokens])
     if chunks:
-        launched.launch(decoder, chunks)
+        launched.launch(decoder, chunks, beside)
     return launched

@@ -16,7 +16,7 @@ from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.chat import ChatAnswer, ChatTools, chat_request
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.metrics import EngineMetrics, Meter
+from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Chunk, Generation, Messages, PromptSource, Request
@@ -268,13 +268,16 @@ class LLM:
         self._started()
 
     def capture_graphs(self, seconds: float = 30.0) -> int:
-        """Run prompts of every size once, and capture the CUDA graphs of decoding, for every batch
-        size, rather than as they come.
+        """Run pictures and prompts of every size, where nothing is being answered, and capture the
+        CUDA graphs of decoding for every batch size, rather than as they come.
 
         Args:
             seconds: that capturing may take; what does not fit is captured when it has come twice.
         Returns:
             How many batch sizes are ready; 0 where no graphs are captured, on the CPU.
+        Raises:
+            ClosedError: this is closed, or is so before it has begun. EngineFailedError: the engine
+                ends meanwhile.
         """
         return self._started().capture_graphs(seconds)
 
@@ -282,6 +285,17 @@ class LLM:
     def ready(self) -> bool:
         """Whether requests would be answered."""
         return not self._closed and (self._core is None or self._core.alive)
+
+    @property
+    def step_seconds(self) -> float:
+        """That the step under way has taken so far; 0 while there is no work. It waits for nothing,
+        so it also tells of a step that hangs.
+        """
+        return 0.0 if self._core is None else self._core.step_seconds
+
+    def stall(self, max_step_s: float) -> str | None:
+        """What there is to say of a step that has taken longer than ``max_step_s``; else None."""
+        return stall_of(self.step_seconds, max_step_s)
 
     def use_plan(self, plan: TreePlan) -> None:
         """Speculate by ``plan`` from now on, instead of the bundle's; not while requests are in
@@ -291,7 +305,7 @@ class LLM:
 
     def metrics(self) -> EngineMetrics:
         """Counters of all requests so far; looking opens no graphs."""
-        return self._meter.snapshot(**self._now())
+        return self._meter.snapshot(self.step_seconds, **self._now())
 
     def count_rejected(self) -> None:
         """Count a request that whoever serves this has refused itself, because it was wrong."""

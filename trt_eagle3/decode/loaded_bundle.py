@@ -20,7 +20,7 @@ from trt_eagle3.decode.cycle_cost import expert_reads
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.plan import TreePlan, read_plan
+from trt_eagle3.decode.plan import Plan, TreePlan, read_plan
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, PatchBuckets, TargetRunner, VisionRunner
 from trt_eagle3.decode.state import LayerStates, layer_states
@@ -51,7 +51,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, tower_of
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Processor
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
-from trt_eagle3.spec import TargetSpec, VisionSpec
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["LoadedBundle", "SessionFactory", "open_graph_of"]
 
@@ -95,6 +95,7 @@ class LoadedBundle:
         split_special_tokens: bool | None = None,
         plan: TreePlan | None = None,
         sessions: SessionFactory | None = None,
+        limits: LimitsConfig | None = None,
     ) -> LoadedBundle:
         """Read and check a bundle; no graph is opened yet.
 
@@ -104,12 +105,16 @@ class LoadedBundle:
                 the bundle was built.
             plan: instead of the bundle's, which is not read then.
             sessions: instead of ``open_graph_of``.
+            limits: as another process has found them, whose GPU this one leaves alone; None: the
+                bundle's, as far as this GPU has room for them.
         Raises:
             UserError: no bundle, an unfinished or damaged one, one of another schema version, or
                 one whose limits do not fit this GPU.
         """
         return retry_if_replaced(
-            lambda: _open(Path(path), media, split_special_tokens, plan, sessions or open_graph_of)
+            lambda: _open(
+                Path(path), media, split_special_tokens, plan, sessions or open_graph_of, limits
+            )
         )
 
     @property
@@ -173,11 +178,15 @@ class LoadedBundle:
     def vision(self) -> VisionRunner:
         """The vision tower."""
         vision = self.spec.require_vision()
-        merge = vision.spatial_merge_size
-        buckets = self._patch_buckets(vision) if self.fixed_shapes else None
+        merge, buckets = vision.spatial_merge_size, self.patch_buckets
         return VisionRunner(self.open_graph("vision"), merge_size=merge, buckets=buckets)
 
-    def _patch_buckets(self, vision: VisionSpec) -> PatchBuckets:
+    @property
+    def patch_buckets(self) -> PatchBuckets | None:
+        """How runs of the vision tower are padded; None where there is none, or no run is."""
+        vision = self.spec.vision
+        if vision is None or not self.fixed_shapes:
+            return None
         tower = tower_of(self.spec)
         limit = self.limits.max_visual_tokens * vision.spatial_merge_size**2
         unit = tower.sizes(vision).patches_per_unit
@@ -264,6 +273,7 @@ def _open(
     split_special_tokens: bool | None,
     plan: TreePlan | None,
     sessions: SessionFactory,
+    limits: LimitsConfig | None,
 ) -> LoadedBundle:
     record = read_bundle(path)
     config = record.config
@@ -283,13 +293,14 @@ def _open(
             split_special_tokens=split_special_tokens,
         )
         need = _memory_need(record, spec, manifest, config.limits)
-        plan = plan or _read_plan(path, config, need, spec)
+        if plan is None:
+            plan = _read_plan(path, config, need, spec) if manifest else Plan({1: None})
     return LoadedBundle(
         path=path,
         record=record,
         spec=spec,
         manifest=manifest,
-        limits=_limits_here(config, need),
+        limits=limits or _limits_here(config, need),
         processor=processor,
         plan=plan,
         fixed_shapes=config.engine.device == "cuda",

@@ -3,7 +3,7 @@
 Order: ``logit_bias``, repetition penalty, presence and frequency penalties, then what
 ``min_tokens`` and the grammar forbid. Penalties count the tokens on a node's own path.
 
-Shapes: B sequences, T tree nodes, V vocab, W = ceil(V / 32) words of a mask.
+Shapes: B sequences, T tree nodes, V vocab, R masks, W = ceil(V / 32) words of one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.grammar_masks import NO_MASK
 from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.transfer import to_device
+from trt_eagle3.decode.transfer import copy_on_side_stream, to_device
 
 if TYPE_CHECKING:
     from trt_eagle3.decode.sampling import Sampler
@@ -34,25 +35,65 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """What the grammars of some sequences allow at the nodes of their trees.
+    """What grammars allow at those nodes of the trees of a batch that can be accepted; at any other
+    node nothing is forbidden.
 
     Attributes:
-        rows: which sequences of the batch they are. bits: int32 [n, T, W] of each, on the device of
-            the logits (``grammar_state``).
+        nodes: of each mask, the sequence of the batch and the node. bits: int32 [R, W], on the
+            device of the logits (``grammar_state``).
     """
 
-    rows: Sequence[int]
+    nodes: Sequence[tuple[int, int]]
     bits: Tensor
 
-    def of(self, rows: Sequence[int], num_nodes: int) -> AllowedTokens | None:
+    @classmethod
+    def from_masks(
+        cls,
+        device: torch.device,
+        bits: Tensor,
+        found: Sequence[Sequence[int]],
+        nodes: Sequence[Sequence[tuple[int, int]]],
+    ) -> AllowedTokens | None:
+        """What ``grammar_masks.fill_trees`` has ``found`` [n][T]; None where it forbids nothing.
+
+        Args:
+            bits: int32 [R, W] on the host that it has written. nodes: [n][T] sequence and node.
+        """
+        masked = {
+            row: node
+            for rows, names in zip(found, nodes, strict=True)
+            for row, node in zip(rows, names, strict=True)
+            if row != NO_MASK
+        }
+        if not masked:
+            return None
+        used = sorted(masked)
+        on_device = copy_on_side_stream(bits[: used[-1] + 1], device)
+        if len(used) < len(on_device):
+            on_device = on_device[copy_on_side_stream(torch.tensor(used), device)]
+        return cls([masked[row] for row in used], on_device)
+
+    def select(self, rows: Sequence[int], num_nodes: int) -> AllowedTokens | None:
         """The same of the sequences ``rows`` and the first nodes; None where none has a grammar."""
-        place = {row: i for i, row in enumerate(self.rows)}
-        kept = [(new, place[row]) for new, row in enumerate(rows) if row in place]
+        place = {row: i for i, row in enumerate(rows)}
+        kept = [
+            (i, place[row], node)
+            for i, (row, node) in enumerate(self.nodes)
+            if row in place and node < num_nodes
+        ]
         if not kept:
             return None
-        index = to_device(torch.tensor([i for _, i in kept]), self.bits.device)
-        bits = self.bits[:, :num_nodes].index_select(0, index)
-        return AllowedTokens([new for new, _ in kept], bits)
+        index = to_device(torch.tensor([i for i, *_ in kept]), self.bits.device)
+        return AllowedTokens([(row, node) for _, row, node in kept], self.bits[index])
+
+    def places(self, num_nodes: int) -> Tensor:
+        """int64 [R]: which of the B * T rows of logits the masks are of."""
+        flat = [row * num_nodes + node for row, node in self.nodes]
+        return to_device(torch.tensor(flat), self.bits.device)
+
+    def mask_(self, logits: Tensor) -> Tensor:
+        """``logits`` [R, V], of which forbidden ones are set to -inf in place."""
+        return logits.masked_fill_(forbidden_tokens(self.bits, logits.shape[1]), -torch.inf)
 
 
 class History:
@@ -126,7 +167,7 @@ def changed_logits(
     if not any(_has_changes(s) for s in samplers):
         return logits
     every = zip(samplers, logits.float(), tokens, mask, strict=True)
-    return torch.stack([_changed(s, x, t, m) for s, x, t, m in every])
+    return torch.stack([_changed_or_failed(s, x, t, m) for s, x, t, m in every])
 
 
 def _has_changes(sampler: Sampler) -> bool:
@@ -137,6 +178,17 @@ def _has_changes(sampler: Sampler) -> bool:
 def _may_be_early(sampler: Sampler) -> bool:
     """Whether an end token here could come before ``min_tokens``; a grammar sees to it itself."""
     return sampler.count < sampler.sampling.min_tokens and sampler.grammar is None
+
+
+def _changed_or_failed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    """``_changed``; what that raises is its sequence's alone (``Sampler.failure``): others of the
+    batch go on.
+    """
+    try:
+        return _changed(sampler, logits, tokens, mask)
+    except Exception as error:
+        sampler.failure = error
+        return logits
 
 
 def _changed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -156,12 +208,9 @@ def _changed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> 
 
 def _masked(logits: Tensor, allowed: AllowedTokens) -> Tensor:
     """``logits`` [B, T, V] without the tokens that ``allowed`` forbids."""
-    forbidden = forbidden_tokens(allowed.bits, logits.shape[2])
-    if list(allowed.rows) == list(range(len(logits))):
-        return logits.masked_fill(forbidden, -torch.inf)
-    index = to_device(torch.tensor(list(allowed.rows)), logits.device)
-    theirs = logits.index_select(0, index).masked_fill_(forbidden, -torch.inf)
-    return logits.index_copy(0, index, theirs)
+    rows, places = logits.flatten(0, 1), allowed.places(logits.shape[1])
+    kept = allowed.mask_(rows.index_select(0, places))
+    return rows.index_copy(0, places, kept).view_as(logits)
 
 
 def unpacked_bits(bits: Tensor, vocab_size: int) -> Tensor:

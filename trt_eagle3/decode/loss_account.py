@@ -18,9 +18,13 @@ class LossAccount:
     """
 
     def __init__(self, share: float, advance: float, most: float) -> None:
-        """Args:
-        share: of the time. advance: in cycles of the other way. most: cycles that may be lost at
-            once; what was won or not lost long ago does not pay for more than that.
+        """Begin with nothing settled.
+
+        Args:
+            share: of the time that goes by.
+            advance: in cycles of the other way.
+            most: cycles that may be lost at once; what was won or not lost long ago does not pay
+                for more than that.
         """
         self._share = share
         self._advance = advance

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["EngineMetrics", "Histogram", "Meter"]
+__all__ = ["EngineMetrics", "Histogram", "Meter", "stall_of"]
 
 _log = logging.getLogger("trt_eagle3")
 
@@ -48,8 +48,8 @@ class EngineMetrics:
             where the request was wrong, ``error`` where the engine failed).
         prompt_tokens, generated_tokens: of requests so far. reused_tokens: prompt tokens that no
             pass had to run.
-        cycles: verify passes of sequences. accepted: at which positions after the root drafts were
-            accepted, out of ``proposed``.
+        cycles: target forwards behind the prompts', by sequence, with or without a draft. accepted:
+            at which positions after the root drafts were accepted, out of ``proposed``.
         queue_seconds, first_token_seconds, token_seconds: time from submission to the first pass
             and to the first token, and between tokens.
         running, waiting: sequences now. preempted: how often one was put off.
@@ -57,6 +57,7 @@ class EngineMetrics:
             holds.
         draft_tokens: that each sequence of the last batch's cycle drafted; 0 where it decoded
             plainly. draft_tokens_per_cycle: the same of all cycles of batches.
+        step_seconds: that the step under way has taken so far; 0 while there is no work.
     """
 
     requests: Mapping[str, int]
@@ -77,6 +78,7 @@ class EngineMetrics:
     kv_pages_total: int
     draft_tokens: int
     draft_tokens_per_cycle: Histogram
+    step_seconds: float
 
     @property
     def speculation_on(self) -> bool:
@@ -90,13 +92,22 @@ class EngineMetrics:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean tokens of a cycle, the bonus token included; None before the first one."""
+        """Mean tokens emitted per target forward that verified drafts, the bonus token included;
+        None before the first one.
+        """
         return 1 + sum(self.accepted) / self.proposed[0] if self.proposed else None
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """How often the draft is right so deep."""
         return tuple(a / p for a, p in zip(self.accepted, self.proposed, strict=True))
+
+
+def stall_of(step_seconds: float, max_step_s: float) -> str | None:
+    """What to say of an engine whose step has taken so long; None where that is not too long."""
+    if step_seconds <= max_step_s:
+        return None
+    return f"the engine has finished no step for {step_seconds:.0f} s"
 
 
 @dataclass
@@ -179,7 +190,7 @@ class Meter:
         with self._lock:
             self._requests[outcome] += 1
 
-    def snapshot(self, **now: int) -> EngineMetrics:
+    def snapshot(self, step_seconds: float = 0.0, **now: int) -> EngineMetrics:
         """All counters, with what the caller knows ``now``."""
         with self._lock:
             return EngineMetrics(
@@ -194,6 +205,7 @@ class Meter:
                 token_seconds=self._token.snapshot(),
                 draft_tokens=self._draft_tokens,
                 draft_tokens_per_cycle=self._drafted.snapshot(),
+                step_seconds=step_seconds,
                 **now,
             )
 

@@ -53,7 +53,7 @@ class Outcome:
 
     def packed(self) -> Tensor:
         """int64 [B, 2 + 2 T] for ``unpacked``."""
-        counts = self.counts.masked_fill(~self.finite, 0)
+        counts = self.counts * self.finite
         return torch.cat([counts[:, None], self.draws[:, None], self.tokens, self.path], dim=1)
 
     @staticmethod
@@ -75,7 +75,7 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     where one is no number.
     """
     best, tokens = logits.max(dim=-1)
-    return tokens.masked_fill_(~best.isfinite(), _NO_TOKEN)
+    return tokens.masked_fill_(best * 0 != 0, _NO_TOKEN)  # ``isfinite`` is five launches
 
 
 def is_chain(tree: object) -> bool:
@@ -93,40 +93,43 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Out
     size, num_nodes = tokens.shape
     constants = _constants(size, num_nodes, tokens.device)
     if chain:  # what it emits is what the target says, as far as the draft agrees
-        counts = (tokens[:, 1:] == target_ids[:, :-1]).cumprod(dim=1).sum(dim=1) + 1
-        last = target_ids.gather(1, counts[:, None] - 1)[:, 0]
+        ends = (tokens[:, 1:] == target_ids[:, :-1]).cumprod(dim=1).sum(dim=1)
+        last = target_ids.gather(1, ends[:, None])[:, 0]
         finite = (target_ids != _NO_TOKEN).all(dim=1)
-        return Outcome(counts, finite, target_ids, constants.path, last, constants.no_draws)
+        return Outcome(ends + 1, finite, target_ids, constants.path, last, constants.no_draws)
     parents = proposal.parents.to(tokens.device, non_blocking=True)
     mask = proposal.mask.to(tokens.device, non_blocking=True)
     right = agreeing(tokens, parents, target_ids)
     return _outcome(tokens, *_followed(mask, right), target_ids, constants.no_draws)
 
 
-def accept_drawn(proposal: Proposal, chances: Tensor, bonus: Tensor, uniform: Tensor) -> Outcome:
+def accept_drawn(
+    proposal: Proposal, accept_probs: Tensor, bonus: Tensor, uniform: Tensor
+) -> Outcome:
     """``accept.accept`` of every tree, over the same random numbers.
 
     A node's number is the one after those of all nodes that are asked before it on the way there,
     so all nodes are looked at together.
 
     Args:
-        proposal: on the device. chances: float64 [B, T]: the target's probability of a node's token
-            after its parent. bonus: int64 [B, T]: the token to emit where the walk ends, -1 after
-            logits that are no numbers.
+        proposal: on the device.
+        accept_probs: float64 [B, T]: the target's probability of a node's token after its parent.
+        bonus: int64 [B, T]: the token to emit where the walk ends, -1 after logits that are no
+            numbers.
         uniform: float64 [B, T]: the next random numbers, behind the one that drew ``bonus``.
     """
     tokens, parents, mask = proposal.tokens, proposal.parents, proposal.mask
     nodes = torch.arange(tokens.shape[1], device=tokens.device)
     # those whose parent is this one's, and that are asked before it
     elder = (parents[:, :, None] == parents[:, None, :]) & (nodes < nodes[:, None])
-    left = 1.0 - (elder * chances[:, None, :]).sum(dim=2)
-    possible = chances > 0.0
-    certain = possible & (chances >= left - ROUNDING)
+    left = 1.0 - (elder * accept_probs[:, None, :]).sum(dim=2)
+    possible = accept_probs > 0.0
+    certain = possible & (accept_probs >= left - ROUNDING)
     drawn = possible & ~certain
     above = mask & (nodes != nodes[:, None]) & (nodes > 0)
     asked = above | (mask.float() @ elder.float() > 0)
     index = (asked & drawn[:, None, :]).sum(dim=2).clamp(max=len(nodes) - 1)
-    passes = certain | (drawn & (uniform.gather(1, index) * left < chances))
+    passes = certain | (drawn & (uniform.gather(1, index) * left < accept_probs))
     first = ~(elder & passes[:, None, :]).any(dim=2)
     counts, path = _followed(mask, passes & first)
     reached = torch.zeros_like(possible).scatter(1, path, nodes < counts[:, None])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates
-from trt_eagle3.decode.cycle_cost import CycleCosts
+from trt_eagle3.decode.cycle_cost import CycleCosts, Shape
 from trt_eagle3.decode.width import DecodingBatch, Width
 
-__all__ = ["best_rates", "most_seconds"]
+__all__ = ["best_rates", "most_gain", "most_seconds", "rates_of_all"]
 
 _DEARER = 1.05  # times that a width may be that is unknown, next to a known one
 
@@ -43,3 +43,30 @@ def best_rates(
         more = acceptance.most_tokens(width.levels) / acceptance.expected_tokens(width.levels)
         found.append(rate * more * seconds / cheapest)
     return found
+
+
+def rates_of_all(
+    costs: CycleCosts,
+    acceptance: AcceptanceRates,
+    widths: Sequence[Width],
+    batch_size: int,
+    context: float,
+) -> list[float]:
+    """Expected tokens per second of each of ``batch_size`` sequences by width, if the draft follows
+    all of them; ``context``: their mean length.
+    """
+    return [
+        acceptance.expected_tokens(width.levels)
+        / costs.seconds(Shape(width.num_nodes, width.steps, batch_size, context))
+        for width in widths
+    ]
+
+
+def most_gain(
+    costs: CycleCosts, acceptance: AcceptanceRates, widths: Sequence[Width], batch: DecodingBatch
+) -> float:
+    """Times the tokens per second of ``widths[0]``, plain decoding, that any other may bring at
+    best, if the draft follows the whole batch.
+    """
+    rates = rates_of_all(costs, acceptance, widths, batch.size, batch.context)
+    return max(best_rates(costs, acceptance, widths, batch, rates)[1:]) / rates[0]

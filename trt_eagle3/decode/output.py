@@ -39,10 +39,19 @@ class Output:
         return "".join(self._parts)
 
     def take(
-        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = (), *, full: bool = False
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprob] = (),
+        *,
+        full: bool = False,
+        drafted: bool = False,
     ) -> Chunk:
-        """What one pass's tokens add, cut at an end token, a stop text or the limit; ``full``:
-        no more will fit. ``logprobs``: of each of them, where they are wanted.
+        """What one forward's tokens add, cut at an end token, a stop text or the limit.
+
+        Args:
+            logprobs: of each of them, where they are wanted.
+            full: no more will fit.
+            drafted: the forward verified drafts.
         """
         kept: list[int] = []
         text = ""
@@ -57,7 +66,8 @@ class Output:
         self._parts.append(text)
         said = tuple(logprobs[: len(kept)])
         self.logprobs += said
-        return Chunk(tuple(kept), text, self.finish_reason, said)
+        lengths = (len(kept),) if drafted else ()
+        return Chunk(tuple(kept), text, self.finish_reason, said, lengths)
 
     def _push(self, token: int) -> str:
         """The text that is certain after ``token``."""
@@ -67,7 +77,7 @@ class Output:
             return text
         if token in self._ends:
             return self._end("stop")
-        found = self._cut()
+        found = self._cut() if self._stops else None
         if found is not None:
             return found
         if len(self.token_ids) == self._max_tokens:
@@ -100,6 +110,8 @@ class Output:
 
     def _may_stop(self) -> int:
         """How many characters at the end begin some stop text."""
+        if not self._stops:
+            return 0
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         sizes = range(min(longest, len(self._held)), 0, -1)
         return next(

@@ -53,6 +53,12 @@ class TreePlan(Protocol):
         """The tree for ``sequences`` that decode together; None is plain decoding."""
         ...
 
+    def follows(self, sequence: SequenceState, others: Sequence[SequenceState]) -> bool:
+        """Whether the draft is to follow ``sequence``, which begins beside ``others``: it then
+        runs over the prompt, too.
+        """
+        ...
+
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
         """All that it may choose for so many sequences, the likeliest first: what to prepare."""
         ...
@@ -89,6 +95,10 @@ class Plan:
     def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
         """By their number alone."""
         return self.tree_at(len(sequences))
+
+    def follows(self, *_: object) -> bool:
+        """Always: whoever is served plainly now may be among fewer soon."""
+        return True
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
         """Its tree, and what a sequence near the length limit has."""

@@ -3,7 +3,8 @@
 A page is known by what stands in it and all before it: tokens, rope positions and, at visual rows,
 the digest of the image. The row after it counts too, because the draft's last row of a page has the
 embedding of that token: so the draft's keys and values, made from the target's features, are good
-wherever the page is.
+wherever the page is. Where no draft followed, a page lacks those, and serves only others that no
+draft follows, until a sequence has filled the same with them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def page_keys(sequence: SequenceState, num_rows: int, page_size: int) -> list[by
             ]
         )
         owners = _media_of_rows(sequence, stop)[start:]
-        key = known[-1] if known else b"draft" if sequence.drafting else b"plain"
+        key = known[-1] if known else b""
         for first in range(0, stop - start - 1, page_size):
             rows = slice(first, first + page_size + 1)
             digest = hashlib.sha256(key + content[:, rows].tobytes())
@@ -88,6 +89,7 @@ def may_begin(
         return not sequence.backpressured
     return not any(
         not s.tokens
+        and s.drafting >= sequence.drafting
         and s.prompt.media == prompt.media
         and torch.equal(s.prompt.token_ids, prompt.token_ids)
         for s in running
@@ -105,6 +107,7 @@ class PrefixCache:
         self._pool = pool
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._drafted = set[int]()  # pages that the draft's rows fill, too
         self._snapshots = OrderedDict[bytes, Snapshot]()  # least recently used first
 
     def __len__(self) -> int:
@@ -125,17 +128,22 @@ class PrefixCache:
         ``with_snapshot``: one whose snapshot is known too.
         """
         keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
-        return self.match(keys, with_snapshot=with_snapshot)
+        return self.match(keys, with_snapshot=with_snapshot, drafted=sequence.drafting)
 
     def remember(self, sequence: SequenceState) -> None:
         """Keep what the rows of ``sequence`` fill."""
         keys = page_keys(sequence, sequence.num_written, self._pool.page_size)
         count = len(keys)
-        self.insert(keys, sequence.pages.held[:count], sequence.take_snapshots(count))
+        pages, snapshots = sequence.pages.held[:count], sequence.take_snapshots(count)
+        self.insert(keys, pages, snapshots, drafted=sequence.drafting)
 
-    def match(self, keys: Sequence[bytes], *, with_snapshot: bool = False) -> Prefix:
-        """The longest known beginning of ``keys``, as for ``find``."""
-        known = list(takewhile(self._pages.__contains__, keys))
+    def match(
+        self, keys: Sequence[bytes], *, with_snapshot: bool = False, drafted: bool = False
+    ) -> Prefix:
+        """The longest known beginning of ``keys``, as for ``find``; ``drafted``: of pages that the
+        draft's rows fill, too.
+        """
+        known = list(takewhile(lambda key: self._knows(key, drafted=drafted), keys))
         if with_snapshot:
             while known and known[-1] not in self._snapshots:
                 known.pop()
@@ -149,8 +157,11 @@ class PrefixCache:
         keys: Sequence[bytes],
         pages: Sequence[int],
         snapshots: Mapping[int, Snapshot] = _NO_SNAPSHOTS,
+        *,
+        drafted: bool = False,
     ) -> None:
-        """Keep filled ``pages``; those whose content is known stay as they are.
+        """Keep filled ``pages``; those whose content is known stay as they are, unless the draft's
+        rows fill the new ones alone (``drafted``).
 
         ``snapshots``, by the number of pages before them, belong to the cache from now on.
 
@@ -158,13 +169,24 @@ class PrefixCache:
         beginning.
         """
         for key, page in reversed(list(zip(keys, pages, strict=True))):
-            if key in self._pages:
+            if self._knows(key, drafted=drafted):
                 self._pool.refresh(self._pages[key])
             else:
-                self._pool.keep(page)
-                self._pages[key], self._keys[page] = page, key
+                self._put(key, page, drafted=drafted)
         for num_pages, snapshot in snapshots.items():
             self._keep_snapshot(keys[num_pages - 1], snapshot)
+
+    def _knows(self, key: bytes, *, drafted: bool) -> bool:
+        return key in self._pages and (not drafted or self._pages[key] in self._drafted)
+
+    def _put(self, key: bytes, page: int, *, drafted: bool) -> None:
+        """Let ``page`` stand for ``key``, in place of one that no draft has filled."""
+        self._pool.keep(page)
+        if key in self._pages:
+            self._let_go(self._pages[key])
+        self._pages[key], self._keys[page] = page, key
+        if drafted:
+            self._drafted.add(page)
 
     def _keep_snapshot(self, key: bytes, snapshot: Snapshot) -> None:
         if key in self._snapshots:
@@ -191,8 +213,13 @@ class PrefixCache:
             self._forget(page)
 
     def _forget(self, page: int) -> None:
-        key = self._keys.pop(page)
+        key = self._keys[page]
         del self._pages[key]
         if key in self._snapshots:
             self._snapshots.pop(key).release()
+        self._let_go(page)
+
+    def _let_go(self, page: int) -> None:
+        del self._keys[page]
+        self._drafted.discard(page)
         self._pool.release(page)

@@ -53,6 +53,7 @@ class PromptPreprocessor:
         """Prepare ``request``; whatever is wrong with it is the outcome."""
         try:
             caller.check()
+            _check_ids(request.sampling, self._bundle.spec.vocab_size)
             grammar = self._grammar(request.sampling)
             prompt = self.prompt(self.model_inputs(request, caller))
             return PreparedRequest(request, prompt, grammar)
@@ -110,6 +111,16 @@ class PromptPreprocessor:
             media=media,
             visuals=visuals,
         )
+
+
+def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids outside the vocabulary."""
+    for field in ("logit_bias", "stop_token_ids"):
+        wrong = [token for token in getattr(sampling, field) if not 0 <= token < vocab_size]
+        if wrong:
+            raise UserError(
+                f"{field}: expected token ids from 0 to {vocab_size - 1}, got {wrong[0]}"
+            )
 
 
 class PreprocessStage:

@@ -177,7 +177,8 @@ class RecurrentStates:
     def reserve(self, sequence: SequenceState) -> None:
         """Give ``sequence`` the entry of no token, unless it has one."""
         if sequence not in self._held:
-            self._held[sequence] = _Held(self._entries.share(_NO_TOKEN), self._entries.take())
+            write = self._entries.take()
+            self._held[sequence] = _Held(self._entries.share(_NO_TOKEN), write)
 
     def release(self, sequence: SequenceState) -> None:
         """Take the entries of ``sequence`` back, if it has any."""

@@ -116,12 +116,25 @@ class Chunk:
         token_ids: the tokens that it emitted. text: what of the text is now certain.
         finish_reason: None until the last chunk.
         logprobs: of each token, where the request asked for them; empty otherwise.
+        accepted_lengths: as ``Generation``'s; empty where the forward verified no drafts.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    accepted_lengths: tuple[int, ...] = ()
+
+    @staticmethod
+    def joined(chunks: Sequence[Chunk]) -> Chunk:
+        """What several passes added, one after the other."""
+        return Chunk(
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            "".join(chunk.text for chunk in chunks),
+            chunks[-1].finish_reason,
+            tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
+            tuple(length for chunk in chunks for length in chunk.accepted_lengths),
+        )
 
 
 @dataclass(frozen=True)
@@ -132,9 +145,9 @@ class Generation:
         token_ids: generated ids, the end token included.
         finish_reason: ``stop`` at an end token or stop text, ``length`` at a limit; None while it
             is in the making.
-        accepted_lengths: tokens emitted by each verify pass, the bonus token included (1 without
-            speculation).
-        acceptance_length: their mean; None where no verify pass ran.
+        accepted_lengths: tokens emitted by each target forward that verified drafts, the bonus
+            token included; of the last one those that the answer keeps.
+        acceptance_length: their mean; None where no forward verified drafts.
         tokens_per_second: of the tokens after the first; None where there is one token.
         logprobs: of each token, where the request asked for them; empty otherwise.
         reused_tokens: of the prompt, that the prefix cache had.
@@ -150,3 +163,9 @@ class Generation:
     time_to_first_token_ms: float | None
     logprobs: tuple[TokenLogprob, ...] = ()
     reused_tokens: int = 0
+
+    @property
+    def num_forwards(self) -> int:
+        """Target forwards behind the prompt's; each without a draft emitted one token."""
+        plain = max(len(self.token_ids) - 1, 0) - sum(self.accepted_lengths)
+        return len(self.accepted_lengths) + plain

@@ -18,17 +18,19 @@ from torch.nn import functional
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import (
+    MixedSession,
     ReducingSession,
     Reduction,
     Session,
     run_prompt,
     run_reduced,
 )
-from trt_eagle3.engine.torch.cuda_graph import patch_bucket
+from trt_eagle3.engine.torch.cuda_graph import MAX_CAPTURED_PATCHES, patch_bucket
 
 __all__ = [
     "DraftRunner",
     "AttentionMetadata",
+    "Rows",
     "PatchBuckets",
     "TargetRunner",
     "VisionRunner",
@@ -104,6 +106,21 @@ def _counted(count: int) -> Tensor:
     return torch.arange(count, dtype=torch.int32)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What a forward of the target runs over.
+
+    Attributes:
+        embeds: [B, S, H]. metadata: where they stand. logit_rows: integers [B, R].
+        visual_levels: [L, B, S, H], zero at rows of text; None where all are.
+    """
+
+    embeds: Tensor
+    metadata: AttentionMetadata
+    logit_rows: Tensor
+    visual_levels: Tensor | None = None
+
+
 class TargetRunner:
     """The target graph and the states of its layers."""
 
@@ -126,6 +143,11 @@ class TargetRunner:
         """Whether outputs are reduced within the graph."""
         return isinstance(self._session, ReducingSession)
 
+    @property
+    def mixes(self) -> bool:
+        """Whether prompts can run beside rows that decode (``forward_mixed``)."""
+        return isinstance(self._session, MixedSession) and self._session.mixes
+
     def forward(
         self,
         embeds: Tensor,
@@ -134,19 +156,10 @@ class TargetRunner:
         visual_levels: Tensor | None = None,
         reduce: Reduction | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run ``embeds [B, S, H]``: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None
-        without a draft).
-
-        ``deepstack`` is [L, B, S, H], zero at text rows; decode rows have none. ``reduce``: what to
-        make of the logits, and return instead.
+        """Run ``Rows`` of these: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None
+        without a draft). ``reduce``: what to make of the logits, and return instead.
         """
-        inputs = {"inputs_embeds": embeds, **metadata.inputs(logit_rows)}
-        if self.num_visual_levels:
-            if visual_levels is None:
-                if self._nothing is None:
-                    self._nothing = embeds.new_zeros(1)
-                visual_levels = self._nothing.expand(self.num_visual_levels, *embeds.shape)
-            inputs["deepstack_embeds"] = visual_levels
+        inputs = self._inputs(Rows(embeds, metadata, logit_rows, visual_levels))
         if metadata.is_prompt:
             assert reduce is None, "a prompt's logits are of few rows"
             outputs = run_prompt(self._session, inputs)
@@ -154,6 +167,31 @@ class TargetRunner:
             outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
         self.states.take(outputs)
         return outputs["logits"], outputs.get("aux_hidden_states")
+
+    def forward_mixed(
+        self, prompts: Rows, steps: Rows, reduce: Reduction | None
+    ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """Run rows of prompts and of sequences that decode in one forward, which reads the weights
+        once; what ``forward`` returns of each. ``reduce``: what to make of the logits of ``steps``.
+        """
+        assert isinstance(self._session, MixedSession)
+        parts = [self._inputs(prompts), self._inputs(steps)]
+        of_prompts, of_steps = self._session.run_mixed(parts, [None, reduce])
+        return (
+            (of_prompts["logits"], of_prompts.get("aux_hidden_states")),
+            (of_steps["logits"], of_steps.get("aux_hidden_states")),
+        )
+
+    def _inputs(self, rows: Rows) -> dict[str, Tensor]:
+        inputs = {"inputs_embeds": rows.embeds, **rows.metadata.inputs(rows.logit_rows)}
+        if self.num_visual_levels:
+            levels = rows.visual_levels
+            if levels is None:
+                if self._nothing is None:
+                    self._nothing = rows.embeds.new_zeros(1)
+                levels = self._nothing.expand(self.num_visual_levels, *rows.embeds.shape)
+            inputs["deepstack_embeds"] = levels
+        return inputs
 
 
 class DraftRunner:
@@ -216,14 +254,26 @@ class PatchBuckets:
     unit: int
     pad: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
 
+    @property
+    def sizes(self) -> list[int]:
+        """Patches of the runs that are captured, the most first."""
+        counts = range(self.unit, min(self.limit, MAX_CAPTURED_PATCHES) + 1, self.unit)
+        return sorted({self.size_of(count) for count in counts}, reverse=True)
+
+    def size_of(self, count: int) -> int:
+        """To how many patches ``count`` are padded."""
+        return count + self._added(count)
+
     def padded(self, patches: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The graph's inputs, with as many patches as the bucket of ``patches`` has."""
-        count = len(patches)
-        wanted = min(patch_bucket(count), self.limit) - count
-        added = max(0, wanted // self.unit * self.unit)
+        count, added = len(patches), self._added(len(patches))
         # padding by 0 copies
         filled = functional.pad(patches, (0, 0, 0, added)) if added else patches
         return {"patches": filled, **self.pad(rows, count + added)}
+
+    def _added(self, count: int) -> int:
+        wanted = min(patch_bucket(count), self.limit) - count
+        return max(0, wanted // self.unit * self.unit)
 
 
 class VisionRunner:

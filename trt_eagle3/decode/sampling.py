@@ -109,6 +109,7 @@ class Sampler:
 
     Attributes:
         count: tokens of the answer. end_ids: tokens that end it.
+        failure: what its penalties or biases raised; None while they work.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Sampler:
         self.history = History(sampling, prompt_ids, vocab_size)
         self.grammar = grammar
         self.count = 0
+        self.failure: Exception | None = None
         self.end_ids = tuple({*sampling.stop_token_ids, *end_ids})
         self._bias: Tensor | None = None
 
@@ -141,6 +143,8 @@ class Sampler:
     @property
     def error(self) -> str:
         """Why it can choose no more tokens; empty while it can."""
+        if self.failure is not None:
+            return f"{type(self.failure).__name__}: {self.failure}"
         return self.grammar.error if self.grammar is not None else ""
 
     def uniform(self) -> float:
@@ -164,12 +168,11 @@ class Sampler:
             self._ahead.popleft()
 
     def bias_on(self, device: torch.device) -> Tensor:
-        """f32 [V]: ``logit_bias``; tokens that there are not are left out."""
+        """f32 [V]: ``logit_bias``."""
         if self._bias is None:
             bias = torch.zeros(self._vocab_size)
             for token, value in self.sampling.logit_bias.items():
-                if token < self._vocab_size:
-                    bias[token] = value
+                bias[token] = value
             self._bias = bias.to(device)
         return self._bias
 
@@ -181,9 +184,9 @@ class Sampler:
         mask = torch.ones(1, 1, dtype=torch.bool)
         allowed = None
         if self.grammar is not None:
-            bits = torch.empty(1, 1, -(-len(logits) // 32), dtype=torch.int32)
-            fill_next(self.grammar, bits.numpy()[0, 0])
-            allowed = AllowedTokens([0], to_device(bits, logits.device))
+            bits = torch.empty(1, -(-len(logits) // 32), dtype=torch.int32)
+            fill_next(self.grammar, bits.numpy()[0])
+            allowed = AllowedTokens([(0, 0)], to_device(bits, logits.device))
         found = verify_results(
             [self], logits[None, None], no_tokens[None], no_tokens[None], mask[None], allowed
         )

@@ -81,7 +81,10 @@ class Scheduler:
         return all(s.backpressured for s in (*self.running, *self.waiting))
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence."""
+        """Queue a sequence; where its draft would not pay, none follows it."""
+        if sequence.drafting and self.observer is not None:
+            others = [*self.running, *self.waiting][: self._max_batch_size - 1]
+            sequence.drafting = self.observer.follows(sequence, others)
         self.waiting.append(sequence)
 
     def remove(self, sequence: SequenceState) -> None:
@@ -112,6 +115,8 @@ class Scheduler:
         to ``remove`` those that are done.
         """
         self.num_draft_tokens = None
+        if self._launched.sequences:
+            self._cycle_end = None  # this step's cycle runs behind that prefill
         if self._quiet:
             return joined(self._end_prefill(self._taken()) + self._decode(self._decoding()))
         # who was put off meanwhile may be admitted again, with the token that it has
@@ -216,7 +221,8 @@ class Scheduler:
 
     def _prefill(self) -> tuple[LaunchedPrefill, list[Emission]]:
         """What was launched, and who failed."""
-        launched = launch_prefill(self._decoder, self._chunks())
+        beside = self._beside()
+        launched = launch_prefill(self._decoder, self._chunks(len(beside)), beside)
         self._save_where_pages_end(launched.sequences)
         if self._vision is not None:  # once they are in the cache, only who starts again asks
             for s in launched.ended:
@@ -240,13 +246,24 @@ class Scheduler:
                 found.append(Emission(s, tuple(s.tokens), begins=True, full=self._is_full(s)))
         return found
 
-    def _chunks(self) -> list[tuple[SequenceState, int]]:
-        """Prompt rows of one pass, ``prefill_chunk`` at most with their padding."""
+    def _beside(self) -> list[SequenceState]:
+        """Sequences whose next step may run in one forward with prompts: those that decode, if
+        plainly.
+        """
+        decoding = self._decoding() if self._decoder.mixes else []
+        if any(s.drafting for s in decoding) and self.tree_for(decoding) is not None:
+            return []
+        return decoding
+
+    def _chunks(self, num_beside: int) -> list[tuple[SequenceState, int]]:
+        """Prompt rows of one pass, ``prefill_chunk`` at most with their padding and ``num_beside``
+        others.
+        """
         ready = [s for s in self.running if s.length < s.num_prefill and not s.backpressured]
         left = [s.num_prefill - s.length for s in ready]
         decoder, num_decoding = self._decoder, len(self._decoding())
         budget = prefill_budget(decoder.prefill_chunk, num_decoding, sum(left))
-        rows = chunk_rows(left, budget, decoder.max_segments)
+        rows = chunk_rows(left, max(budget - num_beside, 1), decoder.max_segments)
         return [(ready[i], self._chunk_rows(ready[i], count)) for i, count in rows.items()]
 
     def _chunk_rows(self, sequence: SequenceState, budget: int) -> int:

@@ -80,6 +80,7 @@ class SequenceState:
             (``prefix_cache.page_keys``).
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
         num_reused_rows: of the prompt, that the prefix cache had before the first token.
+        num_prompt: tokens of the prompt.
         epoch: how often its rows were forgotten: a pass that runs knows by it whom it was for.
     """
 
@@ -104,10 +105,12 @@ class SequenceState:
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     epoch: int = 0
     num_reused_rows: int = 0
+    num_prompt: int = field(init=False)
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 
     def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt.token_ids)
         self.pages = PageTable(self.pool)
         self.sampler = Sampler(
             self.sampling, self.prompt.token_ids, self.vocab_size, self.grammar, self.end_ids
@@ -118,12 +121,13 @@ class SequenceState:
         """Rows to be in the cache before decoding goes on: the prompt, and after a preemption
         the answer so far.
         """
-        return len(self.prompt.token_ids) + max(len(self.tokens) - 1, 0)
+        return self.num_prompt + max(len(self.tokens) - 1, 0)
 
     @property
     def prefilled(self) -> bool:
         """Whether it has a root to decode from."""
-        return bool(self.tokens) and self.length >= self.num_prefill
+        tokens = self.tokens
+        return bool(tokens) and self.length >= self.num_prompt + len(tokens) - 1
 
     @property
     def turn_length(self) -> int:
@@ -138,11 +142,11 @@ class SequenceState:
     @property
     def num_tokens(self) -> int:
         """Tokens of prompt and answer."""
-        return len(self.prompt.token_ids) + len(self.tokens)
+        return self.num_prompt + len(self.tokens)
 
     def ids(self, start: int, stop: int) -> Tensor:
         """int64 [stop - start]: tokens of prompt and answer."""
-        num_prompt = len(self.prompt.token_ids)
+        num_prompt = self.num_prompt
         output_ids = self.tokens[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
         return torch.cat(
             [self.prompt.token_ids[start:stop], torch.tensor(output_ids, dtype=torch.int64)]
@@ -155,7 +159,16 @@ class SequenceState:
         self.sampler.remember(tokens)
 
     def failure(self) -> EngineFailedError:
-        """Why it says nothing: its grammar cannot go on, or its logits are not finite."""
+        """Why it says nothing: its logits cannot be processed, its grammar cannot go on, or its
+        logits are not finite.
+        """
+        if self.sampler.failure is not None:
+            failure = EngineFailedError(
+                f"its logits cannot be processed ({clip(self.sampler.error)}). Ask without "
+                "penalties, logit_bias and min_tokens."
+            )
+            failure.__cause__ = self.sampler.failure
+            return failure
         if self.sampler.error:
             return EngineFailedError(
                 f"the grammar cannot go on ({clip(self.sampler.error)}). Simplify it."
@@ -174,7 +187,7 @@ class SequenceState:
     @property
     def in_answer(self) -> bool:
         """Whether rows of the answer are among its rows."""
-        return self.length > len(self.prompt.token_ids)
+        return self.length > self.num_prompt
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a copy of the per-sequence states as they are: where a page ends."""
@@ -184,7 +197,7 @@ class SequenceState:
         """Release those of the answer, or else the first one of the prompt; whether there was
         one.
         """
-        in_prompt = len(self.prompt.token_ids) // self.pool.page_size
+        in_prompt = self.num_prompt // self.pool.page_size
         ends = sorted(self.snapshots)
         dropped = [n for n in ends if n > in_prompt] if in_answer else ends[:1]
         for num_pages in dropped:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.host_copy import to_device
+from trt_eagle3.host_copy import to_device
 
-__all__ = ["Readback", "host_buffer", "to_device"]
+__all__ = ["Readback", "copy_on_side_stream", "host_buffer", "to_device"]
 
 
 def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -17,6 +18,25 @@ def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     CUDA.
     """
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def copy_on_side_stream(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` of the host on ``device``, copied while that still works on what it was given
+    before.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    copies, here = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        found = to_device(tensor, device)
+    here.wait_stream(copies)
+    found.record_stream(here)  # its memory is the other stream's
+    return found
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class Readback:

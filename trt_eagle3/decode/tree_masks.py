@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from trt_eagle3.decode.grammar_masks import fill_trees
+from trt_eagle3.decode.grammar_masks import fill_roots, fill_trees
 from trt_eagle3.decode.logits_process import AllowedTokens
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.transfer import Readback, host_buffer, to_device
+from trt_eagle3.decode.transfer import Readback, host_buffer
 
 __all__ = ["TreeMasks"]
 
@@ -41,15 +41,19 @@ class TreeMasks:
             self._drafted = Readback(torch.stack(fields))
 
     def compute(self, vocab_size: int, device: torch.device) -> AllowedTokens | None:
-        """What is allowed, on ``device``; None where no sequence has a grammar."""
+        """What is allowed, on ``device``; None where nothing is forbidden."""
         if not self._states:
             return None
+        shape = len(self._states) * self._num_nodes, -(-vocab_size // 32)
+        bits = host_buffer(shape, torch.int32, device)
         num_rows = 1 + max(row for row, _ in self._states)
         tokens, parents = [[0]] * num_rows, [[-1]] * num_rows
         if self._drafted is not None:
+            fill_roots([state for _, state in self._states], bits.numpy())  # while the draft runs
             tokens, *there = self._drafted.wait()
             parents = there[0] if there else self._parents.tolist()
-        shape = len(self._states), self._num_nodes, -(-vocab_size // 32)
-        bits = host_buffer(shape, torch.int32, device)
-        fill_trees([(s, tokens[row], parents[row]) for row, s in self._states], bits.numpy())
-        return AllowedTokens([row for row, _ in self._states], to_device(bits, device))
+        found = fill_trees(
+            [(s, tokens[row], parents[row]) for row, s in self._states], bits.numpy()
+        )
+        nodes = [[(row, node) for node in range(self._num_nodes)] for row, _ in self._states]
+        return AllowedTokens.from_masks(device, bits, found, nodes)

@@ -1,4 +1,4 @@
-"""Verifying: from the target's logits at the nodes of every tree to what each sequence says.
+"""Verifying: from the target's logits at the nodes of every tree to what each sequence accepts.
 
 Shapes: B sequences, T nodes, V vocab.
 """
@@ -19,39 +19,39 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree_masks import TreeMasks
 
-__all__ = ["JudgedTrees", "judge_trees", "verify_tree"]
+__all__ = ["AcceptProbabilities", "accept_probabilities", "verify_tree"]
 
 _NO_TOKEN = -1
 _MOST_PROBS = 1 << 24  # at once: 128 MiB of float64
 
 
 @dataclass(frozen=True)
-class JudgedTrees:
+class AcceptProbabilities:
     """What the target makes of trees, on its device.
 
     Attributes:
         tokens: int64 [B, T] at the nodes. parents: int64 [B, T].
-        chances: float64 [B, T]: the target's probability of a node's token after its parent; None
-            where all sequences say the likeliest token of the raw logits.
+        accept_probs: float64 [B, T]: the target's probability of a node's token after its parent;
+            None where all sequences take the likeliest token of the raw logits.
         bonus: int64 [B, T]: the token to emit where the walk ends, -1 after logits that are no
             numbers.
     """
 
     tokens: Tensor
     parents: Tensor
-    chances: Tensor | None
+    accept_probs: Tensor | None
     bonus: Tensor
 
 
-def judge_trees(
+def accept_probabilities(
     samplers: Sequence[Sampler],
     proposal: Proposal,
     logits: Tensor,
     counts: Sequence[int],
     masks: TreeMasks,
     draws: Sequence[float],
-) -> JudgedTrees:
-    """Judge the first ``counts`` nodes of every tree by ``logits`` f32 [B, T, V].
+) -> AcceptProbabilities:
+    """Those of the first ``counts`` nodes of every tree, by ``logits`` f32 [B, T, V].
 
     Args:
         masks: of ``proposal``. draws: a random number of each sequence that samples, for its bonus
@@ -61,10 +61,10 @@ def judge_trees(
     tokens, parents = (t.to(device, non_blocking=True) for t in (proposal.tokens, proposal.parents))
     best, bonus = logits.max(dim=-1)
     allowed = masks.compute(logits.shape[2], device)
-    chances = None
+    accept_probs = None
     for alike, count in _alike(samplers, counts, logits.shape[2]):
-        if chances is None:
-            chances = agreeing(tokens, parents, bonus).double()
+        if accept_probs is None:
+            accept_probs = agreeing(tokens, parents, bonus).double()
         index = to_device(torch.tensor(alike), device)
         values, drafted, above = (
             t[:, :count].index_select(0, index) for t in (logits, tokens, parents)
@@ -76,12 +76,14 @@ def judge_trees(
             drafted,
             above,
             mask,
-            allowed.of(alike, count) if allowed else None,
+            allowed.select(alike, count) if allowed else None,
             [draws[i] for i in alike],
         )
-        chances[index] = 0.0
-        chances[index, :count], bonus[index, :count] = found.accept, found.bonus
-    return JudgedTrees(tokens, parents, chances, bonus.masked_fill(~best.isfinite(), _NO_TOKEN))
+        accept_probs[index] = 0.0
+        accept_probs[index, :count], bonus[index, :count] = found.accept, found.bonus
+    return AcceptProbabilities(
+        tokens, parents, accept_probs, bonus.masked_fill(~best.isfinite(), _NO_TOKEN)
+    )
 
 
 def verify_tree(
@@ -91,7 +93,7 @@ def verify_tree(
     counts: Sequence[int],
     masks: TreeMasks | None = None,
 ) -> list[Accepted]:
-    """What each sequence says, from ``logits`` f32 [B, T, V] of its first ``counts`` nodes.
+    """What each sequence accepts, by ``logits`` f32 [B, T, V] of its first ``counts`` nodes.
 
     Nothing at all where a logit is no number. The host waits for the device here, once; twice where
     log-probabilities are wanted. ``masks``: of ``proposal``, begun before the target ran.
@@ -99,12 +101,12 @@ def verify_tree(
     samplers = [s.sampler for s in sequences]
     masks = masks or TreeMasks(samplers, proposal)
     draws = [0.0 if s.sampling.greedy else s.uniform() for s in samplers]
-    judged = judge_trees(samplers, proposal, logits, counts, masks, draws)
-    known = torch.stack([judged.tokens, judged.parents, judged.bonus])
+    probabilities = accept_probabilities(samplers, proposal, logits, counts, masks, draws)
+    known = torch.stack([probabilities.tokens, probabilities.parents, probabilities.bonus])
     fields = (
         known.tolist()
-        if judged.chances is None
-        else torch.cat([known.double(), judged.chances[None]]).tolist()
+        if probabilities.accept_probs is None
+        else torch.cat([known.double(), probabilities.accept_probs[None]]).tolist()
     )
     found = [
         _accepted(s, [row[i][:count] for row in fields])
@@ -114,8 +116,8 @@ def verify_tree(
 
 
 def _accepted(sequence: SequenceState, fields: Sequence[Sequence[float]]) -> Accepted:
-    """What one sequence says: of its nodes the tokens, parents and bonus tokens, and where there
-    are any, chances.
+    """What one sequence accepts: of its nodes the tokens, parents and bonus tokens, and where there
+    are any, accept probabilities.
     """
     nodes, parents, output_ids = ([int(value) for value in row] for row in fields[:3])
     if _NO_TOKEN in output_ids or sequence.sampler.error:
@@ -131,7 +133,7 @@ def _accepted(sequence: SequenceState, fields: Sequence[Sequence[float]]) -> Acc
 def _alike(
     samplers: Sequence[Sampler], counts: Sequence[int], vocab_size: int
 ) -> Iterator[tuple[list[int], int]]:
-    """Those that need probabilities and can be judged together, and their count: of the same
+    """Those that need probabilities and can be verified together, and their count: of the same
     filters and count.
     """
     alike: dict[Hashable, list[int]] = {}

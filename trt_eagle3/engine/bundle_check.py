@@ -178,6 +178,8 @@ def _load_graph(file: Path) -> onnx.ModelProto:
         return onnx.load_model_from_string(read_bounded(file, _MAX_GRAPH_BYTES))
     except (UserError, OSError) as error:
         raise UserError(f"{file}: cannot read the graph: {clip(error)}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # protobuf's own errors have no base class but Exception
         raise UserError(f"{file}: cannot load it: {clip(error)}. Rebuild the bundle.") from error
 

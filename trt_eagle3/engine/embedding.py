@@ -7,10 +7,10 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.dtype import dtype_of_safetensors
-from trt_eagle3.engine.host_copy import to_device
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.weights import WeightExpr, part_of
+from trt_eagle3.host_copy import to_device
 
 __all__ = ["EmbeddingTable"]
 

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.errors import UserError
+from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
 
 __all__ = [
+    "MixedSession",
     "PromptSession",
     "ReducingSession",
     "Reduction",
@@ -47,6 +49,24 @@ class PromptSession(Protocol):
 
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once, as ``run_prompt`` of this module says."""
+        ...
+
+
+@runtime_checkable
+class MixedSession(Protocol):
+    """A session that runs rows of prompts and of decoding sequences in one forward."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it does so with its graph."""
+        ...
+
+    def run_mixed(
+        self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
+    ) -> list[dict[str, Tensor]]:
+        """Run ``parts``, each with the inputs of ``Session.run``, as one forward; returns the
+        outputs of each. ``reduced``: what to make of each part's logits, None: nothing.
+        """
         ...
 
 
@@ -112,7 +132,7 @@ def with_picked_rows(outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, T
     features = outputs.get("features_out")
     if features is None:
         return dict(outputs)
-    index = rows.to(features.device, torch.int64, non_blocking=True)[..., None]
+    index = to_device(rows, features.device).to(torch.int64)[..., None]
     picked = features.gather(1, index.expand(-1, -1, features.shape[2]))
     return {**outputs, "features_out": picked}
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from trt_eagle3.engine.torch.cuda_graph import CapturedGraphs, shapes_of
+from trt_eagle3.decode.chunks import PROMPT_WIDTHS
+from trt_eagle3.decode.device_batch import batch_sizes
+from trt_eagle3.decode.plan import widths
+from trt_eagle3.engine.torch import cuda_graph
+from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, patch_bucket, shapes_of
 
 
 def step(batch: int, tokens: int) -> Any:
@@ -21,6 +27,33 @@ def test_shapes_are_due_when_they_come_the_third_time() -> None:
     graphs = CapturedGraphs()
     assert [graphs.due(step(1, 6)) for _ in range(3)] == [False, False, True]
     assert not graphs.due(step(2, 6))
+
+
+def test_shapes_that_come_now_and_then_are_never_due() -> None:
+    """As lengths of prompts do: each comes again, some day."""
+    graphs = CapturedGraphs()
+    for _ in range(5):
+        assert not any(graphs.due(step(1, tokens)) for tokens in range(1, 65))
+    assert len(graphs._runs) <= 64
+    assert [graphs.due(step(4, 4)) for _ in range(3)] == [False, False, True]
+    assert graphs.due(step(4, 4))
+
+
+def test_graphs_of_every_width_that_a_server_prepares_stay() -> None:
+    """Chains of 5 up to 128 sequences, and short prompts; pictures of every size."""
+    for prepared in (
+        [step(b, n) for n in widths(6) for b in batch_sizes(128)]
+        + [step(1, width) for width in PROMPT_WIDTHS],
+        [
+            shapes_of({"patches": torch.zeros(n, 4)})
+            for n in sorted({patch_bucket(n) for n in range(4, 2049, 4)})
+        ],
+    ):
+        graphs = CapturedGraphs()
+        made: Any = SimpleNamespace()
+        for shapes in prepared:
+            graphs.add(shapes, made)
+        assert all(graphs.get(shapes) is made for shapes in prepared)
 
 
 def test_long_prompts_are_never_due() -> None:
@@ -67,3 +100,34 @@ def test_images_of_many_patches_are_never_due() -> None:
     small, large = (shapes_of({"patches": torch.zeros(n, 4)}) for n in (2048, 2304))
     assert [graphs.due(small) for _ in range(3)] == [False, False, True]
     assert not any(graphs.due(large) for _ in range(5))
+
+
+def test_input_whose_copy_failed_is_copied_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page-locked memory ran out, say."""
+    mask, static = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int64)
+    captured = Captured(None, {"mask": static}, {})  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_graph, "to_device", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            captured.fill({"mask": mask})
+    captured.fill({"mask": mask})
+    assert static.tolist() == [3, 4]
+
+
+@pytest.mark.gpu
+def test_inputs_from_the_host_do_not_wait_for_the_device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    rows = torch.arange(1 << 20)
+    static = {"rows": torch.zeros_like(rows, device="cuda")}
+    captured = Captured(torch.cuda.CUDAGraph(), static, {})
+    captured.fill({"rows": rows})  # the first page-locked memory takes longer
+    torch.cuda.synchronize()
+    torch.cuda._sleep(10**9)  # of the device's clock: half a second and more
+    start = time.perf_counter()
+    captured.fill({"rows": rows + 1})
+    seconds = time.perf_counter() - start
+    torch.cuda.synchronize()
+    assert time.perf_counter() - start > 0.3
+    assert seconds < 0.1
+    assert torch.equal(static["rows"].cpu(), rows + 1)

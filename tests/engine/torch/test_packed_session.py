@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import onnx
@@ -10,8 +11,8 @@ import torch
 from onnx import TensorProto, helper
 
 from tests.engine.torch.test_packed import expression
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.packed import PackedWeight
+from trt_eagle3.engine.torch import capi, packed
+from trt_eagle3.engine.torch.packed import Fp8Weight, PackedWeight
 from trt_eagle3.engine.torch.program import load_program, only_factors
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph.activations import read_activations, write_activations
@@ -71,6 +72,24 @@ def test_a_weight_on_the_cpu_is_not_packed(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(model(expr).SerializeToString())
     program = load_program(tmp_path / "model.onnx", root, (), torch.device("cpu"))
     assert isinstance(program.constants["weight"], torch.Tensor)
+
+
+def test_a_session_with_several_packed_weights_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expr, root = expression("fp8", tmp_path)
+    made = model(expr, helper.make_node("Gemm", ["x", "second"], ["z"], transB=1))
+    made.graph.initializer.append(weight_initializer("second", expr))
+    del made.metadata_props[:]
+    write_descriptions(made, {"weight": expr, "second": expr})
+    write_activations(made, "fp8")
+    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
+    monkeypatch.setattr(packed, "_capability", lambda: (8, 0))
+    weight = Fp8Weight(torch.zeros(expr.shape).to(torch.float8_e4m3fn), torch.ones(1, 1))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        load_program(tmp_path / "model.onnx", root, (), torch.device("cpu"), lambda *_: weight)
+    assert ["engine.activations" in str(warning.message) for warning in found] == [True]
 
 
 @pytest.mark.gpu

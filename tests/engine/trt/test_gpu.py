@@ -36,6 +36,7 @@ from trt_eagle3.engine.trt.folder import ENGINE_FILE, EngineFolder, describe_eng
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.families.frames import patch_ranges
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
@@ -306,7 +307,7 @@ def test_planted_scales_of_fp8_kv_are_caught(bundles: Bundles, fault: bool, tmp_
     scales = next(i for i in ready.model.graph.initializer if i.name == "kv_scales.0")
     if fault:
         scales.CopyFrom(numpy_helper.from_array(4 * numpy_helper.to_array(scales), scales.name))
-    profiles = graph_profiles("target", model, config, TreeSizes(6, 1, 5), 2)[:1]
+    profiles = graph_profiles("target", model, config, TreeSizes(6, 1, 5))[:1]
     file, cache = written(ready, tmp_path), tmp_path.parent / "timing.cache"
     built = build_engine(file, tmp_path / ENGINE_FILE, profiles, config.engine, cache)
     write_config(tmp_path, config.engine, model, built.num_bytes)
@@ -460,7 +461,8 @@ def spoilt(
     ready = trt_export(model, linear=dtype == "float16" and graph != "vision")
     fault(ready.model)
     file = written(ready, folder)
-    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5))[:1]
+    images = patch_ranges(4, config.limits.max_visual_tokens)  # a merge's patches
+    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5), images)[:1]
     built = build_engine(
         file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache"
     )

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+from onnx.inliner import inline_local_functions
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx, dtype_of_torch
@@ -65,7 +66,7 @@ class OnnxRuntimeSession:
             self._session = ort.InferenceSession(
                 proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-        except UserError:
+        except (UserError, MemoryError):
             raise
         except Exception as error:  # onnxruntime's own errors have no base class but Exception
             reason = " ".join(str(error).split())
@@ -168,7 +169,9 @@ def _with_weights(proto: onnx.ModelProto, root: Path) -> tuple[onnx.ModelProto, 
     if read_activations(proto) == "int8":
         proto, packed = with_packed_products(proto, unpack)
     proto, unpacked = with_weight_nodes(proto, unpack)
-    return proto, {**packed, **unpacked}
+    # ONNX Runtime inlines too, and checks the whole graph anew after each function: the tiny pair's
+    # target takes 0.21 s to load, and 0.14 s like this
+    return inline_local_functions(proto), {**packed, **unpacked}
 
 
 def _options(proto: onnx.ModelProto, weights_root: Path, handed: int) -> ort.SessionOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trt_eagle3.host_copy import to_device
+
 __all__ = [
     "CAPTURED_AT_RUN",
+    "MAX_CAPTURED_PATCHES",
     "Captured",
     "CapturedGraphs",
     "capturing",
@@ -30,13 +33,21 @@ prompts' images.
 """
 CAPTURED_AT_RUN = 3
 """Which run of the same shapes captures them: prompts seldom repeat theirs, decode steps do."""
+# Within so many runs of shapes that are not captured. Over days every length of a prompt comes
+# again: a capture takes as long as several steps, and its graph would push out one of those.
+_RECENT_RUNS = 64
 # Rows of a captured run at most: launches of larger ones are hidden behind their work, and their
 # buffers are large. Steps of many sequences have more rows than a prompt that is worth capturing.
-_MAX_ROWS = {"inputs_embeds": 1024, "aux_hidden_states": 1024, "patches": 2048}
+MAX_CAPTURED_PATCHES = 2048
+_MAX_ROWS = {
+    "inputs_embeds": 1024,
+    "aux_hidden_states": 1024,
+    "patches": MAX_CAPTURED_PATCHES,
+}
 _MAX_ROWS_OF_ONE = 256
 _MAX_GRAPHS = 192  # of a session: 20 batch sizes times the widths of a tree
 # of all graphs of a session together: what they keep of memory follows their rows
-_MAX_GRAPH_ROWS = 16384
+_MAX_GRAPH_ROWS = 24576
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -74,7 +85,7 @@ def patch_bucket(num_patches: int) -> int:
     Up to an eighth more, and of fewer than 512 up to the next 64; as many as there are, where none
     are captured.
     """
-    if num_patches > _MAX_ROWS["patches"]:
+    if num_patches > MAX_CAPTURED_PATCHES:
         return num_patches
     step = 1 << max(6, (num_patches - 1).bit_length() - 4)
     return -(-num_patches // step) * step
@@ -104,17 +115,17 @@ class Captured:
         """
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name, tensor in inputs.items():
-            if tensor.device.type == "cpu":
-                last = self._last.get(name)
-                if last is not None and torch.equal(last, tensor):
-                    continue
+            on_host = tensor.device.type == "cpu"
+            if on_host and name in self._last and torch.equal(self._last[name], tensor):
+                continue
+            self._last.pop(name, None)
+            if not on_host and tensor.is_contiguous():
+                by_dtype.setdefault(tensor.dtype, []).append(name)
+                continue
+            static = self.inputs[name]
+            static.copy_(to_device(tensor, static.device), non_blocking=True)
+            if on_host:
                 self._last[name] = tensor.clone()  # the caller may write into its own again
-            else:
-                self._last.pop(name, None)
-                if tensor.is_contiguous():
-                    by_dtype.setdefault(tensor.dtype, []).append(name)
-                    continue
-            self.inputs[name].copy_(tensor, non_blocking=True)
         for names in by_dtype.values():  # one launch for all of a type
             torch._foreach_copy_([self.inputs[n] for n in names], [inputs[n] for n in names])
 
@@ -133,7 +144,8 @@ class CapturedGraphs:
     def __init__(self, most: int = _MAX_GRAPHS, most_rows: int = _MAX_GRAPH_ROWS) -> None:
         self._most = most
         self._most_rows = most_rows
-        self._runs: Counter[Shapes] = Counter()
+        self._recent = deque[Shapes]()  # that ran without being captured
+        self._runs: Counter[Shapes] = Counter()  # of each in ``_recent``
         self._graphs: OrderedDict[Shapes, Captured] = OrderedDict()
 
     @property
@@ -149,12 +161,15 @@ class CapturedGraphs:
         return captured
 
     def due(self, shapes: Shapes) -> bool:
-        """Count a run of these shapes; whether it is time to capture them."""
+        """Count a run of these shapes; whether they came often enough of late to be captured."""
         if any(rows > _MAX_ROWS[name] for name, rows in _rows(shapes).items()) or any(
             name == "inputs_embeds" and shape[1] > _MAX_ROWS_OF_ONE for name, shape in shapes
         ):
             return False
+        self._recent.append(shapes)
         self._runs[shapes] += 1
+        if len(self._recent) > _RECENT_RUNS:
+            self._runs -= Counter([self._recent.popleft()])
         return self._runs[shapes] >= CAPTURED_AT_RUN
 
     def add(self, shapes: Shapes, captured: Captured) -> Captured:

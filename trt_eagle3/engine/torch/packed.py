@@ -28,8 +28,14 @@ from torch.nn import functional
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.product_rows import ProductRows, TensorRows
 
-__all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "Nvfp4Weight", "PackedWeight"]
-__all__ += ["warn_of_unrounded"]
+__all__ = [
+    "Fp8Weight",
+    "Int4Weight",
+    "Int8Weight",
+    "Nvfp4Weight",
+    "PackedWeight",
+    "warn_of_unrounded",
+]
 
 _FEW_ROWS = 3 * capi.MAX_PACKED_ROWS
 """Up to which passes of the kernels are faster than a weight dequantised for the call."""

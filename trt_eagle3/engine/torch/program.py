@@ -89,9 +89,12 @@ def load_program(
         if name not in constants:
             read = read_weight or (read_factor if name in factors else _read_weight)
             constants[name] = read(expr, weights_root, device)
+    packed = {n: w for n, w in constants.items() if isinstance(w, PackedWeight)}
+    if packed:
+        warn_of_unrounded(activations)
     prompt = prompt_nodes(proto.graph.node, constants, outputs)
     kept = {*outputs, *constants}
-    bytes_ = {n for n, w in constants.items() if isinstance(w, PackedWeight) and w.takes_bytes}
+    bytes_ = {n for n, w in packed.items() if w.takes_bytes}
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
     return Program(
         inputs,
@@ -116,6 +119,8 @@ def _steps(
 def _load(model: Path) -> onnx.ModelProto:
     try:
         return onnx.load(model, load_external_data=False)
+    except MemoryError:
+        raise
     except Exception as error:  # protobuf's own errors have no base class but Exception
         reason = " ".join(str(error).split())
         raise UserError(f"{model}: cannot load it: {reason}. Rebuild the bundle.") from error
@@ -167,10 +172,7 @@ def _packs(device: torch.device) -> bool:
 def _read_factor(expr: WeightExpr, root: Path, device: torch.device, *, activations: str) -> Weight:
     """As it is quantised, where kernels multiply with that."""
     packed = pack(expr, root, device, activations=activations) if _packs(device) else None
-    if packed is None:
-        return _read_weight(expr, root, device)
-    warn_of_unrounded(activations)
-    return packed
+    return _read_weight(expr, root, device) if packed is None else packed
 
 
 def _read_weight(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:

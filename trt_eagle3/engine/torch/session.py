@@ -7,7 +7,7 @@ where the library is absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,21 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
-from trt_eagle3.engine.host_copy import to_device
 from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
 from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
+from trt_eagle3.engine.torch.mixed import (
+    AUX,
+    LOGITS,
+    joined,
+    mixable,
+    mixed_steps,
+    reduction_of,
+    split_rows,
+)
 from trt_eagle3.engine.torch.ops import STANDARD_OPS
 from trt_eagle3.engine.torch.program import ReadWeight, Step, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["TorchSession"]
@@ -84,6 +93,9 @@ class TorchSession:
         )
         self._prompt_steps = program.prompt_steps
         self.states: tuple[StateSpec, ...] = program.states
+        self.mixes = mixable(program.inputs, program.outputs, program.states, program.steps)
+        self._mixed_steps = mixed_steps(program.steps)
+        self._mixed_prompt_steps = mixed_steps(program.prompt_steps or ())
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
 
@@ -122,6 +134,31 @@ class TorchSession:
         self._check(inputs)
         return self._interpret(self._placed(inputs), {}, self._prompt_steps)
 
+    @torch.inference_mode()
+    def run_mixed(
+        self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
+    ) -> list[dict[str, Tensor]]:
+        """Implements ``engine.session.MixedSession``. Never captured: prompts seldom have the same
+        shapes again.
+        """
+        for part in parts:
+            self._check(part)
+        widths = [(part["tree_mask"].shape[0], part["tree_mask"].shape[1]) for part in parts]
+        wanted = [(part["logit_rows"].shape[0], part["logit_rows"].shape[1]) for part in parts]
+        left_out = sum(a * b for a, b in widths) - sum(a * b for a, b in wanted)
+        steps = self._mixed_steps
+        if self._mixed_prompt_steps and left_out >= _LEFT_OUT[self.device.type]:
+            steps = self._mixed_prompt_steps
+        inputs = joined([self._placed(part) for part in parts])
+        outputs: dict[str, Any] = self._interpret(
+            inputs, {LOGITS: reduction_of(wanted, reduced)}, steps
+        )
+        found = [{LOGITS: logits} for logits in outputs[LOGITS]]
+        if AUX in outputs:
+            for part, aux in zip(found, split_rows(outputs[AUX], widths), strict=True):
+                part[AUX] = aux
+        return found
+
     def _run(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
@@ -151,7 +188,7 @@ class TorchSession:
     def _interpret(
         self,
         inputs: Mapping[str, Tensor],
-        reduced: Mapping[str, Reduction],
+        reduced: Mapping[str, Callable[[Tensor], Any]],
         steps: Sequence[Step],
     ) -> dict[str, Tensor]:
         """Node by node."""

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from trt_eagle3.engine.host_copy import to_device
+from trt_eagle3.host_copy import to_device
 
 CYCLES = 10**9  # of the device's clock: half a second and more
 

@@ -1,5 +1,5 @@
-"""How the device judges the trees of a batch, whoever samples: what the target makes of every node,
-and what that accepts.
+"""Verifying the trees of a batch on the device, whoever samples: what the target makes of every
+node, and what of it is accepted.
 
 Shapes: B sequences of a padded batch, T tree nodes, V vocab.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trt_eagle3.decode.accept import agreeing
-from trt_eagle3.decode.logits_process import AllowedTokens, changed_logits, forbidden_tokens
+from trt_eagle3.decode.logits_process import AllowedTokens, changed_logits
 from trt_eagle3.decode.outcome import (
     Outcome,
     accept_drawn,
@@ -28,7 +28,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.tree_masks import TreeMasks
-from trt_eagle3.decode.verify import judge_trees
+from trt_eagle3.decode.verify import accept_probabilities
 from trt_eagle3.engine.session import Reduction
 
 __all__ = ["gives_tokens", "reduction", "take_draws", "tree_outcome"]
@@ -59,17 +59,17 @@ def tree_outcome(
     sequences: Sequence[SequenceState],
     tree: AnyTree,
     proposal: Proposal,
-    judged: Tensor,
+    reduced: Tensor,
     masks: TreeMasks,
 ) -> Outcome:
-    """What ``sequences``, the first rows of a batch, say to trees of ``tree``; ``judged``: what
+    """What ``sequences``, the first rows of a batch, accept of trees of ``tree``; ``reduced``: what
     ``reduce``, their ``reduction``, has made of logits [B, T, V].
     """
     if reduce is None:
-        return _drawn_outcome(sequences, tree, proposal, judged, masks)
+        return _drawn_outcome(sequences, tree, proposal, reduced, masks)
     if not gives_tokens(reduce):
-        judged = _chosen_tokens([s.sampler for s in sequences], tree, proposal, judged, masks)
-    return accept_trees(tree, proposal, judged)
+        reduced = _chosen_tokens([s.sampler for s in sequences], tree, proposal, reduced, masks)
+    return accept_trees(tree, proposal, reduced)
 
 
 def _chosen_tokens(
@@ -79,7 +79,7 @@ def _chosen_tokens(
     logits: Tensor,
     masks: TreeMasks,
 ) -> Tensor:
-    """int64 [B, T]: the token to be said after each node, from ``logits`` [B, T, V] (any type)."""
+    """int64 [B, T]: the token to emit after each node, from ``logits`` [B, T, V] (any type)."""
     count, device = len(samplers), logits.device
     allowed = masks.compute(logits.shape[2], device)
     placed = on_device(tree, proposal, device)
@@ -89,15 +89,13 @@ def _chosen_tokens(
 
 
 def _allowed_tokens(logits: Tensor, allowed: AllowedTokens) -> Tensor:
-    """``greedy_tokens`` of ``logits`` [B, T, V], forbidden ones left out; only the logits of those
-    with a grammar are copied.
+    """``greedy_tokens`` of ``logits`` [B, T, V], forbidden ones left out; only the logits of nodes
+    with a mask are copied.
     """
-    forbidden = forbidden_tokens(allowed.bits, logits.shape[2])
-    if len(allowed.rows) == len(logits):
-        return greedy_tokens(logits.masked_fill(forbidden, -torch.inf))
-    rows = to_device(torch.tensor(list(allowed.rows)), logits.device)
-    theirs = logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf)
-    return greedy_tokens(logits).index_copy_(0, rows, greedy_tokens(theirs))
+    places = allowed.places(logits.shape[1])
+    kept = allowed.mask_(logits.flatten(0, 1).index_select(0, places))
+    found = greedy_tokens(logits)
+    return found.flatten().index_copy_(0, places, greedy_tokens(kept)).view_as(found)
 
 
 def _drawn_outcome(
@@ -107,34 +105,34 @@ def _drawn_outcome(
     logits: Tensor,
     masks: TreeMasks,
 ) -> Outcome:
-    """What ``sequences``, the first rows of ``logits`` f32 [B, T, V], say to trees of ``tree``.
+    """What ``sequences``, the first rows of ``logits`` f32 [B, T, V], accept of trees of ``tree``.
 
-    Their random numbers stay the next ones until ``take_draws``: a pass may be forgotten.
+    Their random numbers stay the next ones until ``take_draws``: a step may be forgotten.
     """
     count, (size, num_nodes) = len(sequences), proposal.tokens.shape
     placed = on_device(tree, proposal, logits.device)
     first = Proposal(**{name: field[:count] for name, field in vars(placed).items()})
-    # whoever samples, and is followed by no draft, says the same with and without others' trees
+    # whoever samples, and is followed by no draft, emits the same with and without others' trees
     nodes = [num_nodes if s.drafting or s.sampling.greedy else 1 for s in sequences]
     draws = [
         [0.0] * (1 + num_nodes) if s.sampling.greedy else s.sampler.upcoming(1 + num_nodes)
         for s in sequences
     ]
-    judged = judge_trees(
+    found = accept_probabilities(
         [s.sampler for s in sequences], first, logits[:count], nodes, masks, [d[0] for d in draws]
     )
-    chances = judged.chances
-    if chances is None:
-        chances = agreeing(first.tokens, first.parents, judged.bonus).double()
+    accept_probs = found.accept_probs
+    if accept_probs is None:
+        accept_probs = agreeing(first.tokens, first.parents, found.bonus).double()
     flat = torch.tensor([*chain.from_iterable(d[1:] for d in draws)], dtype=torch.float64)
     uniform = to_device(flat.view(count, num_nodes), logits.device)
     padding = (0, 0, 0, size - count)
     return accept_drawn(
-        placed, *(functional.pad(field, padding) for field in (chances, judged.bonus, uniform))
+        placed, *(functional.pad(field, padding) for field in (accept_probs, found.bonus, uniform))
     )
 
 
 def take_draws(sequence: SequenceState, count: int) -> None:
-    """``sequence`` goes on by a pass that used ``count`` random numbers and its bonus token's."""
+    """``sequence`` goes on by a step that used ``count`` random numbers and its bonus token's."""
     if not sequence.sampling.greedy:
         sequence.sampler.skip(1 + count)
