@@ -69,8 +69,11 @@ def test_transformers_answers_the_same_prompts_with_the_same_tokens(report: Agai
 
 def test_report_shows_both_sides_and_the_peer_s_version(report: AgainstReport) -> None:
     shown = io.StringIO()
-    Console(width=200, file=shown).print(*report.tables())
-    assert shown.getvalue().count("transformers") == 4
+    Console(width=60, file=shown).print(*report.tables())
+    found = shown.getvalue()
+    assert "…" not in found
+    assert found.count("transformers") == 3 * len(report.rows), "speed, first tokens, and steps"
+    assert "p50 / 95 / 99" in found, "wide enough not to wrap"
     assert "against transformers" in report.lines()[0]
 
 
@@ -142,8 +145,9 @@ def test_vllm_is_stepped_with_so_many_in_flight_and_given_the_bundle_s_draft(
             assert side.step_ms is None, "nothing comes after a first token"
     assert [found.row.speculation for found in report.first_tokens] == [False, True]
     shown = io.StringIO()
-    Console(width=200, file=shown).print(*report.tables())
+    Console(width=60, file=shown).print(*report.tables())
     assert "long.json" in shown.getvalue()
+    assert "…" not in shown.getvalue()
 
 
 @pytest.mark.parametrize(

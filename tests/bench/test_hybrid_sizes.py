@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from trt_eagle3.bench import cpu, gpu, random_pair
+from trt_eagle3.bench.prefill import prompt_operations
 from trt_eagle3.bench.synthetic import write_target
 from trt_eagle3.bench.synthetic_hybrid import HYBRID_SIZES
 from trt_eagle3.engine.memory import state_bytes
@@ -72,3 +73,13 @@ def test_products_of_the_cpu_are_all_of_the_decoder(tmp_path: Path) -> None:
     wanted = {n for n, ref in tensors.items() if len(ref.shape) == 2} - {"embed_tokens.weight"}
     timed = [f"{name}.weight" for group in cpu._groups(read_target(tmp_path)) for name in group]
     assert sorted(timed) == sorted(wanted)
+
+
+def test_operations_of_a_prompt_are_those_of_every_layers_products(tmp_path: Path) -> None:
+    write_target(tmp_path, "qwen3.5-9b")
+    spec = read_target(tmp_path)
+    layers = 1e9 * BILLIONS["qwen3.5-9b"] - 2 * spec.vocab_size * spec.hidden_size
+    one, many = (prompt_operations(spec, n) / n for n in (1, 8192))
+    assert one == pytest.approx(2 * layers, 0.02)
+    heads = sum(a.num_heads * a.head_dim for _, a in spec.attention_layers)
+    assert many - one == pytest.approx(2 * heads * 8191)

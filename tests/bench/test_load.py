@@ -81,8 +81,9 @@ def test_both_sides_of_a_server_are_asked_the_same_and_every_token_counts(
             assert [reply.num_tokens for reply in side.rounds[0].replies] == lengths
     assert 0 < drafted < engine.metrics().cycles, "one side speculates, the other does not"
     shown = io.StringIO()
-    Console(width=200, file=shown).print(report.table())
+    Console(width=60, file=shown).print(*report.tables())
     assert "50/s" in shown.getvalue()
+    assert "…" not in shown.getvalue()
 
 
 def test_bodies_of_another_salt_have_the_sizes_and_nothing_else_in_common() -> None:

@@ -20,15 +20,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from trt_eagle3.bench.live_plan import live_plan
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.adaptive_plan import AdaptivePlan
-from trt_eagle3.decode.capture import capture_graphs, run_prompts
-from trt_eagle3.decode.cycle_cost import prior_of
-from trt_eagle3.decode.plan import Plan, widths
+from trt_eagle3.decode.capture import capture_graphs, run_catch_ups, run_prompts
 from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
@@ -88,10 +85,7 @@ class _Engine:
 
     def __init__(self, pair: RandomPair, batch: int) -> None:
         self._pair = pair
-        config = SpeculationConfig()
-        tree = configured_tree(config)
-        sizes = widths(tree.num_nodes)
-        self._plan = AdaptivePlan(config, Plan({1: tree}), sizes, prior_of(None, 9e-6), {})
+        self._plan = live_plan(SpeculationConfig())
         self._decoder = pair.decoder(prefill_chunk=2048)
         self._batch = batch
         self._scheduler = Scheduler(
@@ -105,6 +99,7 @@ class _Engine:
         """How many sizes have run, and in how many seconds."""
         start = time.perf_counter()
         done = run_prompts(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
+        run_catch_ups(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
         return done, time.perf_counter() - start
 
     def capture(self) -> int:

@@ -3,7 +3,8 @@
 A pair of a published geometry in bfloat16 with random weights, through the real scheduler, with a
 JSON Schema for every sequence, for one of them, and without; and for every one with drafts that are
 kept to it. Medians of whole steps on the host's clock; beside them what the masks of a tree take on
-the host, and the tokens of a cycle.
+the host once its tokens are known, and the tokens of a cycle. ``bench.grammar_host`` takes that
+part alone, without a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +37,16 @@ from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.io.run_command import run_command
 
-__all__ = ["main"]
+__all__ = [
+    "Vocabulary",
+    "batches_option",
+    "main",
+    "nodes_option",
+    "state_maker",
+    "steps_option",
+    "tree_of",
+    "vocabulary_option",
+]
 
 _CONTEXT, _ROOM, _WARM, _PAGE = 512, 512, 20, 16
 _ITEM = {
@@ -65,18 +75,28 @@ class _Fixed(FilterTrial):
         """Learn nothing."""
 
 
-@click.command()
-@size_option
-@click.option("--batch", "batches", multiple=True, type=int, default=(1, 8, 32), show_default=True)
-@click.option("--mode", "modes", multiple=True, default=("chain", "tree", "dynamic", "plain"))
-@click.option("--steps", default=3, show_default=True, help="Levels of a tree.")
-@click.option("--nodes", default=8, show_default=True, help="Nodes of a tree that is no chain.")
-@click.option("--cycles", default=40, show_default=True, help="Steps that a median is of.")
-@click.option(
+batches_option = click.option(
+    "--batch", "batches", multiple=True, type=int, default=(1, 8, 32), show_default=True
+)
+steps_option = click.option("--steps", default=3, show_default=True, help="Levels of a tree.")
+nodes_option = click.option(
+    "--nodes", default=8, show_default=True, help="Nodes of a tree that is no chain."
+)
+vocabulary_option = click.option(
     "--vocabulary",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Tokens in tiktoken's format; without it they are drawn.",
 )
+
+
+@click.command()
+@size_option
+@batches_option
+@click.option("--mode", "modes", multiple=True, default=("chain", "tree", "dynamic", "plain"))
+@steps_option
+@nodes_option
+@click.option("--cycles", default=40, show_default=True, help="Steps that a median is of.")
+@vocabulary_option
 def main(
     size: str,
     batches: tuple[int, ...],
@@ -92,16 +112,17 @@ def main(
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         length, most = _CONTEXT + _ROOM, max(batches)
         pair = random_pair(Path(folder), size, _PAGE, max_seq_len=length, max_batch_size=most)
-        matcher = _matcher(pair.spec.vocab_size, vocabulary)
+        matcher = state_maker(pair.spec.vocab_size, vocabulary)
         for mode in modes:
             for batch in batches:
-                case = _Case(pair, _tree(mode, steps, nodes), batch, matcher)
+                case = _Case(pair, tree_of(mode, steps, nodes), batch, matcher)
                 for share, row in zip(_SHARES, case.rows(cycles), strict=False):
                     table.add_row(mode, str(batch), share, *row)
     Console(width=100).print(table, torch.cuda.get_device_name())
 
 
-def _tree(mode: str, steps: int, nodes: int) -> AnyTree | None:
+def tree_of(mode: str, steps: int, nodes: int) -> AnyTree | None:
+    """What is drafted in ``mode``; None: nothing."""
     if mode == "plain":
         return None
     if mode == "chain":
@@ -179,10 +200,11 @@ class _Timed:
         self._true = grammar_masks.fill_trees
 
     def __enter__(self) -> None:
-        def timed(*args: Any) -> None:
+        def timed(*args: Any) -> list[list[int]]:
             start = time.perf_counter()
-            self._true(*args)
+            found = self._true(*args)
             self.seconds.append(time.perf_counter() - start)
+            return found
 
         vars(tree_masks)["fill_trees"] = timed
 
@@ -190,17 +212,17 @@ class _Timed:
         vars(tree_masks)["fill_trees"] = self._true
 
 
-def _matcher(vocab_size: int, vocabulary: Path | None) -> Callable[[], GrammarState]:
+def state_maker(vocab_size: int, vocabulary: Path | None) -> Callable[[], GrammarState]:
     """What makes states of the grammar over a vocabulary of ``vocab_size``."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(vocab_size, vocabulary)))
+    tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(vocab_size, vocabulary)))
     first = LLMatcher(tokenizer, grammar_text(_GRAMMAR))
     assert not first.is_error(), first.get_error()
     return lambda: GrammarState(first.deep_copy(), [vocab_size - 1], vocab_size)
 
 
-class _Vocabulary:
+class Vocabulary:
     """As llguidance wants a tokenizer of no library that it knows."""
 
     bos_token_id = None

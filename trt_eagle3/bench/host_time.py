@@ -27,7 +27,12 @@ _PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "batch": ((DeviceBatch, "of"),),
     "propose": ((Proposer, "propose"),),
     "verify inputs": ((AsyncCycles, "_verify"),),
-    "forward": ((TargetRunner, "forward"), (DraftRunner, "forward"), (DraftRunner, "fuse")),
+    "forward": (
+        (TargetRunner, "forward"),
+        (TargetRunner, "forward_mixed"),
+        (DraftRunner, "forward"),
+        (DraftRunner, "fuse"),
+    ),
     "fill": ((Captured, "fill"),),
     "replay": ((torch.cuda.CUDAGraph, "replay"),),
     "accept": ((async_cycle, "accept_trees"),),

@@ -101,7 +101,7 @@ def main(
         click.echo(json.dumps(report.to_dict()))
     else:
         console = Console(width=None if Console().is_terminal else 160, highlight=False)
-        console.print(report.table())
+        console.print(*report.tables())
         console.print(*report.lines(), sep="\n", soft_wrap=True, markup=False)
 
 

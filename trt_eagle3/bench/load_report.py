@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from trt_eagle3.bench.chat_client import ChatReply
-from trt_eagle3.bench.result import Percentiles
+from trt_eagle3.bench.result import Percentiles, narrow_table
 from trt_eagle3.bench.workload import Load
 
 __all__ = ["LoadReport", "LoadRound", "LoadSide", "rows_of"]
@@ -107,31 +107,20 @@ class LoadReport:
         ]
         return {**self.facts, "rows": rows}
 
-    def table(self) -> Table:
-        """For people."""
-        table = Table(
-            "clients" if next(iter(self.rows)).rate is None else "requests",
-            "side",
-            "tokens/s",
-            "ratio",
-            "first token ms, p50 / p95 / p99",
-            "between pieces ms, p50 / p95 / p99",
-            "per token ms, p50 / p95 / p99",
-            "errors",
+    def tables(self) -> list[Table]:
+        """Speed and latencies by load, each within 60 columns."""
+        left = "clients" if next(iter(self.rows)).rate is None else "requests", "side"
+        speed = narrow_table(*left, "tokens/s", "ratio", "per token ms,\np50 / 95 / 99")
+        latency = narrow_table(
+            *left, "first token ms,\np50 / 95 / 99", "between pieces ms,\np50 / 95 / 99"
         )
         for load, sides in self.rows.items():
-            names = list(sides)
-            for name, side in sides.items():
-                table.add_row(
-                    load.name if name == names[0] else "",
-                    name,
-                    f"{side.tokens_per_second:.0f}",
-                    f"{self.ratio(load, name):.2f}",
-                    *(str(x or "") for x in (side.first_token, side.between, side.per_token)),
-                    str(len(side.errors) or ""),
-                    end_section=name == names[-1],
-                )
-        return table
+            for i, (name, side) in enumerate(sides.items()):
+                left = "" if i else load.name, name
+                tokens, ratio = f"{side.tokens_per_second:.0f}", f"{self.ratio(load, name):.2f}"
+                speed.add_row(*left, tokens, ratio, str(side.per_token or ""))
+                latency.add_row(*left, str(side.first_token or ""), str(side.between or ""))
+        return [speed, latency]
 
     def lines(self) -> list[str]:
         """The first error of each side, if any."""

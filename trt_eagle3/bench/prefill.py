@@ -29,7 +29,7 @@ from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["main"]
+__all__ = ["main", "prompt_operations"]
 
 _ROOM = 64  # tokens after the longest prompt
 _WARM = 2  # runs before the first that counts
@@ -75,7 +75,8 @@ def main(
             max_sequences=crowd,
             weights=weights,
         )
-        table.add_row("floor", *(f"{_floor_ms(pair.spec, n, rate) * b:.1f}" for b, n in loads), "")
+        floors = [1e3 * b * prompt_operations(pair.spec, n) / rate for b, n in loads]
+        table.add_row("floor", *(f"{ms:.1f}" for ms in floors), "")
         for chunk in chunks:
             bench = _Bench(pair, chunk)
             found = [bench.median_ms(b, n, runs, stay=False) for b, n in loads]
@@ -88,15 +89,17 @@ def main(
     console.print(f"products {rate / 1e12:.0f} TFLOP/s; {torch.cuda.get_device_name()}")
 
 
-def _floor_ms(spec: TargetSpec, context: int, rate: float) -> float:
-    """Of the target's layers over ``context`` tokens; the head of the last row alone."""
+def prompt_operations(spec: TargetSpec, context: int) -> float:
+    """Additions and multiplications of the layers over a prompt of ``context`` tokens: products,
+    of a mixture those of each row's experts, and attention over half of the square.
+    """
     total = 0.0
-    for k, a in spec.attention_layers:
-        inner = spec.layers[k].mlp.row_width
-        columns = 2 * (a.num_heads + a.num_kv_heads) * a.head_dim + 3 * inner
-        total += 2 * context * spec.hidden_size * columns
-        total += 2 * context**2 * a.num_heads * a.head_dim  # half of the square is seen
-    return 1e3 * total / rate
+    for layer in spec.layers:
+        values = layer.mixer.num_values(spec.hidden_size)
+        total += 2 * context * (values + 3 * layer.mlp.row_width * spec.hidden_size)
+    for _, a in spec.attention_layers:
+        total += 2 * context**2 * a.num_heads * a.head_dim
+    return total
 
 
 class _Bench:

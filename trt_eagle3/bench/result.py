@@ -20,7 +20,15 @@ from trt_eagle3.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["BenchReport", "Percentiles", "Row", "Side", "check_plot", "differing_prompts"]
+__all__ = [
+    "BenchReport",
+    "Percentiles",
+    "Row",
+    "Side",
+    "check_plot",
+    "differing_prompts",
+    "narrow_table",
+]
 
 
 @dataclass(frozen=True)
@@ -199,10 +207,10 @@ class BenchReport:
         """
         first = self.rows[0].load
         load = "in flight" if first.rate is None else "requests"
-        speed = _table(
+        speed = narrow_table(
             load, "decoding", "to plain", f"to {first.name}", "acceptance length", "tokens/s"
         )
-        latency = _table(
+        latency = narrow_table(
             load, "decoding", "first token ms,\np50 / 95 / 99", "per token ms,\np50 / 95 / 99"
         )
         for row in self.rows:
@@ -246,7 +254,7 @@ class BenchReport:
         ]
         if not any(rates for _, rates in drafted):
             return []
-        table = _table("accepted at\nposition", *(name for name, _ in drafted))
+        table = narrow_table("accepted at\nposition", *(name for name, _ in drafted))
         for position, of_loads in enumerate(zip_longest(*(rates for _, rates in drafted))):
             shown = ("" if rate is None else f"{100 * rate:.0f} %" for rate in of_loads)
             table.add_row(str(position + 1), *shown)
@@ -320,6 +328,6 @@ def _sides(row: Row) -> list[tuple[str, Side]]:
     return [("plain", row.plain), *([("speculative", row.speculative)] if row.speculative else [])]
 
 
-def _table(*names: str) -> Table:
-    """Without rules between columns, which take a third of a narrow terminal."""
+def narrow_table(*names: str) -> Table:
+    """A table without rules between columns, which take a third of a narrow terminal."""
     return Table(*names, box=None, pad_edge=False, header_style="bold")

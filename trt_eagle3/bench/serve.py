@@ -12,10 +12,12 @@ environment.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import itertools
 import json
 import os
+import random
 import socket
 import subprocess
 import tempfile
@@ -271,13 +273,20 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, model: str, lo
     raise EnvironmentMissingError(f"the server was not ready after {_START_S:g} s")
 
 
+_SERVER_PORTS = range(10_000, 32_768)
+"""Below those that Linux gives to outgoing connections (``ip_local_port_range``): a client that
+connects while a server starts cannot take the server's port."""
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nothing listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    found: list[int] = []
+    for port in random.sample(_SERVER_PORTS, len(_SERVER_PORTS)):
+        if len(found) == count:
+            break
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
 
 
 def _row(level: int, speculation: bool, best: dict[str, Round]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from trt_eagle3.decode.device_batch import DeviceBatch
 from trt_eagle3.decode.outcome import is_chain
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.tree import AnyTree
-from trt_eagle3.decode.tree_judge import gives_tokens
+from trt_eagle3.decode.tree_outcome import gives_tokens
 from trt_eagle3.engine.session import Reduction
 
 __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]

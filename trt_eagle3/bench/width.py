@@ -2,9 +2,9 @@
 
 A pair of a published geometry in bfloat16 with random weights, through the real scheduler; its
 drafts are right by chance (``simulated_acceptance``). In every case the adaptive plan begins as a
-server's does: it has seen the graphs captured, and nothing was served; what it learns and tries
-counts. As many plain cycles run before and after it. Prompts are in the prefix cache: decoding
-alone is timed.
+server's does: prompts and catching up have run, it has seen the graphs captured, and nothing was
+served; what it learns and tries counts. As many plain cycles run before and after it. Prompts are
+in the prefix cache: decoding alone is timed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from trt_eagle3.bench.live_plan import live_plan
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.simulated_acceptance import (
     acceptance_length,
@@ -29,11 +30,9 @@ from trt_eagle3.bench.simulated_acceptance import (
     simulated_acceptance,
 )
 from trt_eagle3.bench.synthetic import size_option
-from trt_eagle3.bench.width_trace import TracedCycle, TracedPlan, trace_lines
+from trt_eagle3.bench.width_trace import TracedCycle, TracedPlan, ledger, trace_lines
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.adaptive_plan import AdaptivePlan
-from trt_eagle3.decode.capture import prime_sizes
-from trt_eagle3.decode.cycle_cost import prior_of
+from trt_eagle3.decode.capture import prime_sizes, run_catch_ups, run_prompts
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.plan import Plan, TreePlan, shrunk, widths
 from trt_eagle3.decode.prefix_cache import PrefixCache
@@ -48,6 +47,18 @@ __all__ = ["main"]
 _STEPS = 5
 _LENGTH_OF = 3  # acceptance lengths are those of a chain of so many
 _WARM, _TIMED = 6, 24  # cycles of a fixed width
+_LOSSES = (
+    "case",
+    "plain before, ms",
+    "within (median)",
+    "after",
+    "lost by plain cycles, %",
+    "next to drafted ones",
+    "catching up",
+    "drafted",
+    "all",
+    "rows caught up",
+)
 
 
 @click.command()
@@ -55,7 +66,7 @@ _WARM, _TIMED = 6, 24  # cycles of a fixed width
 @click.option("--context", default=1024, show_default=True, help="Tokens of every prompt.")
 @click.option("--room", default=1024, show_default=True, help="Tokens of every answer at most.")
 @click.option(
-    "--batch", "batches", multiple=True, type=int, default=(1, 8, 32, 64, 128), show_default=True
+    "--batch", "batches", multiple=True, type=int, default=(1, 2, 4, 8, 32), show_default=True
 )
 @click.option(
     "--length",
@@ -77,9 +88,10 @@ def main(
     cycles: int,
     trace: bool,
 ) -> None:
-    """Print served tokens per second over those of plain decoding."""
+    """Print served tokens per second over those of plain decoding, and where time was lost."""
     fixed = Table("ms a cycle", *(f"B {batch}" for batch in batches))
     ratios = Table("over plain", *(f"B {batch}" for batch in batches))
+    losses = Table(*_LOSSES)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         pair = random_pair(
             Path(folder), size, 16, max_seq_len=context + room, max_batch_size=max(batches)
@@ -95,36 +107,52 @@ def main(
             for batch in batches:
                 best = max(acceptance_length(rate, n - 1) / ms[batch, n] for n in bench.widths)
                 run = bench.adaptive(batch, rate, cycles)
-                plain = run.plain_speed
+                plain = batch / run.plain_ms
                 if trace:
-                    print(f"B {batch}, length {length:g}, plain {batch / plain:.2f} ms:")
+                    print(f"B {batch}, length {length:g}, plain {run.plain_ms:.2f} ms:")
                     print(*trace_lines(run.trace), sep="\n")
                 cells.append(
-                    f"{run.speed() / plain:.2f}, late {run.speed(late=True) / plain:.2f}, "
+                    f"{run.speed() / plain:.3f}, late {run.speed(late=True) / plain:.3f}, "
                     f"best {best * ms[batch, 1]:.2f} {run.chosen}"
                 )
+                losses.add_row(f"B {batch}, length {length:g}", *run.losses(batch))
             ratios.add_row(f"length {length:g} (rate {rate:.2f})", *cells)
     console = Console(width=220)
-    console.print(fixed, ratios, torch.cuda.get_device_name())
+    console.print(fixed, ratios, losses, torch.cuda.get_device_name())
 
 
 @dataclass
 class _Run:
     """What was served: seconds and tokens of every cycle, and how many tokens it drafted.
 
-    ``plain_speed``: tokens a millisecond without speculation.
+    ``before``, ``after``: mean milliseconds of plain cycles without speculation. ``trace``: its
+    cycles.
     """
 
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
-    plain_speed: float = 0.0
+    before: float = 0.0
+    after: float = 0.0
     trace: Sequence[TracedCycle] = ()
+
+    @property
+    def plain_ms(self) -> float:
+        """Mean milliseconds of a plain cycle without speculation."""
+        return (self.before + self.after) / 2
 
     def speed(self, *, late: bool = False) -> float:
         """Tokens a millisecond; ``late``: of the second half."""
         start = len(self.tokens) // 2 if late else 0
         return sum(self.tokens[start:]) / (1e3 * sum(self.seconds[start:]))
+
+    def losses(self, batch: int) -> list[str]:
+        """The cells of ``_LOSSES`` behind the case."""
+        found = ledger(self.trace, batch, self.plain_ms)
+        times = (self.before, found.plain_ms, self.after)
+        shares = (found.plain, found.switching, found.caught_up, found.drafted, found.total)
+        rows = sum(cycle.caught_up for cycle in self.trace)
+        return [*(f"{ms:.3f}" for ms in times), *(f"{100 * x:+.2f}" for x in shares), str(rows)]
 
     @property
     def chosen(self) -> str:
@@ -142,6 +170,8 @@ class _Bench:
         self._decoder: Decoder = pair.decoder(prefill_chunk=2048)
         self._prefixes = PrefixCache(pair.pool)
         self._prompts: list[Prompt] = [pair.sequence(context).prompt for _ in range(batch)]
+        run_prompts(self._decoder, pair.pool, pair.spec.vocab_size)
+        run_catch_ups(self._decoder, pair.pool, pair.spec.vocab_size)
         self._end(self._begin(Plan({1: None}), batch))
 
     def fixed_ms(self, batch: int, num_nodes: int) -> float:
@@ -153,23 +183,16 @@ class _Bench:
 
     def adaptive(self, batch: int, rate: float, cycles: int) -> _Run:
         """Serve by a plan that knows what its cycles cost, and nothing of the draft."""
-        plan = TracedPlan(
-            AdaptivePlan(
-                self._config,
-                Plan({1: configured_tree(self._config)}),
-                self.widths,
-                prior_of(None, 9e-6),
-                {},
-            )
-        )
+        plan = TracedPlan(live_plan(self._config))
         self._capture(plan, batch)
         before = self._plain(batch, cycles)
         scheduler = self._begin(plan, batch)
         with simulated_acceptance(rate):
             run = self._run(scheduler, cycles)
         self._end(scheduler)
-        run.trace = plan.cycles
-        run.plain_speed = (before + self._plain(batch, cycles)) / 2
+        traced = plan.cycles[-len(run.seconds) :]  # behind those beside the prefill
+        run.trace = [replace(c, ms=1e3 * s) for c, s in zip(traced, run.seconds, strict=True)]
+        run.before, run.after = before, self._plain(batch, cycles)
         return run
 
     def _capture(self, plan: TreePlan, batch: int) -> None:
@@ -180,11 +203,11 @@ class _Bench:
         prime_sizes(decoder_cycles, plan, table_len, [batch, 1])
 
     def _plain(self, batch: int, cycles: int) -> float:
-        """Tokens a millisecond of ``cycles`` plain cycles."""
+        """Mean milliseconds of ``cycles`` plain cycles."""
         scheduler = self._begin(Plan({1: None}), batch)
         run = self._run(scheduler, cycles)
         self._end(scheduler)
-        return run.speed()
+        return 1e3 * sum(run.seconds) / len(run.seconds)
 
     def _begin(self, plan: TreePlan, batch: int) -> Scheduler:
         scheduler = Scheduler(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,7 +13,7 @@ from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.plan import Cycle
 from trt_eagle3.decode.sequence import SequenceState
 
-__all__ = ["TracedCycle", "TracedPlan", "trace_lines"]
+__all__ = ["Ledger", "TracedCycle", "TracedPlan", "ledger", "trace_lines"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class TracedPlan:
     def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
         """As the plan's."""
         return self._plan.tree_for(sequences)
+
+    def follows(self, sequence: SequenceState, others: Sequence[SequenceState]) -> bool:
+        """As the plan's."""
+        return self._plan.follows(sequence, others)
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
         """As the plan's."""
@@ -90,3 +95,52 @@ def trace_lines(cycles: Sequence[TracedCycle]) -> Iterator[str]:
             + (f", {late} rows caught up" if late else "")
         )
         start += len(found)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Where an adaptive run lost time against plain decoding, or won it.
+
+    All but ``plain_ms`` are shares of the time that plain decoding takes for the same tokens,
+    negative where time was won; together they are all that was lost.
+
+    Attributes:
+        plain_ms: median of the plain cycles that had nothing else to do.
+        plain: lost by those plain cycles. switching: by plain cycles next to a drafted one, which
+            nothing was launched ahead of or behind. caught_up: by the cycles in which the draft
+            caught up, beyond what such cycles take without. drafted: by drafted cycles, for what
+            they emitted.
+    """
+
+    plain_ms: float
+    plain: float
+    switching: float
+    caught_up: float
+    drafted: float
+
+    @property
+    def total(self) -> float:
+        """All that was lost."""
+        return self.plain + self.switching + self.caught_up + self.drafted
+
+
+def ledger(cycles: Sequence[TracedCycle], batch_size: int, usual_ms: float) -> Ledger:
+    """Of ``cycles`` of ``batch_size`` sequences, beside plain ones of ``usual_ms`` in runs without
+    speculation. Cycles that were not timed are left out.
+    """
+    lost = {"plain": 0.0, "switching": 0.0, "caught_up": 0.0, "drafted": 0.0}
+    worth, alone = 0.0, list[float]()
+    for i, cycle in enumerate(cycles):
+        if math.isnan(cycle.ms):
+            continue
+        late = max(cycle.ms - cycle.reckoned_ms, 0.0) if cycle.caught_up else 0.0
+        own = usual_ms * cycle.tokens / batch_size
+        near = any(c.draft_tokens for c in (*cycles[max(i - 1, 0) : i], *cycles[i + 1 : i + 2]))
+        kind = "drafted" if cycle.draft_tokens else "switching" if near else "plain"
+        lost[kind] += cycle.ms - late - own
+        lost["caught_up"] += late
+        worth += own
+        if kind == "plain" and not cycle.caught_up:
+            alone.append(cycle.ms)
+    plain_ms = median(alone) if alone else math.nan
+    return Ledger(plain_ms=plain_ms, **{kind: ms / worth for kind, ms in lost.items()})

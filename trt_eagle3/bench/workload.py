@@ -5,6 +5,7 @@ see them.
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from trt_eagle3.bench.traffic import Body, pauses
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics
@@ -31,6 +33,7 @@ __all__ = [
     "drive",
     "make_requests",
     "open_engine",
+    "request_of",
 ]
 
 _SIZES = (1, 2, 4, 8)
@@ -41,13 +44,16 @@ Progress = Callable[[str, int, int], object]
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come:
+    """How requests come: from ``concurrency`` clients, one after the other each, or at random,
+    ``rate`` per second (Poisson).
 
-    ``concurrency`` of them in flight always, or at random, ``rate`` per second (Poisson).
+    Attributes:
+        pause_s: mean of the random pause that a client makes before each request.
     """
 
     concurrency: int = 1
     rate: float | None = None
+    pause_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -86,9 +92,24 @@ class Run:
     accepted: tuple[int, ...]
 
     @property
+    def num_tokens(self) -> int:
+        """Of all answers together."""
+        return sum(len(reply.token_ids) for reply in self.replies)
+
+    @property
+    def first(self) -> list[float]:
+        """Seconds to the first token of each answer."""
+        return [reply.first_token_seconds for reply in self.replies]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between the passes of each answer."""
+        return [seconds for reply in self.replies for seconds, _ in reply.passes]
+
+    @property
     def tokens_per_second(self) -> float:
         """Of all answers together, prompts and waiting included."""
-        return sum(len(reply.token_ids) for reply in self.replies) / self.seconds
+        return self.num_tokens / self.seconds
 
 
 def open_engine(bundle: Path, *, prefix_cache: bool = False, plan: Plan | None = None) -> LLM:
@@ -125,8 +146,19 @@ def make_requests(
     return [Request(q.prompt, q.images, q.videos, sampling, speculation) for q in asked]
 
 
+def request_of(body: Body, *, speculation: bool) -> Request:
+    """The request in a body of ``traffic.drawn_bodies``."""
+    parts = body["messages"][0]["content"]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    uris = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    images = [base64.b64decode(uri.partition(",")[2]) for uri in uris]
+    sampling = SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True)
+    return Request("".join(texts), images, sampling=sampling, speculation=speculation)
+
+
 def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0) -> Run:
-    """Send ``requests`` and read all answers; ``seed`` draws the arrivals of a ``rate``.
+    """Send ``requests`` and read all answers; ``seed`` draws the arrivals of a ``rate``,
+    and pauses.
 
     Raises:
         TrtEagle3Error: what is wrong with a prompt, or more wait than the engine queues.
@@ -134,7 +166,7 @@ def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0
     before = engine.metrics()
     start = time.perf_counter()
     if load.rate is None:
-        replies = asyncio.run(_closed(engine, requests, load.concurrency))
+        replies = asyncio.run(_closed(engine, requests, load, seed))
     else:
         replies = asyncio.run(_poisson(engine, requests, load.rate, seed))
     seconds = time.perf_counter() - start
@@ -142,16 +174,18 @@ def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0
     return Run(tuple(replies), seconds, cycles, accepted)
 
 
-async def _closed(engine: LLM, requests: Sequence[Request], concurrency: int) -> list[Reply]:
+async def _closed(engine: LLM, requests: Sequence[Request], load: Load, seed: int) -> list[Reply]:
     """Readers that each ask the next question when they have their answer."""
     replies: dict[int, Reply] = {}
-    queue = iter(enumerate(requests))
+    queue, breaks = iter(enumerate(requests)), pauses(seed, load.pause_s)
 
     async def read() -> None:
         for index, request in queue:
+            if load.pause_s:
+                await asyncio.sleep(next(breaks))
             replies[index] = await _reply(engine, request, time.perf_counter())
 
-    await asyncio.gather(*(read() for _ in range(concurrency)))
+    await asyncio.gather(*(read() for _ in range(load.concurrency)))
     return [replies[index] for index in range(len(requests))]
 
 

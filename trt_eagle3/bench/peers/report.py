@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from trt_eagle3.bench.result import Side, differing_prompts
+from trt_eagle3.bench.result import Side, differing_prompts, narrow_table
 from trt_eagle3.bench.workload import Load
 
 __all__ = ["AgainstReport", "AgainstRow", "FirstTokenRow"]
@@ -119,35 +119,38 @@ class AgainstReport:
         return {**facts, "rows": rows, "first_tokens": [row.to_dict() for row in self.first_tokens]}
 
     def tables(self) -> list[Table]:
-        """Speed by load, ours above the peer's; ratios above 1: ours is faster."""
-        table = Table(
-            "in flight",
-            "engine",
-            "decoding",
-            "tokens/s",
-            "ratio",
-            "first token ms, p50 / p95 / p99",
-            "ratio",
-            "step ms",
-            "per token ms, p50 / p95 / p99",
-            "acceptance length",
-        )
+        """Speed, first tokens and steps by load (requests in flight), each within 60 columns;
+        ratios above 1: ours, the upper one, is faster.
+        """
+        left = "load", "engine", "decoding"
+        speed = narrow_table(*left, "tokens/s", "ratio", "acceptance\nlength")
+        first = narrow_table(*left, "first token ms,\np50 / 95 / 99", "ratio")
+        steps = narrow_table(*left, "step ms", "per token ms,\np50 / 95 / 99")
         for row in self.rows:
-            first = row.first_token_ratio
-            ratios = f"{row.ratio:.2f}", f"{first:.2f}" if first else ""
-            ours = _cells(row.ours, ratios, drafted=row.speculation)
-            theirs = _cells(row.peer, ("", ""), drafted=row.peer_speculation)
-            table.add_row(row.load.name, "trt-eagle3", *ours)
-            table.add_row("", self.facts["peer"], *theirs, end_section=True)
-        return [table, *([self._first_tokens()] if self.first_tokens else [])]
+            early = row.first_token_ratio
+            ratios = f"{row.ratio:.2f}", f"{early:.2f}" if early else ""
+            sides = (
+                ((row.load.name, "trt-eagle3"), row.ours, row.speculation, ratios),
+                (("", self.facts["peer"]), row.peer, row.peer_speculation, ("", "")),
+            )
+            for names, side, drafted, (of_speed, of_first) in sides:
+                left = *names, _decoding(drafted)
+                length = side.acceptance_length if drafted else None
+                tokens = f"{side.tokens_per_second:.0f}"
+                speed.add_row(*left, tokens, of_speed, f"{length:.2f}" if length else "")
+                first.add_row(*left, str(side.first_token or ""), of_first)
+                step = f"{side.step_ms:.2f}" if side.step_ms else ""
+                steps.add_row(*left, step, str(side.per_token or ""))
+        return [speed, first, steps, *([self._first_tokens()] if self.first_tokens else [])]
 
     def _first_tokens(self) -> Table:
         """By file of prompts, one at a time."""
-        table = Table("prompts", "engine", "decoding", "first token ms, p50 / p95 / p99", "ratio")
+        table = narrow_table(
+            "prompts", "engine", "decoding", "first token ms,\np50 / 95 / 99", "ratio"
+        )
         for found in self.first_tokens:
-            ours, theirs = found.cells(self.facts["peer"])
-            table.add_row(*ours)
-            table.add_row(*theirs, end_section=True)
+            for cells in found.cells(self.facts["peer"]):
+                table.add_row(*cells)
         return table
 
     def lines(self) -> list[str]:
@@ -167,20 +170,6 @@ class AgainstReport:
                     f"{row.num_differing} of {row.num_prompts} prompts differ"
                 )
         return lines
-
-
-def _cells(side: Side, ratios: tuple[str, str], *, drafted: bool) -> list[str]:
-    length = side.acceptance_length if drafted else None
-    return [
-        _decoding(drafted),
-        f"{side.tokens_per_second:.0f}",
-        ratios[0],
-        str(side.first_token or ""),
-        ratios[1],
-        f"{side.step_ms:.2f}" if side.step_ms else "",
-        str(side.per_token or ""),
-        f"{length:.2f}" if length else "",
-    ]
 
 
 def _decoding(drafted: bool) -> str:

@@ -1,0 +1,78 @@
+"""Where an engine's time goes under load: steps by kind, and the time between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import build_tiny
+from trt_eagle3.bench.modelled_times import cycle_ms, mixed_ms, prompt_ms
+from trt_eagle3.bench.served_load import ServedLoad, measure
+from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
+from trt_eagle3.bench.traffic import drawn_bodies
+from trt_eagle3.bench.workload import Load, open_engine, request_of
+
+
+def test_kind_of_a_step_says_what_it_did() -> None:
+    assert Step().kind == "nothing"
+    assert Step(batch=8).kind == "plain <=8"
+    assert Step(batch=9, drafted=3).kind == "chain of 3 <=32"
+    assert Step(prompt_rows=1025, batch=65, pictures=2).kind == "pictures, prompts >1024, plain >64"
+    assert Step(prompt_rows=256, batch=8).modelled_ms == prompt_ms(256) + cycle_ms(8, 0)
+    together = Step(prompt_rows=256, batch=8, mixed=True)
+    assert together.kind == "prompts <=256 with plain <=8"
+    assert together.modelled_ms == mixed_ms(256, 8)
+    assert Step().modelled_ms == 0
+
+
+def test_kinds_that_took_longest_come_first() -> None:
+    steps = [
+        Step(seconds=0.004, batch=8),
+        Step(seconds=0.006, batch=8, before=0.001),
+        Step(seconds=0.02, prompt_rows=64, before=0.5, waited=0.497),
+    ]
+    found = kinds(steps)
+    assert [(kind.name, kind.count) for kind in found] == [
+        ("nothing to do", 1),
+        ("prompts <=256", 1),
+        ("plain <=8", 2),
+        ("between steps", 2),
+    ]
+    assert [kind.seconds for kind in found] == pytest.approx([0.497, 0.02, 0.01, 0.004])
+    assert found[2].median_ms == pytest.approx(5.0)
+
+
+def test_request_of_a_body_has_its_text_and_its_picture() -> None:
+    (with_picture,) = drawn_bodies(1, seed=3, pictures=1.0, max_tokens=9, max_words=20)
+    request = request_of(with_picture, speculation=False)
+    assert request.prompt_text.endswith("What follows?")
+    assert bytes(request.images[0])[:2] == b"\xff\xd8", "a JPEG"  # type: ignore[arg-type]
+    assert (request.sampling.max_tokens, request.speculation) == (9, False)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"))
+
+
+def test_every_step_and_token_of_a_load_is_counted(bundle: Path) -> None:
+    bodies = drawn_bodies(4, seed=0, pictures=0.5, max_tokens=20, max_words=30)
+    requests = [request_of(body, speculation=False) for body in bodies]
+    with open_engine(bundle) as engine:
+        found: ServedLoad = measure(engine, requests, Load(2, pause_s=0.01))
+        with StepTrace() as trace:
+            pass
+    assert found.run.num_tokens == sum(body["max_tokens"] for body in bodies)
+    assert len(found.run.first) == 4
+    assert not trace.steps
+    assert sum(step.pictures for step in found.steps) == sum(
+        len(body["messages"][0]["content"]) - 1 for body in bodies
+    )
+    # one token of each answer is its prompt's
+    assert sum(step.batch for step in found.steps) == found.run.num_tokens - 4
+    assert all(step.drafted == 0 for step in found.steps)
+    assert 0 < sum(step.seconds + step.before for step in found.steps) <= found.run.seconds
+    assert found.host["forward"] > 0
+    assert found.lines()[0].startswith("2 clients: ")
+    assert found.table().row_count == len(kinds(found.steps))

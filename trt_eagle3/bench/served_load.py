@@ -1,0 +1,125 @@
+"""Where an engine's time goes under load: ``python -m trt_eagle3.bench.served_load BUNDLE``.
+
+Clients in this process ask a real engine, which starts as a server does, what ``bench.load`` asks
+over HTTP. Printed are served tokens per second and, by kind of step, how many there were and how
+long they took, what the host did in them, and how long the engine's thread had nothing to do. The
+same load over HTTP says what the server adds; ``bench.modelled_load`` what the scheduler makes of a
+GPU at best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from trt_eagle3.bench.host_time import HostTime
+from trt_eagle3.bench.result import Percentiles
+from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
+from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
+from trt_eagle3.bench.traffic import drawn_bodies
+from trt_eagle3.bench.workload import Load, Run, drive, open_engine, request_of
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.request import Request
+from trt_eagle3.io.run_command import run_command
+from trt_eagle3.serving.warm_up import warm_up
+
+__all__ = ["ServedLoad", "main", "measure"]
+
+_PER_CLIENT = 3  # requests
+_PAUSE_S = 0.2  # mean
+_LENGTH_OF = 3  # the acceptance length is that of a chain of so many
+
+
+@click.command()
+@click.argument("path", metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.option("--clients", multiple=True, type=click.IntRange(1), default=(8, 32, 128))
+@click.option("--plain", is_flag=True, help="Without speculation.")
+@click.option("--length", type=float, help="Drafts right by chance: a chain of 3 has it.")
+@click.option("--pictures", default=0.3, show_default=True, help="Requests with a picture.")
+@click.option("--max-words", default=900, show_default=True, help="Of a prompt.")
+@click.option("--max-tokens", default=256, show_default=True, help="Of an answer.")
+def main(
+    path: Path,
+    clients: Sequence[int],
+    plain: bool,
+    length: float | None,
+    pictures: float,
+    max_words: int,
+    max_tokens: int,
+) -> None:
+    """Serve BUNDLE to clients of this process, and print where the engine's time goes."""
+    console = Console(width=120)
+    with ExitStack() as stack:
+        if length is not None:
+            rate = acceptance_rate(length, _LENGTH_OF)
+            stack.enter_context(simulated_acceptance(rate))
+        engine = stack.enter_context(open_engine(path))
+        console.print(f"ready after {warm_up(engine):.1f} s")
+        for salt, count in enumerate(clients):
+            bodies = drawn_bodies(
+                _PER_CLIENT * count,
+                seed=0,
+                salt=salt,
+                pictures=pictures,
+                max_tokens=max_tokens,
+                max_words=max_words,
+            )
+            requests = [request_of(body, speculation=not plain) for body in bodies]
+            found = measure(engine, requests, Load(count, pause_s=_PAUSE_S))
+            console.print(*found.lines(), sep="\n")
+            console.print(found.table())
+
+
+@dataclass(frozen=True)
+class ServedLoad:
+    """What a load took.
+
+    Attributes:
+        host: seconds of the engine's thread in the parts of steps (``HostTime``).
+    """
+
+    load: Load
+    run: Run
+    steps: Sequence[Step]
+    host: Mapping[str, float]
+
+    def lines(self) -> list[str]:
+        """Tokens per second and the clients' times; then the host's parts, the longest first."""
+        first = Percentiles.of_seconds(self.run.first)
+        gaps = Percentiles.of_seconds(self.run.gaps)
+        assert first is not None
+        assert gaps is not None
+        ordered = sorted(self.host.items(), key=lambda part: -part[1])
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in ordered if seconds >= 0.005)
+        return [
+            f"{self.load.name} clients: {self.run.tokens_per_second:.0f} tokens/s, first token p50 "
+            f"{first.p50:.0f} ms, gaps p50 / p99 {gaps.p50:.1f} / {gaps.p99:.0f} ms",
+            f"host, seconds of {self.run.seconds:.2f}: {parts}",
+        ]
+
+    def table(self) -> Table:
+        """By kind of step."""
+        table = Table("steps", "count", "p50, ms", "8B on an H200, ms", "seconds", "share, %")
+        for kind in kinds(self.steps):
+            modelled = f"{kind.modelled_ms:.1f}" if kind.modelled_ms else ""
+            share = f"{100 * kind.seconds / self.run.seconds:.1f}"
+            cells = (str(kind.count), f"{kind.median_ms:.2f}", modelled, f"{kind.seconds:.2f}")
+            table.add_row(kind.name, *cells, share)
+        return table
+
+
+def measure(engine: LLM, requests: Sequence[Request], load: Load) -> ServedLoad:
+    """Serve ``requests`` as ``load`` has them."""
+    with StepTrace() as trace, HostTime() as host:
+        run = drive(engine, requests, load, seed=1)
+    return ServedLoad(load, run, trace.steps, dict(host.seconds))
+
+
+if __name__ == "__main__":
+    run_command(main)

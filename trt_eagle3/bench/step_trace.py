@@ -1,0 +1,210 @@
+"""What an engine's thread did, step by step, while it served: how long steps of each kind took, and
+for how long it did nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import wraps
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from trt_eagle3.bench.modelled_times import cycle_ms, mixed_ms, prompt_ms
+from trt_eagle3.decode.core import EngineCore
+from trt_eagle3.decode.emission import Emission
+from trt_eagle3.decode.runner import AttentionMetadata, Rows, TargetRunner
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.vision_encoder import VisionEncoder
+
+__all__ = ["Kind", "Step", "StepTrace", "kinds"]
+
+_BATCHES = (8, 32, 64)  # up to so many sequences are one kind
+_LEAST_S = 5e-5  # that a gap counts from
+_ROWS = (256, 512, 1024)  # likewise, of prompts with their padding
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the scheduler.
+
+    Attributes:
+        seconds: from its beginning to its end; what it launches may run on.
+        before: since the step before it ended. waited: of that, for something to do.
+        prompt_rows: of prompts, with their padding. batch, drafted: sequences that decode, with
+            their padding, and tokens that each of them verifies besides its own.
+        pictures: prompts whose images were encoded. mixed: prompts and sequences in one forward.
+    """
+
+    seconds: float = 0.0
+    before: float = 0.0
+    waited: float = 0.0
+    prompt_rows: int = 0
+    batch: int = 0
+    drafted: int = 0
+    pictures: int = 0
+    mixed: bool = False
+
+    @property
+    def kind(self) -> str:
+        """In words: what it did, about how much of it."""
+        parts = []
+        if self.pictures:
+            parts.append("pictures")
+        if self.prompt_rows:
+            parts.append(f"prompts {_up_to(self.prompt_rows, _ROWS)}")
+        if self.batch:
+            what = f"chain of {self.drafted}" if self.drafted else "plain"
+            parts.append(f"{what} {_up_to(self.batch, _BATCHES)}")
+        return (" with " if self.mixed else ", ").join(parts) or "nothing"
+
+    @property
+    def modelled_ms(self) -> float:
+        """What an H200 takes for it with an 8B in bfloat16, pictures and the draft's prompts left
+        out.
+        """
+        if self.mixed:
+            return mixed_ms(self.prompt_rows, self.batch)
+        prompt = prompt_ms(self.prompt_rows) if self.prompt_rows else 0.0
+        return prompt + (cycle_ms(self.batch, self.drafted) if self.batch else 0.0)
+
+
+def _up_to(number: int, limits: Sequence[int]) -> str:
+    most = next((limit for limit in limits if number <= limit), None)
+    return f">{limits[-1]}" if most is None else f"<={most}"
+
+
+class StepTrace:
+    """Writes down, while it is entered, every step of this process's engines.
+
+    Attributes:
+        steps: those that are over.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._now = Step()
+        self._end: float | None = None
+        self._waited = 0.0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> StepTrace:
+        for holder, name, traced in (
+            (Scheduler, "step", self._traced_step),
+            (TargetRunner, "forward", self._traced_forward),
+            (TargetRunner, "forward_mixed", self._traced_mixed),
+            (VisionEncoder, "encode", self._traced_encode),
+            (EngineCore, "_wait", self._traced_wait),
+        ):
+            self._stack.enter_context(patch.object(holder, name, traced(getattr(holder, name))))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _traced_step(self, true: Any) -> Any:
+        @wraps(true)
+        def step(scheduler: Scheduler) -> list[Emission]:
+            start = time.perf_counter()
+            before = 0.0 if self._end is None else start - self._end
+            self._now = Step(before=before, waited=min(self._waited, before))
+            try:
+                return true(scheduler)  # type: ignore[no-any-return]
+            finally:
+                self._end, self._waited = time.perf_counter(), 0.0
+                self.steps.append(replace(self._now, seconds=self._end - start))
+
+        return step
+
+    def _traced_forward(self, true: Any) -> Any:
+        @wraps(true)
+        def forward(
+            runner: TargetRunner,
+            embeds: Tensor,
+            metadata: AttentionMetadata,
+            *args: Any,
+            **more: Any,
+        ) -> Any:
+            size, width = embeds.shape[:2]
+            now = self._now
+            if metadata.is_prompt:
+                self._now = replace(now, prompt_rows=now.prompt_rows + size * width)
+            else:
+                self._now = replace(now, batch=size, drafted=width - 1)
+            return true(runner, embeds, metadata, *args, **more)
+
+        return forward
+
+    def _traced_mixed(self, true: Any) -> Any:
+        @wraps(true)
+        def mixed(runner: TargetRunner, prompts: Rows, steps: Rows, reduce: Any) -> Any:
+            rows = prompts.embeds.shape[:2].numel() + self._now.prompt_rows
+            batch, width = steps.embeds.shape[:2]
+            self._now = replace(
+                self._now, prompt_rows=rows, batch=batch, drafted=width - 1, mixed=True
+            )
+            return true(runner, prompts, steps, reduce)
+
+        return mixed
+
+    def _traced_encode(self, true: Any) -> Any:
+        @wraps(true)
+        def encode(*args: Any) -> Any:
+            self._now = replace(self._now, pictures=self._now.pictures + 1)
+            return true(*args)
+
+        return encode
+
+    def _traced_wait(self, true: Any) -> Any:
+        @wraps(true)
+        def wait(core: EngineCore) -> bool:
+            start = time.perf_counter()
+            try:
+                return true(core)  # type: ignore[no-any-return]
+            finally:
+                self._waited += time.perf_counter() - start
+
+        return wait
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Steps of one kind.
+
+    Attributes:
+        median_ms, modelled_ms: of a step; the latter's mean. seconds: of all of them together.
+    """
+
+    name: str
+    count: int
+    median_ms: float
+    modelled_ms: float
+    seconds: float
+
+
+def kinds(steps: Sequence[Step]) -> list[Kind]:
+    """Those of ``steps``, whatever took longest first; and the time between steps, with and without
+    anything to do.
+    """
+    found: dict[str, list[Step]] = {}
+    for step in steps:
+        found.setdefault(step.kind, []).append(step)
+    named = [_kind(name, some) for name, some in found.items()]
+    waits = [step.waited for step in steps]
+    gaps = [step.before - step.waited for step in steps]
+    for name, seconds in (("between steps", gaps), ("nothing to do", waits)):
+        some = [taken for taken in seconds if taken > _LEAST_S]
+        if some:
+            named.append(Kind(name, len(some), 1e3 * median(some), 0.0, sum(some)))
+    return sorted(named, key=lambda kind: -kind.seconds)
+
+
+def _kind(name: str, steps: Sequence[Step]) -> Kind:
+    seconds = [step.seconds for step in steps]
+    modelled = sum(step.modelled_ms for step in steps) / len(steps)
+    return Kind(name, len(steps), 1e3 * median(seconds), modelled, sum(seconds))
