@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tasks import examples
 from torch import Tensor
 
+from tests.shared_folder import made_once
 from tests.tiny import TARGET
 from trt_eagle3.calibration.prompt_rows import encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts, read_prompts
@@ -73,7 +74,12 @@ def heldout(
 def calibration(
     target: TargetCheckpoint, prompts: CalibrationPrompts, tmp_path_factory: pytest.TempPathFactory
 ) -> Calibration:
-    return calibrate(target, prompts, "cpu", tmp_path_factory.mktemp("layers"), head=True)
+    def make(folder: Path) -> None:
+        torch.save(calibrate(target, prompts, "cpu", folder, head=True), folder / "calibration.pt")
+
+    folder = made_once(tmp_path_factory, "calibration", make)
+    found: Calibration = torch.load(folder / "calibration.pt", weights_only=False)
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 
 from tests.calibration.conftest import MAX_LEN, forward, scaled_target, write_prompts
 from tests.calibration.test_run import relative_error
-from tests.tiny import ROOT, tiny_config
+from tests.tiny import MIXTURE, tiny_config
 from trt_eagle3.calibration.activations import ExpertRows, RowStatistics
 from trt_eagle3.calibration.experts import LEAST_ROWS, MadeExperts, make_experts
 from trt_eagle3.calibration.prompts import read_prompts
@@ -25,7 +25,7 @@ from trt_eagle3.families.registry import read_target
 from trt_eagle3.pipeline import build
 
 E, H, WIDTH, ROWS = 3, 128, 64, 600
-TARGET = ROOT / "examples/tiny_moe/target"
+TARGET = MIXTURE / "target"
 
 
 def draw_rows(expert: int, count: int, seed: int) -> Tensor:
@@ -208,7 +208,7 @@ def test_calibrated_mixture_errs_less_than_data_free_on_prompts_it_has_not_seen(
 def test_build_says_how_many_experts_saw_too_few_rows(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 12 plus 30?"}')
-    draft = ROOT / "examples/tiny_moe/draft"
+    draft = MIXTURE / "draft"
 
     config = tiny_config(target=TARGET, draft=draft, engine={"weights": "int4"})
     said: list[str] = []

@@ -24,7 +24,8 @@ from tests.checkpoint.drafts import (
     write_specforge_draft,
     write_speculators_draft,
 )
-from trt_eagle3.checkpoint.draft import read_draft
+from tests.tiny import TARGET
+from trt_eagle3.checkpoint.draft import describe_draft, read_draft
 from trt_eagle3.checkpoint.manifest import (
     Eagle3Manifest,
     Source,
@@ -407,3 +408,28 @@ def test_reading_a_draft_runs_none_of_its_code(tmp_path: Path) -> None:
     write_speculators_draft(tmp_path)
     assert (tmp_path / "config.py").read_text().startswith("raise SystemExit")
     read_draft(tmp_path, target_spec())
+
+
+DESCRIBED: dict[str, tuple[Write, dict[str, Any], str]] = {
+    "specforge": (write_specforge_draft, {}, "an EAGLE-3 draft (specforge layout)"),
+    "angelslim": (write_angelslim_draft, {}, "an EAGLE-3 draft (angelslim layout)"),
+    "modelopt": (write_modelopt_draft, {}, "an EAGLE-3 draft (modelopt layout)"),
+    "speculators": (write_speculators_draft, {}, "an EAGLE-3 draft (speculators layout)"),
+    "generic": (write_generic_draft, {}, "an EAGLE-3 draft"),
+    "safeailab": (write_safeailab_draft, {}, "an EAGLE-3 draft"),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_draft_is_described_without_its_target(name: str, tmp_path: Path) -> None:
+    """Tensors in pickles are not looked at: they would have to be converted."""
+    write, options, expected = DESCRIBED[name]
+    write(tmp_path / "draft", **options)
+    assert describe_draft(tmp_path / "draft") == expected
+
+
+def test_what_is_no_draft_is_described_as_nothing(tmp_path: Path) -> None:
+    assert describe_draft(tmp_path) == ""
+    assert describe_draft(TARGET) == ""
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "draft_vocab_size": 8}')
+    assert describe_draft(tmp_path) == "", "it has no weights"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -216,3 +217,13 @@ def test_builder_refuses_a_tensor_that_is_no_float(tmp_path: Path) -> None:
         match=r"w.safetensors: w: expected a float32, float16 or bfloat16 tensor, got I64",
     ):
         GraphBuilder("g", "float32", file_name).weight(ref)
+
+
+def test_constants_of_one_name_are_one() -> None:
+    """A second one of another content would be left out without a word."""
+    builder = GraphBuilder("g", "float32", file_name)
+    first = builder.constant(np.array([1.0, 2.0], dtype=np.float32), "rope.inv_freq")
+    assert builder.constant(np.array([1.0, 2.0], dtype=np.float32), "rope.inv_freq") is first
+    for other in (np.array([1.0, 3.0], dtype=np.float32), np.array([1.0, 2.0])):
+        with pytest.raises(AssertionError, match=r"rope\.inv_freq: two constants"):
+            builder.constant(other, "rope.inv_freq")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def test_open_regular_special_file_is_refused_at_once(tmp_path: Path, kind: str)
     start = time.monotonic()
     with pytest.raises(UserError, match=f"expected a regular file, got {kind}"):
         open_regular(tmp_path / "f")
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10
 
 
 def test_open_regular_file_exchanged_for_a_fifo_is_refused(
@@ -44,6 +45,23 @@ def test_open_regular_file_exchanged_for_a_fifo_is_refused(
     monkeypatch.setattr(Path, "stat", lambda _: regular)
     with pytest.raises(UserError, match="got a FIFO"):
         open_regular(tmp_path / "fifo")
+
+
+def test_read_bounded_allocates_what_there_is_to_read(tmp_path: Path) -> None:
+    """And not its bound, which may be more than a machine has."""
+    (tmp_path / "f").write_bytes(b"12345")
+    tracemalloc.start()
+    try:
+        assert read_bounded(tmp_path / "f", 64 << 20) == b"12345"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_read_bounded_reads_files_of_no_size() -> None:
+    assert b"Name:" in read_bounded(Path("/proc/self/status"), 1 << 20)
+    with pytest.raises(UserError, match="expected at most 5"):
+        read_bounded(Path("/proc/self/status"), 5)
 
 
 def test_read_bounded_at_and_past_the_bound(tmp_path: Path) -> None:

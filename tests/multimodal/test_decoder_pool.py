@@ -148,7 +148,7 @@ def test_job_past_its_deadline_is_ended_and_the_next_one_is_served(pool: Decoder
     start = time.monotonic()
     with pytest.raises(UserError, match=r"image x: not decoded within 0.3 s"):
         decode(pool, SLOW, policy=replace(STRANGERS, decode_timeout_s=0.3))
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 8, "of 13 s"
     assert first not in children()
     np.testing.assert_array_equal(decode(pool), next(run_job(job(), SMALL)).array)
 
@@ -160,7 +160,7 @@ def test_cancelled_job_is_left_at_once(pool: DecoderPool) -> None:
     start = time.monotonic()
     with pytest.raises(RequestCancelledError):
         decode(pool, SLOW, Caller(cancelled=over.is_set))
-    assert 0.3 <= time.monotonic() - start < 2
+    assert 0.3 <= time.monotonic() - start < 8, "of 13 s"
 
 
 def test_request_that_is_cancelled_in_the_queue_leaves_it(pool: DecoderPool) -> None:
@@ -187,13 +187,12 @@ def test_images_of_one_client_leave_a_process_to_the_others(pool: DecoderPool) -
             threads.submit(decode, pool, SLOW, Caller("greedy", end.is_set)) for _ in range(6)
         ]
         wait_until(lambda: len(children()) == 2)
-        start = time.monotonic()
         for _ in range(3):
             decode(pool, caller=Caller("modest"))
-        seconds = time.monotonic() - start
+        waited_for = [future for future in greedy if future.done()]
         end.set()
         assert {type(future.exception()) for future in greedy} == {RequestCancelledError}
-    assert seconds < 3
+    assert not waited_for
 
 
 def test_job_that_kills_its_process_is_refused_and_the_next_one_is_served(

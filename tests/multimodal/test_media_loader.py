@@ -134,13 +134,13 @@ def test_nothing_is_loaded_for_a_request_that_is_cancelled() -> None:
 def test_host_that_drips_holds_no_cancelled_request(site: str) -> None:  # noqa: F811
     over = threading.Event()
     threading.Timer(0.2, over.set).start()
-    policy = MediaPolicy(paths=False, allowed_hosts=(site,), fetch_timeout_s=3.0)
+    policy = MediaPolicy(paths=False, allowed_hosts=(site,), fetch_timeout_s=20.0)
     start = time.monotonic()
     with pytest.raises(RequestCancelledError):
         loader(caller=Caller(cancelled=over.is_set), policy=policy).image(
             f"http://{site}/drip", "x"
         )
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 10
 
 
 def test_memory_of_a_video_is_that_of_its_patches() -> None:

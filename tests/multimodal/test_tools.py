@@ -24,6 +24,9 @@ def test_tool_is_read_with_what_it_says() -> None:
 def test_tool_without_parameters_takes_an_empty_object() -> None:
     [tool] = read_tools([function(parameters=None, description=None, strict=None)])
     assert tool == Tool("f", "", {"type": "object", "properties": {}})
+    assert tool.arguments["additionalProperties"] is False, "it is called without arguments"
+    [any_object] = read_tools([function(parameters={"type": "object"})])
+    assert any_object.arguments == {"type": "object"}
 
 
 def deep(levels: int) -> dict[str, Any]:

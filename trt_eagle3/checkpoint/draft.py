@@ -15,6 +15,7 @@ from trt_eagle3.checkpoint.draft_geometry import check_draft_tensors
 from trt_eagle3.checkpoint.draft_vocabulary import resolve_vocabulary
 from trt_eagle3.checkpoint.generic import GENERIC
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest, Source
+from trt_eagle3.checkpoint.model_config import read_json
 from trt_eagle3.checkpoint.modelopt import MODELOPT
 from trt_eagle3.checkpoint.other_drafter import refuse_other_drafters
 from trt_eagle3.checkpoint.producer import Producer, resolve
@@ -23,10 +24,10 @@ from trt_eagle3.checkpoint.safeailab import SAFEAILAB
 from trt_eagle3.checkpoint.specforge import SPECFORGE
 from trt_eagle3.checkpoint.speculators import SPECULATORS
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import quote
+from trt_eagle3.errors import UserError, quote
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["PRODUCERS", "read_draft"]
+__all__ = ["PRODUCERS", "describe_draft", "read_draft"]
 
 _VARIANT = re.compile(r"(_(moe|text|thinker|chat))+$")
 """What a family's mixtures, language models and parts have behind its name."""
@@ -61,6 +62,24 @@ def read_draft(
     manifest = fields.manifest()
     check_draft_tensors(manifest)
     return manifest
+
+
+def describe_draft(directory: Path) -> str:
+    """What the EAGLE-3 draft in ``directory`` is called, for messages; empty where there is none.
+
+    Tensors in pickles are not looked at, so that nothing is converted.
+    """
+    try:
+        if not any(directory.glob("*.safetensors")):
+            pickled = any(directory.glob("pytorch_model*.bin"))
+            named = "draft_vocab_size" in read_json(directory / "config.json")
+            return "an EAGLE-3 draft" if pickled and named else ""
+        files = open_draft(directory)
+        refuse_other_drafters(files)
+        producer = next(p for p in PRODUCERS if p.evidence(files))
+    except UserError:
+        return ""
+    return "an EAGLE-3 draft" + ("" if producer is GENERIC else f" ({producer.name} layout)")
 
 
 def _producer(fields: ResolvedFields) -> Producer:

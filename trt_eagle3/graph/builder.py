@@ -64,6 +64,7 @@ class GraphBuilder:
         self._initializers: list[onnx.TensorProto] = []
         self._weights: dict[str, WeightExpr] = {}
         self._known: dict[str, Value] = {}
+        self._constants: dict[str, NDArray[Any]] = {}
         self._overloads: dict[tuple[str, str], onnx.FunctionProto] = {}
         self._names: set[str] = set()
         self._renames: dict[str, str] = {}
@@ -130,6 +131,9 @@ class GraphBuilder:
 
     def constant(self, array: NDArray[Any], name: str) -> Value:
         """A small tensor kept inside the model, shared under ``name`` by all who ask for it."""
+        kept = self._constants.setdefault(name, array)
+        same = kept.dtype == array.dtype and np.array_equal(kept, array)
+        assert same, f"{name}: two constants have this name"
         if name not in self._known:
             proto = numpy_helper.from_array(array, name)
             self._initializers.append(proto)

@@ -49,7 +49,11 @@ def read_bounded(file: Path, most_bytes: int) -> bytes:
             unreadable.
     """
     with open_regular(file) as stream:
-        data = stream.read(most_bytes + 1)
+        size = os.fstat(stream.fileno()).st_size
+        # whatever is asked for is allocated; some files grow, and those of /proc have no size
+        data = stream.read(min(size, most_bytes) + 1)
+        while len(data) <= most_bytes and (more := stream.read(1 << 16)):
+            data += more
         if len(data) > most_bytes:
             size = max(os.fstat(stream.fileno()).st_size, len(data))
             raise UserError(

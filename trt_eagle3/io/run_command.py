@@ -13,8 +13,8 @@ __all__ = ["run_command"]
 
 
 def run_command(command: click.Command) -> NoReturn:
-    """Run ``command`` and exit: user errors print one line and set the exit code of
-    ``errors.py``.
+    """Run ``command`` and exit: errors of ``errors.py``, and want of memory, print one line and set
+    the exit code.
     """
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
@@ -32,6 +32,9 @@ def run_command(command: click.Command) -> NoReturn:
             raise
         _print_error(f"{error.filename}: {error.strerror}")
         sys.exit(2)
+    except MemoryError:
+        _print_error("no memory is left. Free some, or ask for less.")
+        sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)

@@ -175,10 +175,10 @@ def _check_host(url: str, name: str, policy: MediaPolicy) -> None:
 
 def _remedy(parts: SplitResult) -> str:
     """For whoever may choose the hosts."""
-    download = "ownload it and give the path."
     if parts.scheme.lower() not in _PORTS or "@" in parts.netloc or not parts.hostname:
-        return f"D{download}"
-    return f"Allow its host (--allow-host {parts.netloc.lower():.80}), or d{download}"
+        return "Download it and give the path."
+    host = f"{parts.netloc.lower():.80}"
+    return f"Allow its host (--allow-host {host}), or download it and give the path."
 
 
 def _objection(parts: SplitResult, policy: MediaPolicy) -> str | None:

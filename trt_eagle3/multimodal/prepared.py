@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trt_eagle3.host_copy import to_device
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 
 __all__ = ["PixelPatches", "image_table", "normalise", "video_table"]
@@ -131,8 +132,7 @@ def _look_up_on_device(pixels: Tensor, table: Tensor, out: Tensor) -> None:
     """``out`` on a GPU: the bytes cross once, a still's one frame once for all frames of a
     patch.
     """
-    table = table.to(out.device, non_blocking=True)
-    pixels = pixels.to(out.device, non_blocking=True)
+    table, pixels = to_device(table, out.device), to_device(pixels, out.device)
     for start in range(0, len(pixels), _DEVICE_BLOCK):
         rows = slice(start, start + _DEVICE_BLOCK)
         for channel, row in enumerate(table):

@@ -28,7 +28,7 @@ from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
-from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
+from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
 from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.multimodal.video import VideoSource, patch_times
 
@@ -269,7 +269,11 @@ class Processor:
 
         ``push(id) -> str``, at the end ``flush() -> str``.
         """
-        return StreamDecoder(self.tokenizer)
+        return StreamDecoder(self._token_pieces)
+
+    @cached_property
+    def _token_pieces(self) -> TokenPieces:
+        return TokenPieces(self.tokenizer)
 
     def _load_all(self, slots: Sequence[MediaSlot], caller: Caller) -> list[_Visual]:
         """Every visual; a prompt that has too many of them, or grows too long by them, is

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.io.bounded_read import read_bounded
 
-__all__ = ["StreamDecoder", "TokenBytes", "load_tokenizer"]
+__all__ = ["StreamDecoder", "TokenBytes", "TokenPieces", "load_tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have some 35 MB
 _OLD_FILES = (
@@ -20,6 +22,7 @@ _OLD_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 _HALF_CHARACTER = "\ufffd"
 # ids: an unfinished character has at most three bytes, in as many ids or fewer
 _TAIL, _MOST_PENDING = 3, 8
@@ -97,6 +100,35 @@ def _byte_characters() -> dict[str, int]:
 _BYTE_OF = _byte_characters()
 
 
+class TokenPieces:
+    """What the tokens of one tokenizer add to a text, for its ``StreamDecoder``s to share."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.special = {
+            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        self.is_byte_level = isinstance(tokenizer.decoder, ByteLevel)
+        self._bytes: dict[int, bytes] = {}
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """The bytes that a token of a byte-level tokenizer adds; none of a special one, or of an
+        id that it lacks.
+        """
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._read(token_id)
+        return found
+
+    def _read(self, token_id: int) -> bytes:
+        token = None if token_id in self.special else self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if all(character in _BYTE_OF for character in token):
+            return bytes(_BYTE_OF[character] for character in token)
+        return token.encode()
+
+
 class StreamDecoder:
     """Text of a growing sequence of ids, piece by piece.
 
@@ -104,11 +136,10 @@ class StreamDecoder:
     inside a character, and what was returned is never changed.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._special = {
-            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        }
+    def __init__(self, pieces: TokenPieces) -> None:
+        self._pieces = pieces
+        # Where tokens are bytes, their text needs no tokenizer: the next bytes alone.
+        self._utf8 = _UTF8("replace") if pieces.is_byte_level else None
         # Ids of the last piece returned, then those not yet returned: the decoder may treat the
         # start of a text differently, so new ids are decoded behind the previous piece.
         self._ids: list[int] = []
@@ -116,7 +147,9 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that this id completes; empty while a character is unfinished."""
-        if token_id in self._special:
+        if self._utf8 is not None:
+            return self._utf8.decode(self._pieces[token_id])
+        if token_id in self._pieces.special:
             return ""
         self._ids.append(token_id)
         piece = self._pending()
@@ -126,6 +159,8 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """The text still held back, an unfinished character as U+FFFD."""
+        if self._utf8 is not None:
+            return self._utf8.decode(b"", final=True)
         return self._take(self._pending())
 
     def _pending(self) -> str:
@@ -153,4 +188,4 @@ class StreamDecoder:
         return ""
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self._pieces.tokenizer.decode(ids, skip_special_tokens=True))

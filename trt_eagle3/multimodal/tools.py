@@ -36,6 +36,15 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
     strict: bool = False
 
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """JSON schema that a call must match: ``parameters``, which name no argument at all where
+        they name none, as with OpenAI.
+        """
+        if dict(self.parameters) == {"type": "object", "properties": {}}:
+            return {**self.parameters, "additionalProperties": False}
+        return self.parameters
+
     def to_template(self) -> dict[str, Any]:
         """OpenAI's object, as chat templates take it."""
         described = {"description": self.description} if self.description else {}

@@ -30,7 +30,7 @@ class ThinkerReference(Qwen3VLReference):
         axes=True,
     )
     tower = hf.Qwen3OmniMoeVisionEncoder
-    whole = hf.Qwen3OmniMoeThinkerModel
+    whole = hf.Qwen3OmniMoeThinkerForConditionalGeneration
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ float32 [P]; pair_axis int32 [P]; q_norm, k_norm T [D]; q T [N, Hq * D]; k, v T 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.add_rms_norm import (
@@ -50,6 +51,10 @@ KERNEL = Kernel(
         "head_dim": (int, ""),
         "epsilon": (float, ""),
         "weight_offset": (float, "added to q_norm and k_norm"),
+        "prefetch_safe": (
+            int,
+            "as linear's, of position_ids, inv_freq, pair_axis and the norms",
+        ),
     },
     sizes="""
     int32_t num_tokens;  // N
@@ -211,6 +216,7 @@ def qk_norm_mrope_call(
     epsilon: float = 0.0,
     weight_offset: float = 0.0,
     rotary_dim: int | None = None,
+    prefetch_safe: bool = False,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
     """Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
@@ -220,6 +226,8 @@ def qk_norm_mrope_call(
         inv_freq: float32 [P]; pair_axis: int32 [P], each 0, 1 or 2.
         q_norm, k_norm: T [D], or neither. weight_offset: added to them.
         rotary_dim: of the lowering, 2 P.
+        prefetch_safe: everything but qkv is older than any launch that may still run (see
+            ``linear``).
     Returns:
         q T [N, Hq * D], k and v T [N, Hkv * D].
     Raises:
@@ -245,6 +253,7 @@ def qk_norm_mrope_call(
         "head_dim": head_dim,
         "epsilon": epsilon,
         "weight_offset": weight_offset,
+        "prefetch_safe": prefetch_safe,
     }
     return KernelCall(KERNEL, tensors, scalars, out)
 
@@ -301,6 +310,7 @@ QK_NORM_MROPE = Op(
     },
     torch_function=qk_norm_mrope,
     kernel=KERNEL,
-    kernel_call=qk_norm_mrope_call,
+    # prefetch_safe: positions come into a graph from outside, and a product is right before
+    kernel_call=partial(qk_norm_mrope_call, prefetch_safe=True),
     plugin="QKNormMRope",
 )

@@ -204,8 +204,8 @@ def _node_call(
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
     """The call of a node; geometry (head counts) is in the tensors' shapes already."""
     del geometry
-    # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's
-    # own launch
+    # prefetch_safe: a graph writes the page table nowhere, and a layer's cache only in that layer's
+    # own launches; where there are several, each writes pages that no other one reads
     scales = inputs[9] if len(inputs) > 9 else None
     call = tree_attention_call(
         *inputs[:9], kv_scales=scales, page_size=page_size, scale=scale, prefetch_safe=True
