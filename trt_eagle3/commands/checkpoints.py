@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from trt_eagle3.errors import UserError
 
 if TYPE_CHECKING:
     from trt_eagle3.checkpoint.manifest import DraftManifest
+    from trt_eagle3.checkpoint.target import TargetCheckpoint
     from trt_eagle3.spec import TargetSpec
 
 __all__ = ["convert_draft", "inspect"]
@@ -29,10 +31,8 @@ __all__ = ["convert_draft", "inspect"]
 @json_option
 def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Say what these checkpoints are: geometry, draft manifest, refusals."""
-    from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.commands import report
     from trt_eagle3.drafts.registry import find_draft
-    from trt_eagle3.families.registry import read_target
     from trt_eagle3.io.assignments import parse_assignments
 
     if overrides and draft is None:
@@ -40,7 +40,7 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
             f"--override {overrides[0]}: a field of a draft, and no draft given. Name one, or "
             "leave it out."
         )
-    spec = read_target(resolve_checkpoint(target))
+    spec = _target(target)
     manifest = (
         find_draft(draft, spec, parse_assignments(overrides, "--override"))
         if draft is not None
@@ -50,6 +50,24 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
         print_json(report.inspection(spec, manifest))
     else:
         out.print(*report.inspection_lines(spec, manifest), sep="\n", soft_wrap=True, markup=False)
+
+
+def _target(checkpoint: str) -> TargetCheckpoint:
+    """Read a target; a draft in its place is called one."""
+    from trt_eagle3.checkpoint.draft import describe_draft
+    from trt_eagle3.checkpoint.source import resolve_checkpoint
+    from trt_eagle3.families.registry import read_target
+
+    path = resolve_checkpoint(checkpoint)
+    try:
+        return read_target(path)
+    except UserError as error:
+        if found := describe_draft(path):
+            raise UserError(
+                f"{path}: {found}, which is read with its target. Run: trt-eagle3 inspect TARGET "
+                f"{shlex.quote(checkpoint)}"
+            ) from error
+        raise
 
 
 @click.command("convert-draft")

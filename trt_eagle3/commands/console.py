@@ -27,8 +27,14 @@ __all__ = [
     "stages",
 ]
 
+
+def _width() -> int | None:
+    """The terminal's, or of a file or a pipe; services may start with stdout closed."""
+    return None if sys.stdout is not None and sys.stdout.isatty() else 160
+
+
 log = Console(stderr=True, highlight=False)
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+out = Console(highlight=False, width=_width())
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 prompts_option = click.option(
     "--prompts",

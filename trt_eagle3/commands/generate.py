@@ -117,4 +117,9 @@ def generate(
         return
     click.echo()
     if stats:
-        log.print(report.generation_line(answer.generation))
+        found = answer.generation
+        log.print(report.generation_line(found), soft_wrap=True)
+        adaptive = engine.bundle.record.config.speculation.adaptive and not no_speculation
+        some_plain = len(found.accepted_lengths) < found.num_forwards
+        if engine.bundle.manifest is not None and adaptive and some_plain:
+            log.print("a new engine drafts little until it has measured that drafting pays")

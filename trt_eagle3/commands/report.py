@@ -24,7 +24,13 @@ if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.engine.build_job import Engines
     from trt_eagle3.pipeline import BuildReport
 
-__all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]
+__all__ = [
+    "build",
+    "build_lines",
+    "generation_line",
+    "inspection",
+    "inspection_lines",
+]
 
 _EXCLUDED_SHOWN = 6
 
@@ -247,6 +253,9 @@ def generation_line(generation: Generation) -> str:
     ]
     if generation.tokens_per_second is not None:
         parts.append(f"then {generation.tokens_per_second:.1f} tok/s")
-    if generation.acceptance_length is not None:
-        parts.append(f"acceptance length {generation.acceptance_length:.2f}")
+    length, drafted = generation.acceptance_length, len(generation.accepted_lengths)
+    parts.append(
+        f"acceptance length {'-' if length is None else f'{length:.2f}'} "
+        f"(drafts in {drafted} of {generation.num_forwards} forwards)"
+    )
     return ", ".join(parts)
