@@ -4,8 +4,8 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 BIN := .venv/bin
 QUIET := --quiet --disable-pip-version-check
 # Most of what is installed is never imported, so nothing is compiled before it is.
-INSTALL := pip install $(QUIET) --no-compile
-PIP := $(BIN)/$(INSTALL)
+INSTALL := install $(QUIET) --no-compile
+PIP := $(BIN)/pip $(INSTALL)
 READY := .venv/.ready
 TRITON_READY := .venv-triton/.ready
 TENSORRT_READY := .venv-tensorrt/.ready
@@ -63,10 +63,10 @@ $(READY): .venv/.libraries .venv/.torch-installed
 	@touch $@
 
 # A Triton Inference Server for the tests. Its Python backend needs numpy<2, so it has an environment of its own, which
-# sees .venv behind that. Where there is no such server, the tests that need it are skipped.
-.venv-triton/.server: requirements-triton.lock
-	$(PYTHON) -m venv .venv-triton
-	@.venv-triton/bin/$(INSTALL) --require-hashes --no-deps -r requirements-triton.lock && touch $@ || \
+# sees .venv behind that, and is installed by .venv's pip. Where there is no such server, the tests that need it are skipped.
+.venv-triton/.server: requirements-triton.lock | .venv/.made
+	$(PYTHON) -m venv --without-pip .venv-triton
+	@$(BIN)/pip --python .venv-triton/bin/python $(INSTALL) --require-hashes --no-deps -r requirements-triton.lock && touch $@ || \
 		echo "make: no Triton server for this platform, so its tests will be skipped"
 
 $(TRITON_READY): $(READY) .venv-triton/.server Makefile

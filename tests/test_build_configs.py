@@ -46,3 +46,20 @@ def test_text_config_names_hub_checkpoints_of_its_size() -> None:
     assert config.target.checkpoint == "Qwen/Qwen3-8B"
     assert config.draft is not None
     assert "Qwen3-8B" in config.draft.checkpoint
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpoint"),
+    [
+        ("qwen3_30b_a3b", "Qwen/Qwen3-30B-A3B"),
+        ("qwen3_vl_30b_a3b", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
+        ("qwen3_omni_30b_a3b", "Qwen/Qwen3-Omni-30B-A3B-Instruct"),
+    ],
+)
+def test_configs_of_mixtures_name_hub_checkpoints_and_the_torch_backend(
+    name: str, checkpoint: str
+) -> None:
+    config = load_config(ROOT / f"build_configs/{name}.yaml")
+    assert config.target.checkpoint == checkpoint
+    assert (config.engine.backend, config.engine.device) == ("torch", "cuda")
+    assert f"build_configs/{name}.yaml" in (ROOT / "README.md").read_text()

@@ -143,7 +143,7 @@ def test_generate_without_speculation_gives_the_same_tokens(
     args = ("generate", bundle, "Describe the picture.", "--image", picture, "--json")
     plain, fast = (json.loads(run(*args, *extra).out) for extra in (["--no-speculation"], []))
     assert plain["token_ids"] == fast["token_ids"]
-    assert set(plain["accepted_lengths"]) == {1}
+    assert (plain["accepted_lengths"], plain["acceptance_length"]) == ([], None)
     assert max(fast["accepted_lengths"]) > 1
 
 
@@ -157,11 +157,36 @@ def test_demo_questions_are_answered_as_recorded(run: Run, tmp_path: Path) -> No
         assert run("generate", bundle, question["prompt"], *media).out == question["answer"] + "\n"
 
 
+def acceptance_told(stats: str) -> tuple[str, int, int]:
+    """The acceptance length, the forwards with a draft, and all of them."""
+    found = re.search(
+        r"acceptance length (\S+) \(drafts in (\d+) of (\d+) forwards\)$", stats, re.MULTILINE
+    )
+    assert found is not None, stats
+    return found[1], int(found[2]), int(found[3])
+
+
 def test_stats_go_to_stderr(run: Run, bundle: Path) -> None:
     ended = run("generate", bundle, "What is 12 plus 30?", "--stats")
     assert ended.out == "12 plus 30 equals 42.\n"
-    assert "acceptance length" in ended.err
+    length, drafted, forwards = acceptance_told(ended.err)
+    assert (length, drafted) == (f"{11 / forwards:.2f}", forwards), "it drafts in all of them"
     assert "8 sequences at once, KV cache of 768 tokens" in ended.err
+
+
+def test_stats_of_a_plan_that_adapts_say_how_many_forwards_had_a_draft(
+    run: Run, bundle: Path, tmp_path: Path
+) -> None:
+    adaptive = build_tiny(tmp_path, speculation={"adaptive": True})
+    ended = run("generate", adaptive, "What is 12 plus 30?", "--stats")
+    length, drafted, forwards = acceptance_told(ended.err)
+    emitted = 11 - (forwards - drafted)  # in the forwards with a draft: the others emit one each
+    assert length == (f"{emitted / drafted:.2f}" if drafted else "-")
+    assert ("a new engine drafts little" in ended.err) == (drafted < forwards)
+    plain = run("generate", adaptive, "What is 12 plus 30?", "--stats", "--no-speculation")
+    assert acceptance_told(plain.err) == ("-", 0, 11)
+    for quiet in (plain, run("generate", bundle, "What is 12 plus 30?", "--stats")):
+        assert "a new engine" not in quiet.err
 
 
 def test_generate_stops_at_the_length_limit_of_the_bundle(run: Run, bundle: Path) -> None:
@@ -311,13 +336,23 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
     "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),
     "empty folder": (lambda _, tmp: ["inspect", tmp], "not a checkpoint"),
     "target for a draft": (lambda *_: ["inspect", TARGET, TARGET], "draft"),
-    "draft for a target": (lambda *_: ["inspect", DRAFT], "qwen3_vl"),
+    "draft alone": (
+        lambda *_: ["inspect", DRAFT],
+        "draft: an EAGLE-3 draft .specforge layout.*: trt-eagle3 inspect TARGET .*tiny/draft$",
+    ),
+    "draft before its target": (lambda *_: ["inspect", DRAFT, TARGET], "inspect TARGET .*draft$"),
+    "unknown target": (lambda _, tmp: ["inspect", _unknown(tmp)], "Targets that are read: "),
 }
 
 
 def _text(file: Path) -> Path:
     file.write_text("these are words")
     return file
+
+
+def _unknown(folder: Path) -> Path:
+    (folder / "config.json").write_text('{"model_type": "gemma3"}')
+    return folder
 
 
 def _folder(path: Path) -> Path:

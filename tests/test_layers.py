@@ -15,7 +15,7 @@ MAX_MEDIAN_FUNCTION = 8
 
 # From the ground up: a package or module imports what stands in its own row or in one above it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "dtype"),
+    ("errors", "dtype", "host_copy"),
     ("config_section",),
     ("tensorrt_config",),
     ("io", "atomic_io"),
@@ -166,6 +166,11 @@ def test_no_modules_import_each_other() -> None:
     # a package that re-exports its modules is imported along with each of them
     edges = {name: {o for o in others if o not in packages} for name, others in edges.items()}
     assert cycle(edges) == []
+
+
+def test_no_package_hides_a_module() -> None:
+    hidden = [path for path in PACKAGE.rglob("*.py") if path.with_suffix("").is_dir()]
+    assert not hidden, "Python imports the folder of that name instead"
 
 
 def test_files_are_short() -> None:

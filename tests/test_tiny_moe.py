@@ -12,10 +12,9 @@ from tasks import examples
 
 import trt_eagle3
 from tests.test_tiny_pair import Answered, ask, best_tokens
-from tests.tiny import ROOT, build_tiny
+from tests.tiny import MIXTURE, build_tiny_moe
 from trt_eagle3.decode.llm import LLM
 
-PAIR = ROOT / "examples/tiny_moe"
 PROMPTS = 24
 SEED = 7
 MIN_EXACT = 0.9  # of image questions, held out
@@ -24,8 +23,7 @@ MIN_ACCEPTANCE_LENGTH = 3.0  # bonus token included, 5-step chain
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    pair = {"target": PAIR / "target", "draft": PAIR / "draft"}
-    return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("engines"), **pair))
+    return trt_eagle3.load(build_tiny_moe(tmp_path_factory.mktemp("engines")))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,7 @@ def test_plain_equals_greedy_decoding_by_transformers(
     engine: LLM, answered: list[Answered]
 ) -> None:
     model = transformers.Qwen3VLMoeForConditionalGeneration.from_pretrained(
-        PAIR / "target", dtype=torch.float32
+        MIXTURE / "target", dtype=torch.float32
     ).eval()
     for a in answered[:8]:
         videos = [list(a.example.frames)] if a.example.frames else []
@@ -65,7 +63,7 @@ def test_plain_equals_greedy_decoding_by_transformers(
 
 def test_experts_lie_as_they_were_published_and_all_serve(engine: LLM) -> None:
     """[E, in, out]; routers whose experts were all alike would be a dense model."""
-    tensors = load_file(PAIR / "target" / "model.safetensors")
+    tensors = load_file(MIXTURE / "target" / "model.safetensors")
     stacked = tensors["model.language_model.layers.1.mlp.experts.gate_up_proj"]
     assert stacked.shape == (8, 256, 128)
     apart = [(stacked[0] - other).float().norm() for other in stacked[1:]]
@@ -74,5 +72,5 @@ def test_experts_lie_as_they_were_published_and_all_serve(engine: LLM) -> None:
 
 
 def test_pair_is_small() -> None:
-    files = [f for folder in ("target", "draft") for f in (PAIR / folder).iterdir()]
+    files = [f for folder in ("target", "draft") for f in (MIXTURE / folder).iterdir()]
     assert sum(f.stat().st_size for f in files) < 12_000_000

@@ -8,11 +8,21 @@ from typing import Any
 from trt_eagle3.config import BuildConfig, load_config
 from trt_eagle3.pipeline import build
 
-__all__ = ["DRAFT", "QUESTIONS", "ROOT", "TARGET", "build_tiny", "tiny_config"]
+__all__ = [
+    "DRAFT",
+    "MIXTURE",
+    "QUESTIONS",
+    "ROOT",
+    "TARGET",
+    "build_tiny",
+    "build_tiny_moe",
+    "tiny_config",
+]
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "examples/tiny/target"
 DRAFT = ROOT / "examples/tiny/draft"
+MIXTURE = ROOT / "examples/tiny_moe"
 QUESTIONS = ROOT / "examples/tiny/images/questions.json"
 
 
@@ -36,3 +46,8 @@ def tiny_config(
 def build_tiny(folder: Path, *, calibration: Path | None = None, **changes: Any) -> Path:
     """Build the tiny pair under ``folder``; returns the bundle."""
     return build(tiny_config(**changes), output=folder, calibration=calibration).path
+
+
+def build_tiny_moe(folder: Path, **changes: Any) -> Path:
+    """Build the trained mixture of experts under ``folder``; returns the bundle."""
+    return build_tiny(folder, target=MIXTURE / "target", draft=MIXTURE / "draft", **changes)

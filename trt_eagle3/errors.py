@@ -108,7 +108,7 @@ class UserError(TrtEagle3Error, ValueError):
 
 
 class EngineFailedError(TrtEagle3Error):
-    """An engine computed what cannot be right."""
+    """An engine computed what cannot be right, or has ended."""
 
     exit_code = 1
 

@@ -18,14 +18,24 @@ def main() -> None:
     from trt_eagle3.cli import main as run
 
     signal.signal(signal.SIGINT, before)
+    end = _end
     try:
         run()
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            end = _end_silently
+        raise
     finally:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, end)
 
 
 def _end(_signal: int, _frame: object) -> None:
     os.write(2, b"interrupted\n")
+    os._exit(_INTERRUPTED)
+
+
+def _end_silently(_signal: int, _frame: object) -> None:
+    """Ctrl-C for the second time: it was said."""
     os._exit(_INTERRUPTED)
 
 
