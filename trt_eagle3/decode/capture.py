@@ -46,12 +46,14 @@ def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
     ``PROMPT_WIDTHS`` as often as captures their graphs.
 
     The first prompt of a width loads kernels and takes memory, which the next one finds: without
-    this requests would wait for that.
+    this requests would wait for that. What is captured of prefills of any prompts is captured
+    first.
 
     Returns:
         How many widths have run; those for which there is no room are left to whoever asks for
         them.
     """
+    decoder.capture_rows(has_room_for_graphs)
     room = min(decoder.max_seq_len, pool.num_free * pool.page_size, decoder.prefill_chunk)
     return sum(
         _run_prompt(decoder, pool, vocab_size, width, _times_to_run(width))

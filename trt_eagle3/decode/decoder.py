@@ -7,7 +7,7 @@ vocab. Sequences that need fewer rows than S are padded; padding writes to page 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 import torch
@@ -152,6 +152,12 @@ class Decoder:
     def mixes(self) -> bool:
         """Whether a prefill may run with a step of sequences that decode."""
         return self.async_cycles is not None and self._target.mixes
+
+    def capture_rows(self, has_room: Callable[[], bool]) -> int:
+        """Capture what can be of prefills, alone and with steps of others, while ``has_room``; how
+        many numbers of rows there are graphs of.
+        """
+        return self._target.capture_rows(self.prefill_chunk, has_room) if self.mixes else 0
 
     def prefill(
         self,

@@ -148,6 +148,13 @@ class TargetRunner:
         """Whether prompts can run beside rows that decode (``forward_mixed``)."""
         return isinstance(self._session, MixedSession) and self._session.mixes
 
+    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
+        """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``; how
+        many numbers of rows there are graphs of.
+        """
+        session = self._session
+        return session.capture_rows(most, has_room) if isinstance(session, MixedSession) else 0
+
     def forward(
         self,
         embeds: Tensor,

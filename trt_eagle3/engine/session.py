@@ -69,6 +69,12 @@ class MixedSession(Protocol):
         """
         ...
 
+    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
+        """Capture what can be of forwards of up to ``most`` rows, of prompts and others, while
+        ``has_room``; how many numbers of rows there are graphs of.
+        """
+        ...
+
 
 @runtime_checkable
 class Session(Protocol):

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.tiny import ROOT, build_tiny, build_tiny_moe
 from trt_eagle3.decode.outcome import greedy_tokens
 from trt_eagle3.engine.session import MixedSession
+from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.session import TorchSession
 
@@ -77,6 +78,16 @@ def close(got: Tensor, want: Tensor, rtol: float = RTOL_FP8) -> bool:
     return bool((got - want).abs().max() <= rtol * want.abs().max())
 
 
+def count_replays(patch: pytest.MonkeyPatch) -> list[torch.cuda.CUDAGraph]:
+    """The graphs that are replayed from now on."""
+    found: list[torch.cuda.CUDAGraph] = []
+    replay = torch.cuda.CUDAGraph.replay
+    patch.setattr(
+        torch.cuda.CUDAGraph, "replay", lambda graph: (found.append(graph), replay(graph))
+    )
+    return found
+
+
 @pytest.fixture(scope="module", params=["float32", "fp8", "mixture"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = {"backend": "torch", **({"kv_dtype": "fp8"} if request.param == "fp8" else {})}
@@ -84,10 +95,18 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return build(tmp_path_factory.mktemp("engines"), engine=engine)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "captured"),
+    [
+        ("cpu", False),
+        pytest.param("cuda", False, marks=pytest.mark.gpu),
+        pytest.param("cuda", True, marks=pytest.mark.gpu),
+    ],
+    ids=["cpu", "cuda", "captured"],
+)
 @pytest.mark.parametrize("left_out", [1, 10_000], ids=["wanted rows", "all rows"])
 def test_parts_say_what_each_says_alone(
-    bundle: Path, left_out: int, device: str, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, left_out: int, device: str, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the last layer computed for the rows that are read, or for all."""
     if device == "cuda" and not torch.cuda.is_available():
@@ -99,9 +118,16 @@ def test_parts_say_what_each_says_alone(
     assert isinstance(mixed, MixedSession)
     assert mixed.mixes
     prompts, steps = parts(alone)
+    if captured:
+        if not capi.available():
+            pytest.skip("the kernel library is not built: make plugins")
+        assert mixed.capture_rows(512, lambda: True) == 12
+        assert mixed._row_graphs is not None
+        count, replayed = len(mixed._row_graphs.split.pieces), count_replays(monkeypatch)
     expected = [alone.run_prompt(prompts), alone.run_reduced(steps, {"logits": greedy_tokens})]
     found = mixed.run_mixed([prompts, steps], [None, greedy_tokens])
     assert [set(f) for f in found] == [set(e) for e in expected]
+    assert not captured or len(replayed) == count
     found = [{name: x.cpu() for name, x in f.items()} for f in found]
     assert close(found[0]["logits"], expected[0]["logits"], rtol)
     assert found[0]["logits"].dtype == torch.float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -19,10 +19,12 @@ from trt_eagle3.host_copy import to_device
 __all__ = [
     "CAPTURED_AT_RUN",
     "MAX_CAPTURED_PATCHES",
+    "MAX_ROWS_OF_ONE",
     "Captured",
     "CapturedGraphs",
-    "capturing",
+    "PieceRecorder",
     "Shapes",
+    "capturing",
     "patch_bucket",
     "shapes_of",
 ]
@@ -44,7 +46,8 @@ _MAX_ROWS = {
     "aux_hidden_states": 1024,
     "patches": MAX_CAPTURED_PATCHES,
 }
-_MAX_ROWS_OF_ONE = 256
+MAX_ROWS_OF_ONE = 256
+"""Rows of a sequence in a captured run at most."""
 _MAX_GRAPHS = 192  # of a session: 20 batch sizes times the widths of a tree
 # of all graphs of a session together: what they keep of memory follows their rows
 _MAX_GRAPH_ROWS = 24576
@@ -62,15 +65,51 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     One at a time, and without a garbage collection: that of another engine's graph would end the
     capture.
     """
+    with _alone(), torch.cuda.graph(graph, pool=pool, capture_error_mode=_CAPTURE_ERRORS):
+        yield
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
     with _capturing:
         collects = gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode=_CAPTURE_ERRORS):
-                yield
+            yield
         finally:
             if collects:
                 gc.enable()
+
+
+class PieceRecorder:
+    """Captures one piece of work after the other, all of whose graphs share their memory: they must
+    be replayed in the order in which they were captured.
+    """
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within it ``record`` may be called."""
+        # each thread's first use makes one, which may not be while capturing
+        torch.cuda.current_blas_handle()
+        torch.cuda.synchronize()
+        with _alone(), torch.cuda.stream(self._stream):
+            torch.cuda.current_blas_handle()
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def record(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """The graph of what ``work`` launches, and what it returns."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode=_CAPTURE_ERRORS)
+        try:
+            found = work()
+        finally:
+            graph.capture_end()
+        return graph, found
 
 
 def shapes_of(inputs: Mapping[str, Tensor]) -> Shapes:
@@ -163,7 +202,7 @@ class CapturedGraphs:
     def due(self, shapes: Shapes) -> bool:
         """Count a run of these shapes; whether they came often enough of late to be captured."""
         if any(rows > _MAX_ROWS[name] for name, rows in _rows(shapes).items()) or any(
-            name == "inputs_embeds" and shape[1] > _MAX_ROWS_OF_ONE for name, shape in shapes
+            name == "inputs_embeds" and shape[1] > MAX_ROWS_OF_ONE for name, shape in shapes
         ):
             return False
         self._recent.append(shapes)

@@ -26,18 +26,23 @@ from trt_eagle3.spec import StateSpec
 __all__ = [
     "AUX",
     "LOGITS",
+    "ROW_INPUTS",
     "Parts",
+    "context_of",
     "joined",
     "mixable",
+    "flat_rows",
     "mixed_steps",
     "reduction_of",
+    "row_axis",
     "split_rows",
 ]
 
 _OF_ATTENTION = ("past_lengths", "query_lengths", "page_table", "tree_mask")
 """Context inputs that attention alone reads."""
 LOGITS, AUX = "logits", "aux_hidden_states"
-_JOINED = {"inputs_embeds", "deepstack_embeds", *CONTEXT_INPUTS}
+ROW_INPUTS = ("inputs_embeds", "deepstack_embeds", "position_ids")
+"""Inputs that have rows, and that others than attention read."""
 
 Inputs = Mapping[str, Tensor]
 Function = Callable[..., Any]
@@ -46,8 +51,10 @@ Function = Callable[..., Any]
 class Parts:
     """What attention is told of each part; stands for each of ``_OF_ATTENTION`` in a forward."""
 
-    def __init__(self, parts: Sequence[Inputs]) -> None:
+    def __init__(self, parts: Sequence[Inputs], out: Tensor | None = None) -> None:
+        """``out``: where what attention says of all rows is written, the last ones padding."""
         self._parts = parts
+        self._out = out
 
     def attend(
         self, function: Function, inputs: Sequence[Any], *, picked: bool, **geometry: Any
@@ -66,7 +73,10 @@ class Parts:
             wanted = [part["logit_rows"]] if picked else []
             found.append(function(*own, *caches, *context, *more, *wanted, **geometry)[0])
             start = stop
-        return torch.cat(found), *caches
+        if picked or self._out is None:
+            return torch.cat(found), *caches
+        torch.cat(found, out=self._out[:start])
+        return self._out, *caches
 
 
 def mixable(
@@ -84,7 +94,7 @@ def mixable(
         readers == {"TreeAttention"}
         and all(state.kind == "paged" for state in states)
         and set(CONTEXT_INPUTS) <= set(inputs)
-        and set(inputs) - own <= _JOINED
+        and set(inputs) - own <= {*ROW_INPUTS, *CONTEXT_INPUTS}
         and set(outputs) - own <= {LOGITS, AUX}
     )
 
@@ -110,14 +120,29 @@ def joined(parts: Sequence[Inputs]) -> dict[str, Any]:
     """The inputs of one forward over ``parts``, which are on the device: embeddings [1, N, H],
     positions [3, 1, N], levels [L, 1, N, H] and wanted rows [1, R], and ``Parts`` for the rest.
     """
-    found: dict[str, Any] = dict.fromkeys(_OF_ATTENTION, Parts(parts))
-    found["logit_rows"] = torch.cat(_rows_in_all(parts))[None]
+    found = context_of(parts)
     for name in parts[0].keys() - found.keys():
-        # the last axis is of a row, the two before it are batch and width
-        row = 0 if name == "position_ids" else 1
-        flat = [part[name].flatten(-2 - row, -1 - row) for part in parts]
-        found[name] = torch.cat(flat, dim=-1 - row).unsqueeze(-2 - row)
+        dim = row_axis(name)
+        flat = [flat_rows(name, part[name]) for part in parts]
+        found[name] = torch.cat(flat, dim=dim).unsqueeze(dim - 1)
     return found
+
+
+def context_of(parts: Sequence[Inputs], out: Tensor | None = None) -> dict[str, Any]:
+    """What attention and the head are told of ``parts``; ``out``: as of ``Parts``."""
+    found: dict[str, Any] = dict.fromkeys(_OF_ATTENTION, Parts(parts, out))
+    found["logit_rows"] = torch.cat(_rows_in_all(parts))[None]
+    return found
+
+
+def row_axis(name: str) -> int:
+    """Which axis of an input counts rows, from the last one; the one before counts sequences."""
+    return -1 if name == "position_ids" else -2
+
+
+def flat_rows(name: str, tensor: Tensor) -> Tensor:
+    """An input with one axis for the rows of all sequences: [..., B * S] or [..., B * S, H]."""
+    return tensor.flatten(row_axis(name) - 1, row_axis(name))
 
 
 def _rows_in_all(parts: Sequence[Inputs]) -> list[Tensor]:
@@ -133,8 +158,11 @@ def _rows_in_all(parts: Sequence[Inputs]) -> list[Tensor]:
 
 
 def split_rows(rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """``rows`` [1, n, ...] as those of each part: [B_g, n_g, ...] by ``shapes``."""
-    cut = rows[0].split([batch * width for batch, width in shapes])
+    """``rows`` [1, n, ...] as those of each part: [B_g, n_g, ...] by ``shapes``; what follows them
+    is padding.
+    """
+    sizes = [batch * width for batch, width in shapes]
+    cut = rows[0, : sum(sizes)].split(sizes)
     return [x.view(*shape, *x.shape[1:]) for x, shape in zip(cut, shapes, strict=True)]
 
 

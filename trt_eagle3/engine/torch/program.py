@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -31,7 +31,15 @@ from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weights import WeightExpr, external_weights
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Program", "ReadWeight", "Step", "Weight", "load_program", "only_factors"]
+__all__ = [
+    "Program",
+    "ReadWeight",
+    "Step",
+    "Weight",
+    "load_program",
+    "only_factors",
+    "with_lifetimes",
+]
 
 Weight = Tensor | PackedWeight | Experts
 ReadWeight = Callable[[WeightExpr, Path, torch.device], Weight]
@@ -113,7 +121,7 @@ def _steps(
     steps = [_step(node, device) for node in nodes]
     if _packs(device):
         steps = fused(steps, kept, byte_weights)
-    return tuple(_with_lifetimes(steps, kept))
+    return tuple(with_lifetimes(steps, kept))
 
 
 def _load(model: Path) -> onnx.ModelProto:
@@ -227,8 +235,10 @@ def _own_ops(device: str) -> Mapping[str, Function]:
     return {**stock, **launched, "FusedMoe": fused_moe, "GatedDelta": gated_delta}
 
 
-def _with_lifetimes(steps: list[Step], kept: set[str]) -> list[Step]:
-    """Each step with the values it is the last to need, so that they can be freed."""
+def with_lifetimes(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
+    """Each step with the values it is the last to need, so that they can be freed; those in
+    ``kept`` are not.
+    """
     last = {name: i for i, step in enumerate(steps) for name in (*step.outputs, *step.inputs)}
     ends: list[list[str]] = [[] for _ in steps]
     made = {name for step in steps for name in step.outputs}

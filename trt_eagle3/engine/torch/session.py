@@ -18,10 +18,19 @@ from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
-from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.cuda_graph import (
+    MAX_ROWS_OF_ONE,
+    Captured,
+    CapturedGraphs,
+    PieceRecorder,
+    capturing,
+    shapes_of,
+)
 from trt_eagle3.engine.torch.mixed import (
     AUX,
     LOGITS,
+    ROW_INPUTS,
     joined,
     mixable,
     mixed_steps,
@@ -30,6 +39,13 @@ from trt_eagle3.engine.torch.mixed import (
 )
 from trt_eagle3.engine.torch.ops import STANDARD_OPS
 from trt_eagle3.engine.torch.program import ReadWeight, Step, load_program
+from trt_eagle3.engine.torch.row_graphs import (
+    Recorder,
+    Row,
+    RowGraphs,
+    compute,
+    split_at_attention,
+)
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
@@ -61,6 +77,11 @@ class _Input:
         if not same or self.dtype != tensor.dtype:
             got = f"{tensor.dtype} {list(tensor.shape)}"
             raise UserError(f"{name}: expected {self.dtype} {list(self.shape)}, got {got}")
+
+    @property
+    def row(self) -> Row:
+        """The same for ``RowGraphs``."""
+        return Row(self.dtype, tuple(0 if isinstance(e, str) else e for e in self.shape))
 
 
 class TorchSession:
@@ -98,6 +119,8 @@ class TorchSession:
         self._mixed_prompt_steps = mixed_steps(program.prompt_steps or ())
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
+        captures = self.mixes and device == "cuda" and capi.available()
+        self._row_graphs = self._new_row_graphs(PieceRecorder()) if captures else None
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
@@ -105,6 +128,20 @@ class TorchSession:
             raise UserError(f"{name}: the graph has no such input or output")
         self._bound[name] = tensor
         self._captured.clear()
+
+    @property
+    def _states_are_bound(self) -> bool:
+        return all(state.name in self._bound for state in self.states)
+
+    def _new_row_graphs(self, recorder: Recorder) -> RowGraphs:
+        split = split_at_attention(self._mixed_steps, self._mixed_prompt_steps)
+        inputs = {name: i.row for name, i in self._inputs.items() if name in ROW_INPUTS}
+        return RowGraphs(split, self._constants, inputs, recorder, self.device)
+
+    @torch.inference_mode()
+    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
+        """Implements ``engine.session.MixedSession``."""
+        return self._row_graphs.capture(most, has_room) if self._row_graphs else 0
 
     @torch.inference_mode()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -128,6 +165,9 @@ class TorchSession:
         what is read.
         """
         batch, width, _ = inputs["tree_mask"].shape
+        whole = batch == 1 and width <= MAX_ROWS_OF_ONE  # it is captured as one graph
+        if self._row_graphs is not None and self._states_are_bound and not whole:
+            return self.run_mixed([inputs], [None])[0]
         left_out = batch * (width - inputs["logit_rows"].shape[1])
         if self._prompt_steps is None or left_out < _LEFT_OUT[self.device.type]:
             return with_picked_rows(self._run(inputs, {}), inputs["logit_rows"])
@@ -138,26 +178,37 @@ class TorchSession:
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
     ) -> list[dict[str, Tensor]]:
-        """Implements ``engine.session.MixedSession``. Never captured: prompts seldom have the same
-        shapes again.
-        """
+        """Implements ``engine.session.MixedSession``."""
         for part in parts:
             self._check(part)
         widths = [(part["tree_mask"].shape[0], part["tree_mask"].shape[1]) for part in parts]
         wanted = [(part["logit_rows"].shape[0], part["logit_rows"].shape[1]) for part in parts]
         left_out = sum(a * b for a, b in widths) - sum(a * b for a, b in wanted)
-        steps = self._mixed_steps
-        if self._mixed_prompt_steps and left_out >= _LEFT_OUT[self.device.type]:
-            steps = self._mixed_prompt_steps
-        inputs = joined([self._placed(part) for part in parts])
-        outputs: dict[str, Any] = self._interpret(
-            inputs, {LOGITS: reduction_of(wanted, reduced)}, steps
-        )
+        of_prompts = bool(self._mixed_prompt_steps) and left_out >= _LEFT_OUT[self.device.type]
+        reduce = {LOGITS: reduction_of(wanted, reduced)}
+        outputs: dict[str, Any] = self._mixed([self._placed(p) for p in parts], reduce, of_prompts)
         found = [{LOGITS: logits} for logits in outputs[LOGITS]]
         if AUX in outputs:
             for part, aux in zip(found, split_rows(outputs[AUX], widths), strict=True):
                 part[AUX] = aux
         return found
+
+    def _mixed(
+        self,
+        parts: Sequence[Mapping[str, Tensor]],
+        reduced: Mapping[str, Callable[[Tensor], Any]],
+        of_prompts: bool,
+    ) -> dict[str, Tensor]:
+        """One forward over all rows of ``parts``; ``of_prompts``: the last layer computes only what
+        is read.
+        """
+        graphs = self._row_graphs
+        values = graphs.run(parts, self._bound) if graphs is not None else None
+        if graphs is None or values is None:
+            steps = self._mixed_prompt_steps if of_prompts else self._mixed_steps
+            return self._interpret(joined(parts), reduced, steps)
+        tail = graphs.split.prompt_tail if of_prompts else graphs.split.tail
+        return self._interpret(values, reduced, tail)
 
     def _run(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
@@ -197,12 +248,7 @@ class TorchSession:
             if step.outputs[0] in reduced and step.function is STANDARD_OPS["Cast"]:
                 values[step.outputs[0]] = values[step.inputs[0]]
                 continue
-            found = step.function(*(values[name] for name in step.inputs), **step.attributes)
-            values.update(
-                zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True)
-            )
-            for name in step.done_with:
-                del values[name]
+            compute(step, values)
         values.update({name: function(values[name]) for name, function in reduced.items()})
         return self._results(values)
 

@@ -41,7 +41,7 @@ def available() -> bool:
 
 
 @cache
-def library() -> ctypes.CDLL:
+def library() -> ctypes.PyDLL:
     """The library, loaded once, its functions declared.
 
     Raises:
@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def _load() -> ctypes.CDLL:
+def _load() -> ctypes.PyDLL:
     path = library_path()
     if path is None:
         raise EnvironmentMissingError(
@@ -72,7 +72,9 @@ def _load() -> ctypes.CDLL:
             f"set {LIBRARY_VARIABLE} to its path."
         )
     try:
-        return ctypes.CDLL(str(path))
+        # a launch takes microseconds: to let another thread have the interpreter in each of the
+        # hundreds of a prompt would cost milliseconds, whenever one wants it
+        return ctypes.PyDLL(str(path))
     except OSError as error:
         raise EnvironmentMissingError(
             f"{path}: cannot be loaded: {error}. Rebuild it: {INSTALL_KERNELS}."
