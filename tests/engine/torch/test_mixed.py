@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.tiny import ROOT, build_tiny, build_tiny_moe
 from trt_eagle3.decode.outcome import greedy_tokens
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.session import MixedSession
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch import session as session_module
@@ -29,7 +30,7 @@ def open_target(
     draw = torch.Generator().manual_seed(0)
     for state in session.states:
         shape = (NUM_PAGES * PAGE_SIZE, *state.shape)
-        drawn = torch.randn(shape, generator=draw)
+        drawn = torch.randn(shape, generator=draw).to(dtype_named(state.dtype).torch)
         if state.dtype == "uint8":
             drawn = torch.randint(0, 120, shape, generator=draw).to(torch.uint8)
         kept = caches.setdefault(state.name, drawn)

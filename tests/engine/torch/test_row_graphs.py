@@ -11,14 +11,16 @@ import pytest
 from torch import Tensor
 
 from tests.engine.torch.test_mixed import close, open_target, part, parts
-from tests.tiny import build_tiny
+from tests.tiny import build_tiny, build_tiny_moe
 from trt_eagle3.decode.outcome import greedy_tokens
+from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.engine.torch.row_graphs import MAX_ROWS, Values, padded_rows, row_counts
 from trt_eagle3.engine.torch.session import TorchSession
 
 RTOL = 3e-5  # of the largest value: float32 sums of other shapes
+RTOL_16 = 3e-2  # likewise in bfloat16, whose rounding is 4e-3, over eight layers
 
 
 class Piece:
@@ -70,6 +72,10 @@ def open_captured(
     graphs.capture(128, lambda: True)
     session._row_graphs = graphs
     return session
+
+
+def of_types(session: TorchSession, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.to(session._inputs[name].dtype) for name, x in inputs.items()}
 
 
 def ask(session: TorchSession, asked: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -158,3 +164,37 @@ def test_few_numbers_of_rows_are_captured() -> None:
     assert all(padded_rows(n) == n for n in counts)
     for count in range(1, MAX_ROWS + 1):
         assert count <= padded_rows(count) < max(count + 32, count * 5 / 4)
+
+
+WEIGHTS: dict[str, dict[str, str]] = {
+    "bfloat16": {},
+    "fp8": {"weights": "fp8"},
+    "fp8-fp8": {"weights": "fp8", "activations": "fp8"},
+    "int8-int8": {"weights": "int8", "activations": "int8"},
+    "int4": {"weights": "int4"},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("build", [build_tiny, build_tiny_moe], ids=["dense", "mixture"])
+def test_graphs_say_in_every_type_of_weights_what_the_nodes_say(
+    weights: str, build: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Up to 512 rows, which go through other products than few do."""
+    if not capi.available():
+        pytest.skip("no CUDA device, or the kernel library is not built: make plugins")
+    engine = {"backend": "torch", "dtype": "bfloat16", **WEIGHTS[weights]}
+    bundle, caches = build(tmp_path, engine=engine), dict[str, Tensor]()
+    nodes, graphs = (open_target(bundle, caches, device="cuda") for _ in range(2))
+    nodes._row_graphs = None
+    assert graphs.capture_rows(512, lambda: True) == 12
+    pages = [[*range(1, 9)], [*range(9, 12), *[0] * 5]]
+    for counts in ((9,), (120, 33), (120, 40)):
+        past = (0,) * len(counts)
+        asked = part(nodes, counts, past, pages[: len(counts)], [[n - 1] for n in counts])
+        steps = part(nodes, (1, 1), (3, 15), [[9, 0], [10, 11]], [[0]] * 2)
+        both = [of_types(nodes, inputs) for inputs in (asked, steps)]
+        found, expected = graphs.run_mixed(both, [None] * 2), nodes.run_mixed(both, [None] * 2)
+        for got, want in zip(found, expected, strict=True):
+            assert close(got["logits"], want["logits"], RTOL_16)
