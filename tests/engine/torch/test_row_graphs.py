@@ -184,7 +184,7 @@ def test_graphs_say_in_every_type_of_weights_what_the_nodes_say(
     """Up to 512 rows, which go through other products than few do."""
     if not capi.available():
         pytest.skip("no CUDA device, or the kernel library is not built: make plugins")
-    engine = {"backend": "torch", "dtype": "bfloat16", **WEIGHTS[weights]}
+    engine = {"backend": "torch", "device": "cuda", "dtype": "bfloat16", **WEIGHTS[weights]}
     bundle, caches = build(tmp_path, engine=engine), dict[str, Tensor]()
     nodes, graphs = (open_target(bundle, caches, device="cuda") for _ in range(2))
     nodes._row_graphs = None
