@@ -388,7 +388,7 @@ def test_pass_of_a_sequence_that_began_again_is_forgotten(monkeypatch: pytest.Mo
     scheduler.remove(other)
     scheduler.step()
     scheduler._preempt(s)
-    taken = scheduler._states
+    taken = scheduler._decoder.states
     blocker = sequence(6, s.pool)
     taken.reserve(blocker, 3 * PAGE_SIZE)  # the pages that it had are another's
     done.clear()

@@ -228,8 +228,8 @@ def test_picture_that_cannot_be_seen_fails_its_own_request_only(
 ) -> None:
     expected = solo(0)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    encoder = Encoding()
-    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN, vision=encoder)
+    encoder, prefixes = Encoding(), PrefixCache(pool)
+    scheduler = make_scheduler(pool, prefixes, lambda _: CHAIN, vision=encoder)
 
     def blind(_: Prompt) -> Any:
         raise RuntimeError("out of memory")
@@ -242,7 +242,7 @@ def test_picture_that_cannot_be_seen_fails_its_own_request_only(
     failed = [e for e in scheduler.step() if e.error is not None]
     assert [(e.sequence, str(e.error)) for e in failed] == [(bad, "out of memory")]
     assert finish(scheduler)[id(good)][:MAX_TOKENS] == expected
-    assert pool.num_used == len(scheduler._prefixes or ())
+    assert pool.num_used == len(prefixes)
 
 
 def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from tests.decode.scheduling import (
 from tests.decode.test_prefix_cache import continued
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.kv_manager import KvManager
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.scheduler import Scheduler
@@ -360,9 +361,9 @@ def _snapshot_of_another_page(patch: pytest.MonkeyPatch) -> None:
 
 def _save_anywhere(patch: pytest.MonkeyPatch) -> None:
     """Chunks end anywhere, and what is saved there passes for the last page's end."""
-    patch.setattr(Scheduler, "_chunk_rows", lambda _, s, n: min(n, s.num_prefill - s.length))
+    patch.setattr(KvManager, "chunk_end", lambda _, s, n: min(s.length + n, s.num_prefill))
 
-    def save(self: Scheduler, sequences: list[SequenceState]) -> None:
+    def save(self: KvManager, sequences: list[SequenceState]) -> None:
         for s in sequences:
             if s.length >= PAGE_SIZE and (snapshot := self._snapshot(s)) is not None:
                 stale = s.snapshots.pop(s.length // PAGE_SIZE, None)
@@ -370,7 +371,7 @@ def _save_anywhere(patch: pytest.MonkeyPatch) -> None:
                     stale.release()
                 s.keep_snapshot(snapshot)
 
-    patch.setattr(Scheduler, "_save_where_pages_end", save)
+    patch.setattr(KvManager, "save_where_pages_end", save)
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -6,7 +6,7 @@ that a machine without a GPU keeps up. What is left is what the scheduler makes 
 many forwards it runs for the same answers, and how long they leave it idle.
 
 Each load is served without speculation, and by live cost with drafts that are right by chance; an
-engine begins as a server does, with its cycles timed and nothing served.
+engine begins as a server does, with its cycles timed, and with pages that cached prefixes fill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
 from trt_eagle3.bench.stand_in import Forward, StandIn
 from trt_eagle3.bench.traffic import drawn_bodies
-from trt_eagle3.bench.workload import Load, drive, request_of
+from trt_eagle3.bench.workload import Load, drive, fill_prefix_cache, request_of
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.device_batch import batch_sizes
 from trt_eagle3.decode.llm import LLM
@@ -162,6 +162,7 @@ def serve(
             stack.enter_context(simulated_acceptance(rate))
         engine = stack.enter_context(_engine(path, clients, device, length, slower))
         list(engine.submit(Request("What?", sampling=_SHORT, speculation=speculation)))
+        fill_prefix_cache(engine)
         gpu.steps = gpu.prefills = gpu.of_draft = 0
         device.idle_seconds = 0.0
         run = drive(engine, requests, Load(clients, pause_s=slower * _PAUSE_S), seed=1)
@@ -183,7 +184,7 @@ def _engine(
     plan = Plan({1: None}) if length is None else live_plan(SpeculationConfig())
     bundle = device.bundle(path, plan, clients, _MAX_SEQ_LEN)
     _prime(plan, clients, slower)
-    with device.attached(), LLM(bundle, prefix_cache=False) as engine:
+    with device.attached(), LLM(bundle) as engine:
         yield engine
 
 

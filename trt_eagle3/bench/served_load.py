@@ -1,10 +1,10 @@
 """Where an engine's time goes under load: ``python -m trt_eagle3.bench.served_load BUNDLE``.
 
-Clients in this process ask a real engine, which starts as a server does, what ``bench.load`` asks
-over HTTP. Printed are served tokens per second and, by kind of step, how many there were and how
-long they took, what the host did in them, and how long the engine's thread had nothing to do. The
-same load over HTTP says what the server adds; ``bench.modelled_load`` what the scheduler makes of a
-GPU at best.
+Clients in this process ask a real engine what ``bench.load`` asks over HTTP. It starts as a server
+does, and cached prefixes fill its pages, as they fill those of a server after an hour. Printed are
+served tokens per second and, by kind of step, how many there were and how long they took, what the
+host did in them, and how long the engine's thread had nothing to do. The same load over HTTP says
+what the server adds; ``bench.modelled_load`` what the scheduler makes of a GPU at best.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
 from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
 from trt_eagle3.bench.traffic import drawn_bodies
-from trt_eagle3.bench.workload import Load, Run, drive, open_engine, request_of
+from trt_eagle3.bench.workload import Load, Run, drive, fill_prefix_cache, open_engine, request_of
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Request
 from trt_eagle3.io.run_command import run_command
@@ -59,8 +59,9 @@ def main(
         if length is not None:
             rate = acceptance_rate(length, _LENGTH_OF)
             stack.enter_context(simulated_acceptance(rate))
-        engine = stack.enter_context(open_engine(path))
+        engine = stack.enter_context(open_engine(path, prefix_cache=True))
         console.print(f"ready after {warm_up(engine):.1f} s")
+        fill_prefix_cache(engine)
         for salt, count in enumerate(clients):
             bodies = drawn_bodies(
                 _PER_CLIENT * count,

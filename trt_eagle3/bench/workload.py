@@ -31,6 +31,7 @@ __all__ = [
     "Run",
     "batch_sizes",
     "drive",
+    "fill_prefix_cache",
     "make_requests",
     "open_engine",
     "request_of",
@@ -118,6 +119,23 @@ def open_engine(bundle: Path, *, prefix_cache: bool = False, plan: Plan | None =
     ``plan``: instead of the bundle's.
     """
     return LLM(LoadedBundle.open(bundle, plan=plan), prefix_cache=None if prefix_cache else False)
+
+
+def fill_prefix_cache(engine: LLM) -> None:
+    """Let prefixes of prompts that nobody will ask fill all free pages, as those of an hour of
+    serving do. For an idle ``engine`` with a prefix cache.
+    """
+    core = engine._started()
+    pool, prefixes = core.pool, core.prefixes
+    assert prefixes is not None, "the engine has no prefix cache"
+
+    def fill() -> int:
+        pages = pool.take(pool.num_free)
+        prefixes.insert([b"nobody's %d" % page for page in pages], pages)
+        pool.give_back(pages)
+        return len(pages)
+
+    core._ask(fill)
 
 
 def batch_sizes(engine: LLM, wanted: Sequence[int]) -> list[int]:

@@ -117,6 +117,14 @@ class Decoder:
         takes = (along and self._holds(sequence, tree)) or self.speculates(sequence, tree)
         return sequence.num_prefill + (_num_rows(tree) if tree and takes else 1)
 
+    def rows_ahead(self, tree: AnyTree | None) -> int:
+        """Rows of a sequence at most that are launched in its cycle over ``tree`` besides those of
+        ``rows_wanted``: those accepted, and the next tree.
+        """
+        if not self.launches_ahead:
+            return 0
+        return 1 if tree is None else 2 * _num_rows(tree)
+
     def run(
         self, sequence: SequenceState, tree: AnyTree | None = None
     ) -> Generator[tuple[int, ...]]:

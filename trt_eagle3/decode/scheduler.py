@@ -17,11 +17,12 @@ from typing import Protocol
 from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.emission import Emission, joined
+from trt_eagle3.decode.kv_manager import KvManager
 from trt_eagle3.decode.launched import LaunchedPrefill, launch_prefill
 from trt_eagle3.decode.plan import Cycle, TreePlan
-from trt_eagle3.decode.prefix_cache import PrefixCache, may_begin
+from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
-from trt_eagle3.decode.sequence import SequenceState, Snapshot
+from trt_eagle3.decode.sequence import SequenceState
 
 __all__ = ["Encoder", "Scheduler"]
 
@@ -66,12 +67,11 @@ class Scheduler:
         self.num_draft_tokens: int | None = None
         self.clock = time.perf_counter
         self._decoder = decoder
-        self._states = decoder.states
+        self._kv = KvManager(decoder.states, prefix_cache)
         self._max_batch_size = max_batch_size
         self.tree_for = tree_for
         self.observer = observer
         self._cycle_end: float | None = None  # where the next cycle's time begins
-        self._prefixes = prefix_cache
         self._vision = vision
         self._launched = LaunchedPrefill()  # whose first tokens nobody has read
 
@@ -91,7 +91,7 @@ class Scheduler:
         """Forget a sequence, wherever it is, and give its pages back."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._let_go(sequence)
+            self._kv.let_go(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
@@ -105,9 +105,8 @@ class Scheduler:
         lost = list(failed)
         failed.clear()
         for sequence in lost:
-            self._states.release(sequence)
-        if self._prefixes is not None:
-            self._prefixes.clear()
+            self._kv.release(sequence)
+        self._kv.clear()
         return lost
 
     def step(self) -> list[Emission]:
@@ -167,7 +166,7 @@ class Scheduler:
         Those whose readers lag make room for it, then the one that has run longest; they wait on,
         behind all others.
         """
-        ready = (s for s in self.waiting if may_begin(s, self.running, self._prefixes))
+        ready = (s for s in self.waiting if self._kv.may_begin(s, self.running))
         sequence = next(ready, None)
         while sequence is not None:
             if len(self.running) < self._max_batch_size and self._give_pages(sequence):
@@ -183,26 +182,11 @@ class Scheduler:
         """Pages for all that ``sequence`` needs up to its first cycle, its known beginning among
         them.
         """
-        if self._prefixes is not None:
-            prefix = self._prefixes.find(sequence, with_snapshot=self._states.has_snapshots)
-            self._states.restore(sequence, prefix)
-        num_rows = self._decoder.rows_wanted(sequence, self.tree_for([*self.running, sequence]))
-        if not self._free_pages(sequence, num_rows):
-            self._states.release(sequence)
+        tree = self.tree_for([*self.running, sequence])
+        if not self._kv.begin(sequence, self._decoder.rows_wanted(sequence, tree)):
             return False
-        self._states.reserve(sequence, num_rows)
         self.num_reused_rows += sequence.length
         return True
-
-    def _free_pages(self, sequence: SequenceState, num_rows: int) -> bool:
-        """Whether ``sequence`` can have ``num_rows`` rows, cached prefixes evicted where need
-        be.
-        """
-        lacking = self._states.lacking(sequence, num_rows)
-        if lacking > 0 and self._prefixes is not None:
-            self._prefixes.evict(lacking)
-            lacking = self._states.lacking(sequence, num_rows)
-        return lacking <= 0
 
     def _prefill_and_decode(self) -> list[Emission]:
         """Launch a prefill, read the first tokens of the one before, and run a cycle of those that
@@ -223,7 +207,7 @@ class Scheduler:
         """What was launched, and who failed."""
         beside = self._beside()
         launched = launch_prefill(self._decoder, self._chunks(len(beside)), beside)
-        self._save_where_pages_end(launched.sequences)
+        self._kv.save_where_pages_end(launched.sequences)
         if self._vision is not None:  # once they are in the cache, only who starts again asks
             for s in launched.ended:
                 s.prompt = s.prompt.with_vision(None)
@@ -242,7 +226,7 @@ class Scheduler:
                 found.append(self._fail(s, s.failure()))
             elif s.tokens and (runs or s in self.waiting):  # who was put off has its token, too
                 if runs:
-                    self._remember(s)
+                    self._kv.remember(s)
                 found.append(Emission(s, tuple(s.tokens), begins=True, full=self._is_full(s)))
         return found
 
@@ -253,6 +237,7 @@ class Scheduler:
         decoding = self._decoding() if self._decoder.mixes else []
         if any(s.drafting for s in decoding) and self.tree_for(decoding) is not None:
             return []
+        self._free_ahead(decoding, None)
         return decoding
 
     def _chunks(self, num_beside: int) -> list[tuple[SequenceState, int]]:
@@ -264,48 +249,8 @@ class Scheduler:
         decoder, num_decoding = self._decoder, len(self._decoding())
         budget = prefill_budget(decoder.prefill_chunk, num_decoding, sum(left))
         rows = chunk_rows(left, max(budget - num_beside, 1), decoder.max_segments)
-        return [(ready[i], self._chunk_rows(ready[i], count)) for i, count in rows.items()]
-
-    def _chunk_rows(self, sequence: SequenceState, budget: int) -> int:
-        """Rows of the next chunk of ``sequence``, ``budget`` at most.
-
-        Where states are to be saved, it ends where a page does, and the prompt's last page that can
-        be reused is not passed.
-        """
-        stop = min(sequence.length + budget, sequence.num_prefill)
-        if self._saves:
-            size = sequence.pool.page_size
-            border = min(stop, sequence.num_prefill - 1) // size * size
-            stop = border if border > sequence.length else stop
-        return stop - sequence.length
-
-    @property
-    def _saves(self) -> bool:
-        """Whether per-sequence states are saved for prompts that begin alike."""
-        return self._prefixes is not None and self._states.has_snapshots
-
-    def _save_where_pages_end(self, sequences: Sequence[SequenceState]) -> None:
-        """Save the per-sequence states of those whose rows fill their pages."""
-        for s in sequences if self._saves else ():
-            if s.length % s.pool.page_size == 0 and (snapshot := self._snapshot(s)) is not None:
-                s.keep_snapshot(snapshot)
-
-    def _snapshot(self, sequence: SequenceState) -> Snapshot | None:
-        """A copy of its states; None where there is no room for it.
-
-        Few prompts begin with half an answer: of an answer the newest copy alone is kept, and only
-        those of prompts take the room of others, the least recently used or their own first one.
-        """
-        assert self._prefixes is not None
-        if sequence.in_answer:
-            sequence.drop_snapshots(in_answer=True)
-            return self._states.save(sequence)
-        snapshot = self._states.save(sequence)
-        if snapshot is None and (
-            self._prefixes.evict_snapshot() or sequence.drop_snapshots(in_answer=False)
-        ):
-            return self._states.save(sequence)
-        return snapshot
+        ends = {i: self._kv.chunk_end(ready[i], count) for i, count in rows.items()}
+        return [(ready[i], end - ready[i].length) for i, end in ends.items()]
 
     def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
         tree = self.tree_for(sequences)
@@ -318,9 +263,10 @@ class Scheduler:
         if not ready:
             self._cycle_end = None
             return []
+        self._free_ahead(ready, tree)
         late = sum(len(s.deferred) for s in ready)
         done = self._decoder.cycle(ready, tree)
-        self._save_where_pages_end(ready)
+        self._kv.save_where_pages_end(ready)
         self.num_draft_tokens = done.tree.num_nodes - 1 if done.tree else 0
         in_it = [(s, a) for s, a in zip(ready, done.accepted, strict=True) if a is not None]
         levels = [len(a.tokens) - 1 if a.steps else None for _, a in in_it]
@@ -333,6 +279,12 @@ class Scheduler:
             else self._fail(s, s.failure())
             for s, accepted in in_it
         ]
+
+    def _free_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> None:
+        """Make room for what is launched ahead of ``sequences``, which takes nobody's."""
+        if sequences:
+            num_rows = self._decoder.rows_ahead(tree)
+            self._kv.free_ahead(sequences[0].pool, len(sequences), num_rows)
 
     def _cycle_seconds(self) -> float | None:
         """Time since the cycle before; None where anything else came between."""
@@ -350,19 +302,18 @@ class Scheduler:
     def _fail(self, sequence: SequenceState, error: Exception) -> Emission:
         """Put out a sequence that cannot go on; nobody shall reuse what its pages hold."""
         self.running.remove(sequence)
-        self._states.release(sequence)
+        self._kv.release(sequence)
         return Emission(sequence, (), error=error)
 
     def _reserve(self, sequence: SequenceState, num_rows: int) -> None:
         """Pages for ``num_rows`` rows: preempt those that nobody reads, then the newest, be it
         ``sequence``.
         """
-        while not self._free_pages(sequence, num_rows):
+        while not self._kv.reserve(sequence, num_rows):
             last = self._lagging() or self.running[-1]
             self._preempt(last)
             if last is sequence:
                 return
-        self._states.reserve(sequence, num_rows)
 
     def _lagging(self) -> SequenceState | None:
         """The newest of the running whose reader lags."""
@@ -382,18 +333,9 @@ class Scheduler:
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
-        self._let_go(sequence)
+        self._kv.let_go(sequence)
         self.waiting.appendleft(sequence)
         self.num_preempted += 1
-
-    def _let_go(self, sequence: SequenceState) -> None:
-        """Give pages back; what they hold stays known as long as nobody needs them."""
-        self._remember(sequence)
-        self._states.release(sequence)
-
-    def _remember(self, sequence: SequenceState) -> None:
-        if self._prefixes is not None:
-            self._prefixes.remember(sequence)
 
     def _is_full(self, sequence: SequenceState) -> bool:
         return sequence.num_tokens >= self._decoder.max_seq_len
