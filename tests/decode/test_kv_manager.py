@@ -17,6 +17,7 @@ from tests.decode.scheduling import (
     solo,
 )
 from tests.decode.test_async_cycle import fixed_pool, sequence
+from trt_eagle3.bench.workload import fill_with_prefixes
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.kv_manager import KvManager
@@ -28,9 +29,8 @@ from trt_eagle3.decode.state import LayerStates
 def full_of_prefixes(num_pages: int) -> tuple[PagePool, PrefixCache]:
     """A pool of which a prefix cache keeps every page, as after an hour of serving."""
     pool = fixed_pool(num_pages)
-    prefixes, pages = PrefixCache(pool), pool.take(pool.num_free)
-    prefixes.insert([bytes([page]) for page in pages], pages)
-    pool.give_back(pages)
+    prefixes = PrefixCache(pool)
+    fill_with_prefixes(pool, prefixes)
     assert (pool.num_free, pool.num_idle) == (0, num_pages - 1)
     return pool, prefixes
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.bench.traffic import Body, pauses
+from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import OverloadedError, UserError
@@ -32,6 +34,7 @@ __all__ = [
     "batch_sizes",
     "drive",
     "fill_prefix_cache",
+    "fill_with_prefixes",
     "make_requests",
     "open_engine",
     "request_of",
@@ -122,20 +125,21 @@ def open_engine(bundle: Path, *, prefix_cache: bool = False, plan: Plan | None =
 
 
 def fill_prefix_cache(engine: LLM) -> None:
-    """Let prefixes of prompts that nobody will ask fill all free pages, as those of an hour of
-    serving do. For an idle ``engine`` with a prefix cache.
-    """
+    """``fill_with_prefixes`` of an idle ``engine``; nothing, where its bundle keeps no prefixes."""
     core = engine._started()
     pool, prefixes = core.pool, core.prefixes
-    assert prefixes is not None, "the engine has no prefix cache"
+    if prefixes is not None:
+        core._ask(lambda: fill_with_prefixes(pool, prefixes))
 
-    def fill() -> int:
-        pages = pool.take(pool.num_free)
-        prefixes.insert([b"nobody's %d" % page for page in pages], pages)
-        pool.give_back(pages)
-        return len(pages)
 
-    core._ask(fill)
+def fill_with_prefixes(pool: PagePool, prefixes: PrefixCache) -> int:
+    """Let prefixes of prompts that nobody will ask fill all free pages, as those of an hour of
+    serving do; how many pages that are.
+    """
+    pages = pool.take(pool.num_free)
+    prefixes.insert([b"nobody's %d" % page for page in pages], pages)
+    pool.give_back(pages)
+    return len(pages)
 
 
 def batch_sizes(engine: LLM, wanted: Sequence[int]) -> list[int]:

@@ -179,8 +179,7 @@ class RowGraphs:
         for graph, step in zip_longest(captured.graphs, self.split.attention):
             graph.replay()
             if step is not None:
-                found = step.function(*(values[name] for name in step.inputs), **step.attributes)
-                values.update(zip(step.outputs, found, strict=True))
+                compute(step, values)
         return values
 
     def capture(self, most: int, has_room: Callable[[], bool]) -> int:
