@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.tiny import build_tiny
 from trt_eagle3.bench.modelled_times import cycle_ms, mixed_ms, prompt_ms
-from trt_eagle3.bench.served_load import ServedLoad, measure
+from trt_eagle3.bench.served_load import ServedLoad, main, measure, summary
 from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
 from trt_eagle3.bench.traffic import drawn_bodies
-from trt_eagle3.bench.workload import Load, open_engine, request_of
+from trt_eagle3.bench.workload import Load, Reply, Run, open_engine, request_of
 
 
 def test_kind_of_a_step_says_what_it_did() -> None:
@@ -49,6 +50,9 @@ def test_request_of_a_body_has_its_text_and_its_picture() -> None:
     assert request.prompt_text.endswith("What follows?")
     assert bytes(request.images[0])[:2] == b"\xff\xd8", "a JPEG"  # type: ignore[arg-type]
     assert (request.sampling.max_tokens, request.speculation) == (9, False)
+    assert request.sampling.ignore_eos
+    del with_picture["ignore_eos"]
+    assert not request_of(with_picture, speculation=True).sampling.ignore_eos
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +80,27 @@ def test_every_step_and_token_of_a_load_is_counted(bundle: Path) -> None:
     assert found.host["forward"] > 0
     assert found.lines()[0].startswith("2 clients: ")
     assert found.table().row_count == len(kinds(found.steps))
+
+
+def _run(num_tokens: int, seconds: float, cycles: int = 0, accepted: tuple[int, ...] = ()) -> Run:
+    return Run((Reply(tuple(range(num_tokens)), 0.1, ()),), seconds, cycles, accepted)
+
+
+def test_summary_has_all_rounds_of_both_sides_and_their_ratio() -> None:
+    found = {
+        (8, False): [_run(100, 1.0), _run(300, 3.0)],
+        (8, True): [_run(100, 1.0, 40, (30, 20)), _run(200, 1.0, 10, (10, 5))],
+        (32, True): [_run(50, 2.0)],
+    }
+    table = summary(found)
+    cells = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert cells == [("8", "100", "150", "1.500", "2.30"), ("32", "", "25", "", "")]
+
+
+def test_both_sides_of_a_load_are_served_in_turn(bundle: Path) -> None:
+    words = ["--clients", "2", "--speculation", "both", "--rounds", "2", "--max-tokens", "6"]
+    result = CliRunner().invoke(main, [str(bundle), *words, "--max-words", "20", "--pictures", "0"])
+    assert result.exit_code == 0, result.output
+    sides = [line for line in result.output.splitlines() if line in ("plain", "speculative")]
+    assert sides == ["speculative", "plain", "plain", "speculative"]
+    assert "acceptance length" in result.output

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from trt_eagle3.bench.chat_client import ChatReply, ChatServer
 from trt_eagle3.bench.load_report import LoadReport, LoadRound, rows_of
-from trt_eagle3.bench.traffic import MAX_WORDS, Body, drawn_bodies, pauses, question_bodies
+from trt_eagle3.bench.traffic import MAX_WORDS, Bodies, Body, body_source, pauses
 from trt_eagle3.bench.workload import Load
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.run_command import run_command
@@ -34,9 +34,6 @@ __all__ = ["LoadTarget", "main", "measure"]
 _CLIENTS = (1, 8, 32, 64, 128)
 _PER_CLIENT = 3  # requests of a client in a round
 _FEWEST = 12
-
-Bodies = Callable[[int, int, int], Sequence[Body]]
-"""``count`` requests, by a seed of their sizes and a salt of their contents."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +73,12 @@ def main(
     **options: Any,
 ) -> None:
     """Ask servers the same requests under the same loads, and print what their clients saw."""
-    questions = read_questions(file) if file else None
-
-    def bodies(count: int, seed: int, salt: int) -> Sequence[Body]:
-        if questions is not None:
-            return question_bodies(questions, count, max_tokens=max_tokens)
-        return drawn_bodies(
-            count,
-            seed=seed,
-            salt=salt,
-            pictures=pictures,
-            max_tokens=max_tokens,
-            max_words=max_words,
-        )
+    bodies = body_source(
+        read_questions(file) if file else None,
+        pictures=pictures,
+        max_tokens=max_tokens,
+        max_words=max_words,
+    )
 
     async def run() -> LoadReport:
         targets = [await _target(word, api_key, {}) for word in servers]

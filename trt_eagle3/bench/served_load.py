@@ -3,7 +3,8 @@
 Clients in this process ask a real engine what ``bench.load`` asks over HTTP. It starts as a server
 does, and cached prefixes fill its pages, as they fill those of a server after an hour. Printed are
 served tokens per second and, by kind of step, how many there were and how long they took, what the
-host did in them, and how long the engine's thread had nothing to do. The same load over HTTP says
+host did in them, and how long the engine's thread had nothing to do. ``--speculation both`` serves
+each load with and without speculation in turn, and prints the ratio. The same load over HTTP says
 what the server adds; ``bench.modelled_load`` what the scheduler makes of a GPU at best.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import click
@@ -22,38 +24,54 @@ from trt_eagle3.bench.host_time import HostTime
 from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
 from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
-from trt_eagle3.bench.traffic import drawn_bodies
+from trt_eagle3.bench.traffic import MAX_WORDS, body_source
 from trt_eagle3.bench.workload import Load, Run, drive, fill_prefix_cache, open_engine, request_of
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Request
 from trt_eagle3.io.run_command import run_command
+from trt_eagle3.prompts.prompt_file import read_questions
 from trt_eagle3.serving.warm_up import warm_up
 
-__all__ = ["ServedLoad", "main", "measure"]
+__all__ = ["ServedLoad", "main", "measure", "summary"]
 
-_PER_CLIENT = 3  # requests
+_PER_CLIENT = 3  # requests of a client in a round
+_FEWEST = 12
 _PAUSE_S = 0.2  # mean
 _LENGTH_OF = 3  # the acceptance length is that of a chain of so many
+_SIDES = {"on": (True,), "off": (False,), "both": (True, False)}
+_SIDE_NAMES = {True: "speculative", False: "plain"}
+Runs = Mapping[tuple[int, bool], Sequence[Run]]
+"""Of each load, by clients and whether its requests allow speculation."""
 
 
 @click.command()
 @click.argument("path", metavar="BUNDLE", type=click.Path(path_type=Path))
 @click.option("--clients", multiple=True, type=click.IntRange(1), default=(8, 32, 128))
-@click.option("--plain", is_flag=True, help="Without speculation.")
+@click.option("--speculation", type=click.Choice(list(_SIDES)), default="on", show_default=True)
 @click.option("--length", type=float, help="Drafts right by chance: a chain of 3 has it.")
-@click.option("--pictures", default=0.3, show_default=True, help="Requests with a picture.")
-@click.option("--max-words", default=900, show_default=True, help="Of a prompt.")
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--prompts", "file", type=click.Path(path_type=Path), help="Instead of drawn ones.")
+@click.option("--pictures", default=0.3, show_default=True, help="Drawn requests with a picture.")
+@click.option("--max-words", default=MAX_WORDS, show_default=True, help="Of a drawn prompt.")
 @click.option("--max-tokens", default=256, show_default=True, help="Of an answer.")
 def main(
     path: Path,
     clients: Sequence[int],
-    plain: bool,
+    speculation: str,
     length: float | None,
+    rounds: int,
+    file: Path | None,
     pictures: float,
     max_words: int,
     max_tokens: int,
 ) -> None:
     """Serve BUNDLE to clients of this process, and print where the engine's time goes."""
+    bodies = body_source(
+        read_questions(file) if file else None,
+        pictures=pictures,
+        max_tokens=max_tokens,
+        max_words=max_words,
+    )
     console = Console(width=120)
     with ExitStack() as stack:
         if length is not None:
@@ -62,19 +80,48 @@ def main(
         engine = stack.enter_context(open_engine(path, prefix_cache=True))
         console.print(f"ready after {warm_up(engine):.1f} s")
         fill_prefix_cache(engine)
-        for salt, count in enumerate(clients):
-            bodies = drawn_bodies(
-                _PER_CLIENT * count,
-                seed=0,
-                salt=salt,
-                pictures=pictures,
-                max_tokens=max_tokens,
-                max_words=max_words,
-            )
-            requests = [request_of(body, speculation=not plain) for body in bodies]
-            found = measure(engine, requests, Load(count, pause_s=_PAUSE_S))
-            console.print(*found.lines(), sep="\n")
-            console.print(found.table())
+        found: dict[tuple[int, bool], list[Run]] = {}
+        turns = [_SIDES[speculation][:: -1 if number % 2 else 1] for number in range(rounds)]
+        for count, (number, sides) in product(clients, enumerate(turns)):
+            for drafting in sides:
+                asked = bodies(max(_FEWEST, _PER_CLIENT * count), number, 2 * count + drafting)
+                requests = [request_of(body, speculation=drafting) for body in asked]
+                served = measure(engine, requests, Load(count, pause_s=_PAUSE_S))
+                console.print(_SIDE_NAMES[drafting], *served.lines(), sep="\n")
+                console.print(served.table())
+                found.setdefault((count, drafting), []).append(served.run)
+    console.print(summary(found))
+
+
+def summary(found: Runs) -> Table:
+    """Tokens per second of each load, all its rounds together; the ratio, where both sides ran."""
+    table = Table("clients", "plain, tokens/s", "speculative", "ratio", "acceptance length")
+    for count in dict.fromkeys(count for count, _ in found):
+        speed = {
+            drafting: _tokens_per_second(found.get((count, drafting), ()))
+            for drafting in (False, True)
+        }
+        plain, speculative = speed[False], speed[True]
+        table.add_row(
+            str(count),
+            f"{plain:.0f}" if plain else "",
+            f"{speculative:.0f}" if speculative else "",
+            f"{speculative / plain:.3f}" if plain and speculative else "",
+            _acceptance_length(found.get((count, True), ())),
+        )
+    return table
+
+
+def _tokens_per_second(runs: Sequence[Run]) -> float:
+    """0 for no runs."""
+    seconds = sum(run.seconds for run in runs)
+    return sum(run.num_tokens for run in runs) / seconds if seconds else 0.0
+
+
+def _acceptance_length(runs: Sequence[Run]) -> str:
+    """Of the cycles that drafted; the bonus token included."""
+    cycles = sum(run.cycles for run in runs)
+    return f"{1 + sum(sum(run.accepted) for run in runs) / cycles:.2f}" if cycles else ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,20 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.prompts.prompt_file import Question
 
-__all__ = ["MAX_WORDS", "Body", "drawn_bodies", "pauses", "question_bodies"]
+__all__ = [
+    "MAX_WORDS",
+    "Bodies",
+    "Body",
+    "body_source",
+    "drawn_bodies",
+    "pauses",
+    "question_bodies",
+]
 
 Body = dict[str, Any]
+
+Bodies = Callable[[int, int, int], Sequence[Body]]
+"""``count`` requests, by a seed of their sizes and a salt of their contents."""
 
 _WORDS = (
     "river",
@@ -43,6 +54,26 @@ _PROMPT_WORDS = (
 _ANSWER_TOKENS = (16, 256)
 _SIDES = (224, 256, 320, 384, 448)  # of pictures, pixels
 _QUALITY = 85
+
+
+def body_source(
+    questions: Sequence[Question] | None, *, pictures: float, max_tokens: int, max_words: int
+) -> Bodies:
+    """What a load asks: ``questions`` in turn, or drawn bodies where there are none."""
+
+    def bodies(count: int, seed: int, salt: int) -> Sequence[Body]:
+        if questions is not None:
+            return question_bodies(questions, count, max_tokens=max_tokens)
+        return drawn_bodies(
+            count,
+            seed=seed,
+            salt=salt,
+            pictures=pictures,
+            max_tokens=max_tokens,
+            max_words=max_words,
+        )
+
+    return bodies
 
 
 def drawn_bodies(

@@ -169,12 +169,14 @@ def make_requests(
 
 
 def request_of(body: Body, *, speculation: bool) -> Request:
-    """The request in a body of ``traffic.drawn_bodies``."""
+    """The request in a body of ``traffic.body_source``."""
     parts = body["messages"][0]["content"]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     uris = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     images = [base64.b64decode(uri.partition(",")[2]) for uri in uris]
-    sampling = SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True)
+    sampling = SamplingParams(
+        max_tokens=body["max_tokens"], ignore_eos=body.get("ignore_eos", False)
+    )
     return Request("".join(texts), images, sampling=sampling, speculation=speculation)
 
 
