@@ -66,8 +66,9 @@ def main(
     max_tokens: int,
 ) -> None:
     """Serve BUNDLE to clients of this process, and print where the engine's time goes."""
+    questions = read_questions(file) if file else None
     bodies = body_source(
-        read_questions(file) if file else None,
+        questions,
         pictures=pictures,
         max_tokens=max_tokens,
         max_words=max_words,
@@ -80,6 +81,9 @@ def main(
         engine = stack.enter_context(open_engine(path, prefix_cache=True))
         console.print(f"ready after {warm_up(engine):.1f} s")
         fill_prefix_cache(engine)
+        if questions is not None:  # they come again: neither side shall be the first to ask them
+            for body in bodies(len(questions), 0, 0):
+                list(engine.submit(request_of(body, speculation=False)))
         found: dict[tuple[int, bool], list[Run]] = {}
         turns = [_SIDES[speculation][:: -1 if number % 2 else 1] for number in range(rounds)]
         for count, (number, sides) in product(clients, enumerate(turns)):

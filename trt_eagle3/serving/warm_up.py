@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import torch
 from PIL import Image
 
 from trt_eagle3.decode.llm import LLM
@@ -31,13 +32,15 @@ def warm_up(engine: LLM) -> float:
     and has run, and capture the CUDA graphs of decoding; returns seconds. The process that tries
     grammars is started meanwhile.
 
-    The process is a server's from here on: its threads take turns more often, and what it counts is
-    its clients'.
+    The process is a server's from here on: its threads take turns more often, torch computes within
+    each of them where the engine is on a GPU, and what is counted is its clients'.
 
     Raises:
         Exception: whatever keeps the engine from answering; it must not be called ready then.
     """
     sys.setswitchinterval(_SWITCH_S)
+    if engine.bundle.device == "cuda":
+        torch.set_num_threads(1)  # waking others takes longer than what is left to the host
     start = time.perf_counter()
     grammars = threading.Thread(target=_warm_up_grammars, args=(engine,), daemon=True)
     grammars.start()

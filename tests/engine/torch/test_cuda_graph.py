@@ -114,6 +114,26 @@ def test_input_whose_copy_failed_is_copied_by_the_next_run(monkeypatch: pytest.M
     assert static.tolist() == [3, 4]
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0), (4, 128, 128), (70000,)])
+def test_inputs_are_compared_whole(shape: tuple[int, ...]) -> None:
+    one = torch.randint(9, shape)
+    assert cuda_graph._are_equal(one, one.clone())
+    assert not cuda_graph._are_equal(one, torch.zeros(7))
+    for place in {0, one.numel() // 2, one.numel() - 1} if one.numel() else ():
+        other = one.clone()
+        other.view(-1)[place] += 1
+        assert not cuda_graph._are_equal(one, other)
+
+
+def test_large_inputs_are_compared_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch wakes others from 32,768 elements on."""
+    equal = Mock(side_effect=torch.equal)
+    monkeypatch.setattr(torch, "equal", equal)
+    mask = torch.ones(128, 128, dtype=torch.bool).expand(4, -1, -1)
+    assert cuda_graph._are_equal(mask, mask.clone())
+    assert 0 < max(call.args[0].numel() for call in equal.call_args_list) < 32768
+
+
 @pytest.mark.gpu
 def test_inputs_from_the_host_do_not_wait_for_the_device() -> None:
     if not torch.cuda.is_available():

@@ -35,6 +35,7 @@ prompts' images.
 """
 CAPTURED_AT_RUN = 3
 """Which run of the same shapes captures them: prompts seldom repeat theirs, decode steps do."""
+_MAX_COMPARED = 1 << 14  # elements at once
 # Within so many runs of shapes that are not captured. Over days every length of a prompt comes
 # again: a capture takes as long as several steps, and its graph would push out one of those.
 _RECENT_RUNS = 64
@@ -155,7 +156,7 @@ class Captured:
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name, tensor in inputs.items():
             on_host = tensor.device.type == "cpu"
-            if on_host and name in self._last and torch.equal(self._last[name], tensor):
+            if on_host and name in self._last and _are_equal(self._last[name], tensor):
                 continue
             self._last.pop(name, None)
             if not on_host and tensor.is_contiguous():
@@ -175,6 +176,16 @@ class Captured:
         self.fill(inputs)
         self.graph.replay()
         return dict(self.outputs)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """``torch.equal`` on the host, in this thread: torch's other threads, which it has compare from
+    32,768 elements on, may take milliseconds to wake up.
+    """
+    if one.shape != other.shape or not one.ndim:
+        return torch.equal(one, other)
+    rows = max(_MAX_COMPARED // max(prod(one.shape[1:]), 1), 1)
+    return all(map(torch.equal, one.split(rows), other.split(rows)))
 
 
 class CapturedGraphs:
