@@ -10,10 +10,9 @@ what the server adds; ``bench.modelled_load`` what the scheduler makes of a GPU 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import click
@@ -24,7 +23,7 @@ from trt_eagle3.bench.host_time import HostTime
 from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
 from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
-from trt_eagle3.bench.traffic import MAX_WORDS, body_source
+from trt_eagle3.bench.traffic import MAX_WORDS, Body, body_source
 from trt_eagle3.bench.workload import Load, Run, drive, fill_prefix_cache, open_engine, request_of
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Request
@@ -81,20 +80,29 @@ def main(
         engine = stack.enter_context(open_engine(path, prefix_cache=True))
         console.print(f"ready after {warm_up(engine):.1f} s")
         fill_prefix_cache(engine)
-        if questions is not None:  # they come again: neither side shall be the first to ask them
-            for body in bodies(len(questions), 0, 0):
-                list(engine.submit(request_of(body, speculation=False)))
         found: dict[tuple[int, bool], list[Run]] = {}
-        turns = [_SIDES[speculation][:: -1 if number % 2 else 1] for number in range(rounds)]
-        for count, (number, sides) in product(clients, enumerate(turns)):
-            for drafting in sides:
-                asked = bodies(max(_FEWEST, _PER_CLIENT * count), number, 2 * count + drafting)
-                requests = [request_of(body, speculation=drafting) for body in asked]
-                served = measure(engine, requests, Load(count, pause_s=_PAUSE_S))
+        for count in clients:
+            load, size = Load(count, pause_s=_PAUSE_S), max(_FEWEST, _PER_CLIENT * count)
+            if questions is not None:  # they come again: neither side shall be the first to ask
+                drive(engine, _requests(bodies(size, 0, 0), speculation=True), load)
+            for number, drafting in _turns(_SIDES[speculation], rounds):
+                asked = bodies(size, number, 2 * count + drafting)
+                served = measure(engine, _requests(asked, speculation=drafting), load)
                 console.print(_SIDE_NAMES[drafting], *served.lines(), sep="\n")
                 console.print(served.table())
                 found.setdefault((count, drafting), []).append(served.run)
     console.print(summary(found))
+
+
+def _requests(asked: Sequence[Body], *, speculation: bool) -> list[Request]:
+    return [request_of(body, speculation=speculation) for body in asked]
+
+
+def _turns(sides: Sequence[bool], rounds: int) -> Iterator[tuple[int, bool]]:
+    """Round and side; who is first changes from round to round."""
+    for number in range(rounds):
+        for drafting in reversed(sides) if number % 2 else sides:
+            yield number, drafting
 
 
 def summary(found: Runs) -> Table:
