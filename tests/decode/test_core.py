@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.multimodal.bombs import children, encode, jpeg_of_scans
+from tests.multimodal.bombs import children, encode, endless_jpeg
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Chunk, Request, SamplingParams, load
 from trt_eagle3.decode import loaded_bundle
@@ -47,7 +47,7 @@ LIMITS = {"max_batch_size": 4, "max_seq_len": 512, "max_waiting": 6}
 
 
 SMALL = encode(Image.new("RGB", (64, 64), "red"))
-SLOW = jpeg_of_scans(1500)  # 13 s
+SLOW = endless_jpeg()
 
 
 @pytest.fixture(scope="module")
@@ -579,7 +579,7 @@ def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LL
     start = time.monotonic()
     answer.cancel()
     assert answer.wait(30)
-    assert time.monotonic() - start < 8, "of 13 s"
+    assert time.monotonic() - start < 8, "of half a minute or more"
     assert answer.finish().finish_reason == "cancelled"
     assert engine.submit(picture_of(SMALL)).finish().finish_reason == "length"
     settle(engine)
@@ -590,7 +590,7 @@ def test_pictures_of_one_client_hold_nobody_else(engine: LLM) -> None:
     slow = [engine.submit(picture_of(SLOW, "greedy")) for _ in range(4)]
     time.sleep(0.3)
     assert engine.submit(picture_of(SMALL, "modest")).finish().finish_reason == "length"
-    assert not any(answer.over for answer in slow), "13 s each"
+    assert not any(answer.over for answer in slow)
     for answer in slow:
         answer.cancel()
     assert all(answer.wait(30) for answer in slow)

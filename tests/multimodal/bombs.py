@@ -24,6 +24,11 @@ def jpeg_of_scans(count: int, side: int = 2000) -> bytes:
     return data[:end] + data[last:end] * missing + data[end:]
 
 
+def endless_jpeg() -> bytes:
+    """A JPEG of some 300 KB that takes half a minute on a fast machine: for who is to give up."""
+    return jpeg_of_scans(20_000)
+
+
 def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     """An image file."""
     buffer = io.BytesIO()

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from tests.multimodal import bombs
-from tests.multimodal.bombs import encode, jpeg_of_scans
+from tests.multimodal.bombs import encode, endless_jpeg
 from tests.multimodal.record_goldens import pattern
 from tests.multimodal.test_image import picture
 from tests.multimodal.test_video import CONFIG, write_file
@@ -37,7 +37,7 @@ SMALL = encode(picture(), "JPEG")
 STRANGERS = MediaPolicy(
     paths=False, formats=("PNG", "JPEG"), max_pixels=1 << 25, decode_timeout_s=20.0
 )
-SLOW = jpeg_of_scans(1500)  # 13 s
+SLOW = endless_jpeg()
 
 
 def job(kind: Any = "image", policy: MediaPolicy = LOCAL_MEDIA, **options: Any) -> MediaJob:
@@ -148,7 +148,7 @@ def test_job_past_its_deadline_is_ended_and_the_next_one_is_served(pool: Decoder
     start = time.monotonic()
     with pytest.raises(UserError, match=r"image x: not decoded within 0.3 s"):
         decode(pool, SLOW, policy=replace(STRANGERS, decode_timeout_s=0.3))
-    assert time.monotonic() - start < 8, "of 13 s"
+    assert time.monotonic() - start < 8, "of half a minute or more"
     assert first not in children()
     np.testing.assert_array_equal(decode(pool), next(run_job(job(), SMALL)).array)
 
@@ -160,7 +160,7 @@ def test_cancelled_job_is_left_at_once(pool: DecoderPool) -> None:
     start = time.monotonic()
     with pytest.raises(RequestCancelledError):
         decode(pool, SLOW, Caller(cancelled=over.is_set))
-    assert 0.3 <= time.monotonic() - start < 8, "of 13 s"
+    assert 0.3 <= time.monotonic() - start < 8, "of half a minute or more"
 
 
 def test_request_that_is_cancelled_in_the_queue_leaves_it(pool: DecoderPool) -> None:
@@ -257,14 +257,14 @@ def test_forgotten_pool_ends_its_processes() -> None:
 def test_processes_end_with_a_parent_that_is_killed() -> None:
     program = (
         "import threading, time\n"
-        "from tests.multimodal.bombs import jpeg_of_scans\n"
+        "from tests.multimodal.bombs import endless_jpeg\n"
         "from trt_eagle3.multimodal.decoder_pool import DecoderPool\n"
         "from trt_eagle3.multimodal.caller import NOBODY\n"
         "from trt_eagle3.multimodal.media_job import MediaJob\n"
         "from trt_eagle3.multimodal.pixel_config import PixelConfig\n"
         "from trt_eagle3.multimodal.policy import LOCAL_MEDIA\n"
         f"pool, job = DecoderPool(2), MediaJob('image', 'x', LOCAL_MEDIA, {CONFIG})\n"
-        "decode = lambda: list(pool.run(job, jpeg_of_scans(1500), NOBODY))\n"
+        "decode = lambda: list(pool.run(job, endless_jpeg(), NOBODY))\n"
         "threading.Thread(target=decode, daemon=True).start()\n"
         "while not pool._all: time.sleep(0.01)\n"
         "print(next(iter(pool._all))._popen.pid, flush=True); time.sleep(60)"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.multimodal.bombs import jpeg_of_scans
+from tests.multimodal.bombs import endless_jpeg
 from tests.serving.site import Site, serving
 from tests.triton.server import data_uri
-from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 from trt_eagle3.serving import ServingConfig
 
@@ -57,9 +58,11 @@ def test_bytes_of_tokens_join_to_the_text(engine: LLM) -> None:
 
 
 def test_images_that_decode_slowly_are_given_up_in_time(engine: LLM) -> None:
-    slow = data_uri(jpeg_of_scans(100, 4000), "image/jpeg")
-    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": slow}}]}]
-    with serving(engine, ServingConfig(max_request_s=0.5)) as site:
+    url = data_uri(endless_jpeg(), "image/jpeg")
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    config = ServingConfig(max_request_s=0.5)
+    patient = load(engine.bundle.path, media=replace(config.media(), max_jpeg_scans=None))
+    with patient, serving(patient, config) as site:
         start = time.monotonic()
         status, found = post(site, "/tokenize", messages=messages)
         assert (status, found["error"]["code"]) == (504, "timeout")
