@@ -363,9 +363,10 @@ te3_status te3_unpack_nvfp4(const te3_unpack_nvfp4_args* args, void* stream);
 /* y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w
  * is the softmax of the row's logits over all experts, in float32, with renormalise that over
  * its own top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums are
- * float32, y is rounded once. TE3_NOT_SUPPORTED for float32, for more than 64 rows or 1024 / k
- * of them, and where shared memory does not hold a row's spans. At most 512 experts, 16 of a
- * row. H must be a multiple of 16, I of 8. */
+ * float32, y is rounded once. Of more than 64 rows, or 1024 / k, each expert's part is rounded
+ * to T before it is weighted. TE3_NOT_SUPPORTED for float32; for so many rows but on Hopper with
+ * H and I multiples of 128; and where shared memory does not hold a row's spans. At most 512
+ * experts, 16 of a row. H must be a multiple of 16, I of 8. */
 typedef struct te3_fused_moe_args {
   te3_tensor x;             /* T [n, H] */
   te3_tensor router_logits; /* T [n, E] */
@@ -377,7 +378,8 @@ typedef struct te3_fused_moe_args {
 } te3_fused_moe_args;
 
 /* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
- * values, T [n * k, I]. Nothing in it outlives a launch. */
+ * values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n *
+ * k, H], and where those lie. Nothing in it outlives a launch. */
 te3_status te3_fused_moe_workspace(const te3_fused_moe_args* args, size_t* bytes);
 te3_status te3_fused_moe(
     const te3_fused_moe_args* args, void* workspace, size_t workspace_bytes, void* stream);
@@ -397,7 +399,8 @@ typedef struct te3_fused_moe_fp8_args {
 } te3_fused_moe_fp8_args;
 
 /* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
- * values, T [n * k, I]. Nothing in it outlives a launch. */
+ * values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n *
+ * k, H], and where those lie. Nothing in it outlives a launch. */
 te3_status te3_fused_moe_fp8_workspace(const te3_fused_moe_fp8_args* args, size_t* bytes);
 te3_status te3_fused_moe_fp8(
     const te3_fused_moe_fp8_args* args, void* workspace, size_t workspace_bytes, void* stream);
@@ -419,7 +422,8 @@ typedef struct te3_fused_moe_int4_args {
 } te3_fused_moe_int4_args;
 
 /* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
- * values, T [n * k, I]. Nothing in it outlives a launch. */
+ * values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n *
+ * k, H], and where those lie. Nothing in it outlives a launch. */
 te3_status te3_fused_moe_int4_workspace(const te3_fused_moe_int4_args* args, size_t* bytes);
 te3_status te3_fused_moe_int4(
     const te3_fused_moe_int4_args* args, void* workspace, size_t workspace_bytes, void* stream);

@@ -60,6 +60,19 @@ __device__ __forceinline__ void copy_box(uint32_t destination, const void* map, 
       : "memory");
 }
 
+struct BoxPlace {
+  int x[5];  // the innermost dimension first
+};
+
+// The same of a tensor with five dimensions.
+__device__ __forceinline__ void copy_box5(uint32_t destination, const void* map, const BoxPlace& at, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+      "[%7];\n" ::"r"(destination),
+      "l"(map), "r"(at.x[0]), "r"(at.x[1]), "r"(at.x[2]), "r"(at.x[3]), "r"(at.x[4]), "r"(barrier)
+      : "memory");
+}
+
 // Stages in shared memory that one thread fills and `kReaders` warps read, over and over: use i of the ring is of stage
 // i % kStages. Behind them, full[kStages] and empty[kStages]: of each stage, whether its copies have come, and whether
 // every reader has said that it has read it (an arrival each).

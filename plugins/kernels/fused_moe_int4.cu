@@ -3,11 +3,14 @@
 namespace trt_eagle3 {
 
 template <>
-cudaError_t moe_int4_groups<1>(const MoeTask& task, DType dtype, cudaStream_t stream);
+cudaError_t moe_int4_groups<1>(const FusedMoeInt4Params& p, const ExpertWeight& gate_up, const ExpertWeight& down,
+                                void* workspace, cudaStream_t stream);
 template <>
-cudaError_t moe_int4_groups<2>(const MoeTask& task, DType dtype, cudaStream_t stream);
+cudaError_t moe_int4_groups<2>(const FusedMoeInt4Params& p, const ExpertWeight& gate_up, const ExpertWeight& down,
+                                void* workspace, cudaStream_t stream);
 template <>
-cudaError_t moe_int4_groups<4>(const MoeTask& task, DType dtype, cudaStream_t stream);
+cudaError_t moe_int4_groups<4>(const FusedMoeInt4Params& p, const ExpertWeight& gate_up, const ExpertWeight& down,
+                                void* workspace, cudaStream_t stream);
 
 namespace {
 
@@ -31,13 +34,12 @@ ExpertWeight int4_experts(const FusedMoeInt4Params& p, const int32_t* data, cons
 cudaError_t fused_moe_int4_workspace(const FusedMoeInt4Params& p, size_t* bytes) { return moe_workspace(p, bytes); }
 
 cudaError_t fused_moe_int4(const FusedMoeInt4Params& p, void* workspace, size_t, cudaStream_t stream) {
-  if (!moe_supported(p)) return cudaErrorNotSupported;
-  if (p.num_rows == 0) return cudaSuccess;
-  MoeTask task = moe_task(p, workspace);
-  task.gate_up = int4_experts(p, p.gate_up, p.gate_up_scale, p.gate_up_zero_point, 2 * p.width, p.hidden);
-  task.down = int4_experts(p, p.down, p.down_scale, p.down_zero_point, p.hidden, p.width);
-  if (p.group == 128) return moe_int4_groups<1>(task, p.dtype, stream);
-  return p.group == 64 ? moe_int4_groups<2>(task, p.dtype, stream) : moe_int4_groups<4>(task, p.dtype, stream);
+  const ExpertWeight gate_up =
+      int4_experts(p, p.gate_up, p.gate_up_scale, p.gate_up_zero_point, 2 * p.width, p.hidden);
+  const ExpertWeight down = int4_experts(p, p.down, p.down_scale, p.down_zero_point, p.hidden, p.width);
+  if (p.group == 128) return moe_int4_groups<1>(p, gate_up, down, workspace, stream);
+  if (p.group == 64) return moe_int4_groups<2>(p, gate_up, down, workspace, stream);
+  return moe_int4_groups<4>(p, gate_up, down, workspace, stream);
 }
 
 }  // namespace trt_eagle3

@@ -396,9 +396,10 @@ cudaError_t unpack_nvfp4(const UnpackNvfp4Params& params, cudaStream_t stream);
 // y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w is
 // the softmax of the row's logits over all experts, in float32, with renormalise that over its own
 // top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums are float32, y is
-// rounded once. TE3_NOT_SUPPORTED for float32, for more than 64 rows or 1024 / k of them, and where
-// shared memory does not hold a row's spans. At most 512 experts, 16 of a row. H must be a multiple
-// of 16, I of 8.
+// rounded once. Of more than 64 rows, or 1024 / k, each expert's part is rounded to T before it is
+// weighted. TE3_NOT_SUPPORTED for float32; for so many rows but on Hopper with H and I multiples of
+// 128; and where shared memory does not hold a row's spans. At most 512 experts, 16 of a row. H
+// must be a multiple of 16, I of 8.
 struct FusedMoeParams {
   const void* x;              // T [n, H]
   const void* router_logits;  // T [n, E]
@@ -415,7 +416,8 @@ struct FusedMoeParams {
 };
 
 // Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
-// values, T [n * k, I]. Nothing in it outlives a launch.
+// values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n * k,
+// H], and where those lie. Nothing in it outlives a launch.
 cudaError_t fused_moe_workspace(const FusedMoeParams& params, size_t* bytes);
 cudaError_t fused_moe(
     const FusedMoeParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
@@ -444,7 +446,8 @@ struct FusedMoeFp8Params {
 };
 
 // Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
-// values, T [n * k, I]. Nothing in it outlives a launch.
+// values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n * k,
+// H], and where those lie. Nothing in it outlives a launch.
 cudaError_t fused_moe_fp8_workspace(const FusedMoeFp8Params& params, size_t* bytes);
 cudaError_t fused_moe_fp8(
     const FusedMoeFp8Params& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
@@ -473,7 +476,8 @@ struct FusedMoeInt4Params {
 };
 
 // Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
-// values, T [n * k, I]. Nothing in it outlives a launch.
+// values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n * k,
+// H], and where those lie. Nothing in it outlives a launch.
 cudaError_t fused_moe_int4_workspace(const FusedMoeInt4Params& params, size_t* bytes);
 cudaError_t fused_moe_int4(
     const FusedMoeInt4Params& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);

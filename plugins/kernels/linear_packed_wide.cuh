@@ -16,7 +16,7 @@
 #include "barrier.cuh"
 #include "linear_packed.cuh"
 #include "tensor_map.cuh"
-#include "wgmma.cuh"
+#include "wgmma_packed.cuh"
 
 namespace trt_eagle3 {
 
@@ -55,55 +55,6 @@ struct PackedWideShare {
 
 #if TRT_EAGLE3_HAS_WGMMA
 
-#define TRT_EAGLE3_OUT4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-
-// d += A . B, A in registers, B in shared memory with the inner dimension contiguous.
-#define TRT_EAGLE3_WGMMA_INNER(type)                                                                                  \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                            \
-               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, " \
-               "1, 1, 1, 0;\n"                                                                                        \
-               : TRT_EAGLE3_OUT4(0), TRT_EAGLE3_OUT4(1), TRT_EAGLE3_OUT4(2), TRT_EAGLE3_OUT4(3)                       \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same_v<T, __half>) {
-    TRT_EAGLE3_WGMMA_INNER("f16");
-  } else {
-    TRT_EAGLE3_WGMMA_INNER("bf16");
-  }
-}
-#undef TRT_EAGLE3_WGMMA_INNER
-#define TRT_EAGLE3_WGMMA_INNER(type)                                                                                 \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                           \
-               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "   \
-               "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;\n"    \
-               : TRT_EAGLE3_OUT4(0), TRT_EAGLE3_OUT4(1), TRT_EAGLE3_OUT4(2), TRT_EAGLE3_OUT4(3), TRT_EAGLE3_OUT4(4), \
-                 TRT_EAGLE3_OUT4(5), TRT_EAGLE3_OUT4(6), TRT_EAGLE3_OUT4(7)                                          \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same_v<T, __half>) {
-    TRT_EAGLE3_WGMMA_INNER("f16");
-  } else {
-    TRT_EAGLE3_WGMMA_INNER("bf16");
-  }
-}
-#undef TRT_EAGLE3_WGMMA_INNER
-#undef TRT_EAGLE3_OUT4
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
-  wgmma_rs_rows<T>(d, a, b, 1);
-}
-
-template <int kTiles>
-__device__ __forceinline__ void rescale(float (&sums)[kTiles][4], float low, float high) {
-#pragma unroll
-  for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) sums[j][e] *= e < 2 ? low : high;
-  }
-}
-
 // The stages of x in shared memory.
 template <typename Tile>
 struct PackedWideRing : StageRing<Tile::Stages, Tile::StageBytes, Tile::Warps> {
@@ -124,46 +75,10 @@ struct PackedWideRing : StageRing<Tile::Stages, Tile::StageBytes, Tile::Warps> {
 // The loop over a share's stages, of a warp that multiplies. No warp waits for one of another warpgroup.
 template <typename Tile, typename Format>
 struct PackedWideLoop {
-  static constexpr int kPieces = Format::Groups > 2 ? Format::Groups : 2;  // of a stage, made and multiplied in turn
-  static constexpr int kBlocks = kPackedBlocks / kPieces;
   const PackedWeight& w;
   const PackedWideShare& s;
   const PackedWideRing<Tile>& ring;
   const char* slots;  // of this warp
-
-  // sums += W . x^T of stage i. The sums are those of numbers divided by `scales`, of rows g and g + 8.
-  __device__ __forceinline__ void multiply(int i, const PackedSpan<Format>& span, float (&scales)[2],
-                                           typename Tile::Sums& sums) const {
-    const bool rescales = !Format::constant(w);
-    const uint64_t stage = wgmma_descriptor(ring.stage(i), 16);
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const int group = piece * Format::Groups / kPieces;
-      uint32_t a[kBlocks][4];
-      wgmma_wait<1>();  // the piece before last, whose registers these are
-      if (piece == 1 && i > 0) ring.release(i - 1);
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) Format::operand(span, piece * kBlocks + b, a[b]);
-      if (piece == 0) ring.await(i);
-      if (rescales && piece % (kPieces / Format::Groups) == 0) {
-        const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
-        wgmma_wait<0>();
-        wgmma_pin(sums);
-        rescale(sums, __fdividef(scales[0], low), __fdividef(scales[1], high));
-        scales[0] = low;
-        scales[1] = high;
-      }
-      wgmma_pin(sums);
-      wgmma_fence();
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        const int block = piece * kBlocks + b;
-        const uint64_t x = stage + (block / 4 * Tile::PanelBytes + block % 4 * 32) / 16;
-        wgmma_rs_inner<typename Tile::T>(sums, a[b], x);
-      }
-      wgmma_commit();
-    }
-  }
 
   // Starts the copies of this warp's span of stage i.
   __device__ __forceinline__ void copy_span(PackedPlace<Format>& place, int i) const {
@@ -192,7 +107,7 @@ struct PackedWideLoop {
         scales[1] = Format::scale(w, span.high_scale, 0);
       }
       copy_span(place, i + Tile::Slots - 1);
-      multiply(i, span, scales, sums);
+      multiply_packed_stage<Format, Tile::PanelBytes, false>(w, ring, i, span, scales, sums);
     }
     wgmma_wait<0>();
     wgmma_pin(sums);

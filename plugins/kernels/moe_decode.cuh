@@ -307,9 +307,7 @@ bool moe_resident(const MoeTask& p, const Chip& chip) {
 }
 
 template <typename Format>
-cudaError_t launch_moe(const MoeTask& p, cudaStream_t stream) {
-  Chip chip;
-  if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
+cudaError_t launch_moe_few(const MoeTask& p, const Chip& chip, cudaStream_t stream) {
   using Resident = MoeBlock<Format, true>;
   using Streamed = MoeBlock<Format, false>;
   if constexpr (Resident::Packed) {

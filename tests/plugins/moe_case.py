@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.plugins.packed_case import with_zeros
 from trt_eagle3.engine.torch.moe import DenseExperts, Experts, Fp8Experts, Int4Experts
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4
 
@@ -60,6 +61,7 @@ def _draw_fp8(kind: str, e: int, n: int, k: int, device: torch.device) -> tuple[
     rows = {"channel": n, "block": -(-n // 128), "tensor": 1}[kind[4:]]
     columns = k // 128 if "block" in kind else 1
     scale = (torch.rand(e, rows, columns, device=device) + 0.1) * (0.01 * k**-0.5)
+    scale = with_zeros(scale) if columns > 1 else scale
     row = torch.arange(n, device=device) * rows // n if rows < n else torch.arange(n, device=device)
     row = torch.arange(n, device=device) // 128 if "block" in kind else row
     column = torch.arange(k, device=device) * columns // k
@@ -72,6 +74,7 @@ def _draw_int4(kind: str, e: int, n: int, k: int, device: torch.device) -> tuple
     group = int(kind.split()[1])
     codes = torch.randint(0, 16, (e, n, k), device=device, dtype=torch.uint8)
     scale = (torch.rand(e, n, k // group, device=device) + 0.1) * (0.2 * k**-0.5)
+    scale = with_zeros(scale) if k > group else scale
     scale = scale.to(torch.float16 if "float16" in kind else torch.bfloat16)
     zeros = torch.randint(6, 11, scale.shape, device=device, dtype=torch.uint8)
     column = torch.arange(k, device=device) // group

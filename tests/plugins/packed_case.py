@@ -12,7 +12,7 @@ from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
 from trt_eagle3.graph.formats.nvfp4 import E2M1
 
-__all__ = ["KINDS", "PackedCase", "draw_weight"]
+__all__ = ["KINDS", "PackedCase", "draw_weight", "with_zeros"]
 
 KINDS = (
     "fp8 channel",
@@ -54,7 +54,16 @@ def draw_weight(kind: str, n: int, k: int, device: torch.device) -> PackedCase:
 
 
 def _scales(rows: int, columns: int, device: torch.device) -> Tensor:
-    return torch.rand(rows, columns, device=device) * 0.02 + 1e-3
+    scale = torch.rand(rows, columns, device=device) * 0.02 + 1e-3
+    return with_zeros(scale) if columns > 1 else scale
+
+
+def with_zeros(scale: Tensor) -> Tensor:
+    """``scale`` [..., rows, columns] where some are 0, first and last ones too: whoever quantises a
+    block of zeros may say so.
+    """
+    scale[..., ::3, ::5] = scale[..., 1::3, -1] = 0.0
+    return scale
 
 
 def _fp8(kind: str, n: int, k: int, device: torch.device) -> PackedCase:

@@ -109,7 +109,7 @@ def experts() -> Iterator[Check]:
             logits = moe_case.draw_logits("random", rows, EXPERTS[0], x.dtype, cpu).to(CUDA)
             yield (
                 f"experts {kind}, {rows} rows",
-                partial(case.gate_up.few, case.down, x, logits, 3, 1),
+                partial(case.gate_up.mixture, case.down, x, logits, 3, 1),
             )
         x = torch.randn(130, EXPERTS[1]).bfloat16().to(CUDA)
         logits = moe_case.draw_logits("random", 130, EXPERTS[0], x.dtype, cpu).to(CUDA)

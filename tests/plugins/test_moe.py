@@ -43,7 +43,7 @@ def run(case: MoeCase, x: Tensor, logits: Tensor, top_k: int, *, renormalise: in
     """By the kernel for few rows; its output and workspace hold NaN before."""
     torch.use_deterministic_algorithms(mode=True)  # fills what is not written yet
     try:
-        return case.gate_up.few(case.down, x, logits, top_k, renormalise)
+        return case.gate_up.mixture(case.down, x, logits, top_k, renormalise)
     except NotImplementedError:
         pytest.skip("no kernel for these sizes on this chip")
     finally:
@@ -158,7 +158,7 @@ def test_graph_replays_follow_the_routing(rows: int, kind: str, cuda: torch.devi
     run(case, x, logits, 4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = case.gate_up.few(case.down, x, logits, 4, 1)
+        got = case.gate_up.mixture(case.down, x, logits, 4, 1)
     for routing in ROUTINGS:
         new_x, new_logits = draw(rows, 32, 512, routing, torch.bfloat16, cuda)
         x.copy_(new_x)
@@ -180,23 +180,93 @@ def test_overlapping_launches_compute_what_single_ones_do(
 
     def layer(x: Tensor, case: MoeCase) -> Tensor:
         logits = capi.linear(x, router, prefetch_safe=True)
-        return case.gate_up.few(case.down, x, logits, 4, 1) * 3
+        return case.gate_up.mixture(case.down, x, logits, 4, 1) * 3
 
     check_overlap(x, [partial(layer, case=case) for case in cases])
 
 
 @pytest.mark.parametrize("rows", [65, 100, 129, 1000])
-@pytest.mark.parametrize(
-    "kind", ["dense", "fp8 channel", "fp8 block", "fp8 tensor", "int4 64 zeros"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_many_rows_match_float64(routing: str, kind: str, rows: int, cuda: torch.device) -> None:
-    case = draw_experts(kind, 32, 512, 256, torch.bfloat16, cuda)
-    x, logits = draw(rows, 32, 512, routing, torch.bfloat16, cuda)
-    got = fused_moe(x, logits, case.gate_up, case.down, top_k=4, renormalise=1)
-    reference = reference_moe(x, logits, case, 4, renormalise=True)
-    # the inner values, dequantised weights and each expert's part are rounded too
-    assert worst_error(got, reference) < 3 * TOLERANCE[torch.bfloat16]
+    check_many(kind, (32, 512, 256, 4), rows, routing, torch.bfloat16, cuda)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 128, 128, 3), (128, 2048, 768, 8), (40, 384, 1536, 2)])
+@pytest.mark.parametrize("kind", ["dense", "fp8 channel", "fp8 block", "int4 128", "int4 32"])
+def test_many_rows_of_any_sizes_match_float64(
+    kind: str, shape: tuple[int, int, int, int], dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """Experts without a row, with some, and with more than a unit holds."""
+    for rows in (65, 333):
+        check_many(kind, shape, rows, "random", dtype, cuda)
+
+
+def check_many(
+    kind: str,
+    shape: tuple[int, int, int, int],
+    rows: int,
+    routing: str,
+    dtype: torch.dtype,
+    cuda: torch.device,
+) -> None:
+    experts, hidden, width, top_k = shape
+    case = draw_experts(kind, experts, hidden, width, dtype, cuda)
+    x, logits = draw(rows, experts, hidden, routing, dtype, cuda)
+    reference = reference_moe(x, logits, case, top_k, renormalise=True)
+    # each expert's part is rounded, too
+    error = worst_error(run(case, x, logits, top_k), reference)
+    assert error < 2 * TOLERANCE[dtype], f"{rows} rows, {routing}: {error:.2e}"
+
+
+@pytest.mark.parametrize("fault", ["another expert", "x of another row", "gate for up", "a tile"])
+@pytest.mark.parametrize("kind", ["dense", "fp8 block", "int4 64 zeros"])
+def test_planted_fault_among_many_rows_is_caught(kind: str, fault: str, cuda: torch.device) -> None:
+    case = draw_experts(kind, 16, 512, 256, torch.bfloat16, cuda)
+    x, logits = draw(100, 16, 512, "random", torch.bfloat16, cuda)
+    got, gate_up, down = run(case, x, logits, 4), case.gate_up_values, case.down_values
+    if fault == "another expert":
+        weakest = logits[0].float().topk(4).indices[-1]
+        down = down.clone()
+        down[weakest] = case.down_values[(weakest + 1) % 16]
+    elif fault == "x of another row":
+        x = x.roll(1, 0)
+    elif fault == "gate for up":
+        gate_up = gate_up.roll(256, 1)
+    else:
+        got = got.clone()
+        got[8:16, 128:136] = got[:8, 128:136]
+    changed = MoeCase(case.gate_up, case.down, gate_up, down)
+    reference = reference_moe(x, logits, changed, 4, renormalise=True)
+    assert not worst_error(got, reference) < 4 * TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("kind", ["dense", "fp8 block", "int4 128"])
+def test_a_rows_bits_among_many_do_not_depend_on_the_others(kind: str, cuda: torch.device) -> None:
+    """However a prompt is cut into chunks."""
+    case = draw_experts(kind, 32, 2048, 768, torch.bfloat16, cuda)
+    x, logits = draw(1500, 32, 2048, "random", torch.bfloat16, cuda)
+    whole = run(case, x, logits, 8)
+    for first, end in ((0, 65), (100, 300), (64, 1400)):
+        part = run(case, x[first:end].contiguous(), logits[first:end].contiguous(), 8)
+        assert torch.equal(part, whole[first:end]), (first, end)
+    for _ in range(5):
+        assert torch.equal(run(case, x, logits, 8), whole)
+
+
+@pytest.mark.parametrize("kind", ["dense", "fp8 channel"])
+def test_overlapping_launches_over_many_rows_compute_what_single_ones_do(
+    kind: str, cuda: torch.device
+) -> None:
+    cases = [draw_experts(kind, 16, 512, 256, torch.bfloat16, cuda) for _ in range(4)]
+    router = (torch.randn(16, 512, device=cuda) * 0.1).bfloat16()
+    x = torch.randn(90, 512, device=cuda).bfloat16()
+
+    def layer(x: Tensor, case: MoeCase) -> Tensor:
+        return case.gate_up.mixture(case.down, x, x @ router.T, 4, 1) * 3
+
+    check_overlap(x, [partial(layer, case=case) for case in cases])
 
 
 def test_many_rows_replay_with_another_routing(cuda: torch.device) -> None:
@@ -267,13 +337,13 @@ def test_float32_and_too_many_rows_are_said(cuda: torch.device) -> None:
     case = draw_experts("dense", 4, 64, 32, torch.float32, cuda)
     x, logits = draw(3, 4, 64, "random", torch.float32, cuda)
     with pytest.raises(NotImplementedError):
-        case.gate_up.few(case.down, x, logits, 2, 1)
+        case.gate_up.mixture(case.down, x, logits, 2, 1)
     got = fused_moe(x, logits, case.gate_up, case.down, top_k=2, renormalise=1)
     assert worst_error(got, reference_moe(x, logits, case, 2, renormalise=True)) < 1e-3
     half = draw_experts("dense", 4, 64, 32, torch.float16, cuda)
     x, logits = draw(65, 4, 64, "random", torch.float16, cuda)
     with pytest.raises(NotImplementedError):
-        half.gate_up.few(half.down, x, logits, 2, 1)
+        half.gate_up.mixture(half.down, x, logits, 2, 1)
     got = fused_moe(x, logits, half.gate_up, half.down, top_k=2, renormalise=1)
     reference = reference_moe(x, logits, half, 2, renormalise=True)
     assert worst_error(got, reference) < TOLERANCE[torch.float16]

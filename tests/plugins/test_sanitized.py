@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.plugins import sanitized
-from trt_eagle3.engine.torch import moe
 from trt_eagle3.engine.torch.capi import launch
 from trt_eagle3.engine.torch.capi.structs import arguments_of
 from trt_eagle3.graph.ops.kernel import KernelCall, Status
@@ -32,13 +30,8 @@ def on_the_cpu(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         check(getattr(library, name)(byref(args), *workspace, None))
         return call.result
 
-    def grouped(rows: Tensor, weight: Tensor, **_: Any) -> Tensor:
-        return rows.new_zeros(len(rows), weight.shape[2])
-
     monkeypatch.setattr(sanitized, "CUDA", torch.device("cpu"))
     monkeypatch.setattr(launch, "launch", checked)
-    monkeypatch.setattr(torch, "_grouped_mm", grouped)
-    monkeypatch.setattr(moe, "_grouped_products", lambda _: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
 

@@ -1,10 +1,9 @@
 """``FusedMoe`` on CUDA: a mixture of experts whose weights are dense, FP8 or INT4.
 
-Up to 64 rows one kernel of ours reads the experts that any row goes through, each once. More rows,
-as of prompts, are gathered by expert on the device and go through stock grouped products, quantised
-experts dequantised for the call, or, where FP8 activations were asked for and each row of a weight
-has one scale, with the rows in FP8. Sizes that no kernel takes go through stock operations. Nothing
-waits for the device: all of it may be captured.
+Kernels of ours read the experts that any row goes through: up to 64 rows at what reading them
+takes, more, as of prompts, gathered by expert. Where FP8 activations were asked for and each row of
+a weight has one scale, rows of prompts are in FP8 and go through stock grouped products. Sizes that
+no kernel takes go through stock operations. Nothing waits for the device, so all may be captured.
 
 Shapes: n rows, H hidden, E experts, I inner width, k experts of a row. T is float16 or bfloat16.
 """
@@ -15,6 +14,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -42,23 +42,18 @@ class Experts(ABC):
     """Weights [E, N, K] of all experts, kept in one form."""
 
     @abstractmethod
-    def few(
+    def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """The mixture of at most 64 rows, with these as gate_up.
+        """The mixture with these as gate_up, by our kernels.
 
         Raises:
-            NotImplementedError: no kernel computes it.
+            NotImplementedError: no kernel computes it, of so many rows.
         """
 
     @abstractmethod
     def dense(self, dtype: torch.dtype) -> Tensor:
         """T [E, N, K]."""
-
-    def grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Rows up to ``ends[e]`` times expert e's weight: T [rows, N]."""
-        weight = self.dense(rows.dtype).transpose(1, 2)
-        return torch._grouped_mm(rows, weight, offs=ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +62,10 @@ class DenseExperts(Experts):
 
     weight: Tensor
 
-    def few(
+    def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """``Experts.few``."""
+        """``Experts.mixture``."""
         assert isinstance(down, DenseExperts), type(down)
         weights = (self.weight, down.weight)
         return capi.fused_moe(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
@@ -90,10 +85,10 @@ class Fp8Experts(Experts):
     scale: Tensor
     fp8_activations: bool = False
 
-    def few(
+    def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """``Experts.few``."""
+        """``Experts.mixture``."""
         assert isinstance(down, Fp8Experts), type(down)
         weights = ((self.codes, self.scale), (down.codes, down.scale))
         return capi.fused_moe_fp8(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
@@ -106,11 +101,13 @@ class Fp8Experts(Experts):
         values = capi.unpack_fp8(self.codes.flatten(0, 1), scale.flatten(0, 1), dtype)
         return values.view(self.codes.shape)
 
-    def grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """``Experts.grouped``."""
-        by_row = self.scale.shape[1:] == (self.codes.shape[1], 1)
-        if not (self.fp8_activations and by_row and rows.dtype == torch.bfloat16):
-            return super().grouped(rows, ends)
+    @property
+    def multiplies_in_fp8(self) -> bool:
+        """Whether rows of prompts are in FP8, too."""
+        return self.fp8_activations and self.scale.shape[1:] == (self.codes.shape[1], 1)
+
+    def times(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Rows in FP8, those up to ``ends[e]`` times expert e's weight: T [rows, N]."""
         q, scale = capi.quantise_rows(rows)
         weight, scales = self.codes.transpose(1, 2), self.scale[..., 0]
         return torch._scaled_grouped_mm(
@@ -137,10 +134,10 @@ class Int4Experts(Experts):
         """Whether one call takes both: of one type of scales and size of groups."""
         return isinstance(other, Int4Experts) and self._form == other._form
 
-    def few(
+    def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """``Experts.few``."""
+        """``Experts.mixture``."""
         assert isinstance(down, Int4Experts), type(down)
         weights = (
             (self.codes, self.scale, self.zero_point),
@@ -242,27 +239,37 @@ def _known(gate_up: Experts, top_k: int) -> bool:
 def _by_kernels(
     x: Tensor, router_logits: Tensor, gate_up: Experts, down: Experts, top_k: int, renormalise: int
 ) -> Tensor:
-    most = capi.MAX_MOE_ROWS
-    if len(x) <= most:
-        return gate_up.few(down, x, router_logits, top_k, renormalise)
-    if _grouped_products(x):
-        return _many(x, router_logits, gate_up, down, top_k, renormalise)
+    most = capi.MAX_FEW_MOE_ROWS
+    if len(x) > most:
+        if _is_in_fp8(gate_up, x) and _is_in_fp8(down, x):
+            return _many_in_fp8(x, router_logits, gate_up, down, top_k, renormalise)
+        with suppress(NotImplementedError):  # another chip, or other sizes
+            return gate_up.mixture(down, x, router_logits, top_k, renormalise)
     parts = zip(x.split(most), router_logits.split(most), strict=True)
-    return torch.cat([gate_up.few(down, *part, top_k, renormalise) for part in parts])
+    found = [gate_up.mixture(down, *part, top_k, renormalise) for part in parts]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _grouped_products(x: Tensor) -> bool:
+def _is_in_fp8(experts: Experts, x: Tensor) -> TypeGuard[Fp8Experts]:
+    """Whether many rows of ``x`` are multiplied in FP8."""
+    if not isinstance(experts, Fp8Experts) or not experts.multiplies_in_fp8:
+        return False
     capability = torch.cuda.get_device_capability(x.device)
     return x.dtype == torch.bfloat16 and capability == _GROUPED_CHIP
 
 
-def _many(
-    x: Tensor, router_logits: Tensor, gate_up: Experts, down: Experts, top_k: int, renormalise: int
+def _many_in_fp8(
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: Fp8Experts,
+    down: Fp8Experts,
+    top_k: int,
+    renormalise: int,
 ) -> Tensor:
-    """With rows gathered by expert."""
+    """With rows gathered by expert, and rounded to FP8."""
     experts, shares, places, counts = capi.route_rows(
         router_logits, top_k=top_k, renormalise=renormalise
     )
     rows, positions, ends = capi.gather_rows(x, experts, places, counts)
-    inner = capi.silu_mul(gate_up.grouped(rows, ends))
-    return capi.combine_rows(down.grouped(inner, ends), positions, shares)
+    inner = capi.silu_mul(gate_up.times(rows, ends))
+    return capi.combine_rows(down.times(inner, ends), positions, shares)

@@ -15,7 +15,7 @@ from trt_eagle3.engine.torch.capi.library import LIBRARY_VARIABLE, available, li
 from trt_eagle3.engine.torch.capi.moe import (
     DENSE_EXPERT_COLUMNS,
     MAX_EXPERTS,
-    MAX_MOE_ROWS,
+    MAX_FEW_MOE_ROWS,
     MAX_TOP_K,
     combine_rows_call,
     fused_moe_call,
@@ -66,7 +66,7 @@ __all__ = [
     "MAX_EXPERTS",
     "MAX_KV_MOVES",
     "MAX_LINEAR_ROWS",
-    "MAX_MOE_ROWS",
+    "MAX_FEW_MOE_ROWS",
     "MAX_PACKED_ROWS",
     "MAX_QUANTISED_NORM",
     "MAX_TOP_K",

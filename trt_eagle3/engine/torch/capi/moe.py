@@ -1,5 +1,5 @@
-"""The kernels of ``FusedMoe``: one for few rows, of experts of each form, and what prompts need
-beside stock grouped products.
+"""The kernels of ``FusedMoe``, of experts of each form, and what stock grouped products of prompts
+need beside them.
 
 Shapes: n rows, H hidden, E experts, I inner width, k experts of a row, C chunks of 64 rows. T is
 float16 or bfloat16.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DENSE_EXPERT_COLUMNS",
     "MAX_EXPERTS",
-    "MAX_MOE_ROWS",
+    "MAX_FEW_MOE_ROWS",
     "MAX_TOP_K",
     "MOE_KERNELS",
     "ROUTE_CHUNK",
@@ -30,7 +30,7 @@ __all__ = [
     "route_rows_call",
 ]
 
-MAX_MOE_ROWS = 64  # of ``fused_moe``
+MAX_FEW_MOE_ROWS = 64  # that ``fused_moe`` takes of any sizes, on any chip
 MAX_EXPERTS, MAX_TOP_K = 512, 16
 DENSE_EXPERT_COLUMNS = (16, 8)  # what H and I of dense experts must be multiples of
 ROUTE_CHUNK = 64  # rows whose experts a block counts
@@ -39,12 +39,14 @@ _SUM = """y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e]
 (up[e] . x)); w is the softmax of the row's logits over all experts, in float32, with renormalise
 that over its own top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums
 are float32, y is rounded once."""
-_LIMITS = """TE3_NOT_SUPPORTED for float32, for more than 64 rows or 1024 / k of them, and where
-shared memory does not hold a row's spans. At most 512 experts, 16 of a row."""
+_LIMITS = """Of more than 64 rows, or 1024 / k, each expert's part is rounded to T before it is
+weighted. TE3_NOT_SUPPORTED for float32; for so many rows but on Hopper with H and I multiples of
+128; and where shared memory does not hold a row's spans. At most 512 experts, 16 of a row."""
 _COLUMNS = "H must be a multiple of {}, I of {}.".format(*DENSE_EXPERT_COLUMNS)
 _PACKED = "H and I must be multiples of 128; weights, scales and zero points as"
 _WORKSPACE = """Bytes of device memory, aligned to 16, that the kernel wants beside its tensors:
-the inner values, T [n * k, I]. Nothing in it outlives a launch."""
+the inner values, T [n * k, I]; of more than 64 rows also each row once for each of its experts,
+T [n * k, H], and where those lie. Nothing in it outlives a launch."""
 _ROUTED = {"x": "T [n, H]", "router_logits": "T [n, E]"}
 _OUT = {"y": "T [n, H]"}
 _SCALARS: dict[str, tuple[type[int] | type[float], str]] = {
@@ -211,7 +213,7 @@ def fused_moe_call(
     renormalise: int,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """The weighted sum of what each row's experts make of it, for at most 64 rows.
+    """The weighted sum of what each row's experts make of it.
 
     Args:
         x: T [n, H]. router_logits: T [n, E]. gate_up: T [E, 2 I, H], gate first. down: T
@@ -219,7 +221,7 @@ def fused_moe_call(
         renormalise: 1: a row's ``top_k`` weights sum to 1.
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: float32, too many rows.
+        NotImplementedError: float32, or too many rows for this chip or these sizes.
     """
     out = x.new_empty(x.shape) if out is None else out
     weights = {"gate_up": gate_up, "down": down}
