@@ -51,4 +51,4 @@
   X(linear_int8) \
   X(linear_int4)
 
-#define TE3_PLUGIN_VERSION "7"
+#define TE3_PLUGIN_VERSION "8"

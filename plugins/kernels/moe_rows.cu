@@ -3,13 +3,16 @@
 // Idea: rows are counted by expert in chunks of 64, so that no launch waits for another's sums and nothing is sorted:
 // where a row goes is the sum of what chunks before its own have for its expert. Bytes moved: the logits; x, and k
 // copies of it written; k parts of each row read, and y written. Measured: docs/measurements.md, "Mixture of experts".
+#include <algorithm>
+
 #include "moe_task.cuh"
 
 namespace trt_eagle3 {
 namespace {
 
 constexpr int kChunk = 64;
-constexpr int kRouteThreads = 512, kGatherThreads = 256, kCombineThreads = 256;
+constexpr int kRouteThreads = 1024, kGatherThreads = 256, kCombineThreads = 256;
+constexpr int kGatherBlocks = 264, kMostParts = kChunk * 32 / kGatherThreads;  // about; of a chunk: a warp for each row
 
 // A block per chunk, a warp per row.
 template <typename T>
@@ -137,9 +140,8 @@ cudaError_t gather_rows(const GatherRowsParams& p, cudaStream_t stream) {
   if (p.num_rows == 0) {
     return cudaMemsetAsync(p.ends, 0, sizeof(int32_t) * p.num_experts, stream);
   }
-  constexpr int kParts = 2;  // of a chunk
-  return launch(Overlap::kYes, gather_rows_kernel, dim3(kParts, ceil_div(p.num_rows, kChunk)), kGatherThreads, 0, 1,
-                stream, p);
+  const int chunks = ceil_div(p.num_rows, kChunk), parts = std::min(kMostParts, std::max(2, kGatherBlocks / chunks));
+  return launch(Overlap::kYes, gather_rows_kernel, dim3(parts, chunks), kGatherThreads, 0, 1, stream, p);
 }
 
 cudaError_t combine_rows(const CombineRowsParams& p, cudaStream_t stream) {

@@ -10,8 +10,7 @@
 
 namespace trt_eagle3 {
 
-constexpr int kWideWeightRows = 128;  // of an expert's weight, in a unit
-constexpr int kWideBoxRows = 32;      // of x, that the copy engine brings at once
+constexpr int kWideBoxRows = 32;  // of x, that the copy engine brings at once
 
 // One of the two products.
 struct MoeWideTask {
@@ -118,16 +117,17 @@ __device__ __forceinline__ void store_two(const MoeWideTask& task, const MoeWide
   *reinterpret_cast<uint32_t*>(row + column + threadIdx.x % 4 * 2) = two;
 }
 
-// Of gate_up: a warp has 8 gate rows and the same 8 up rows, so that silu(gate) * up stays in a lane.
-template <typename T>
+// Of gate_up, kRows rows of an expert's weight in a unit: a warp has 8 gate rows and the same 8 up rows, so that silu(gate)
+// * up stays in a lane.
+template <typename T, int kRows>
 struct GateUpPart {
-  static __host__ __device__ __forceinline__ int tiles(int columns) { return columns / (kWideWeightRows / 2); }
-  static __device__ __forceinline__ int row(int tile, int warp) { return tile * (kWideWeightRows / 2) + warp * 8; }
+  static constexpr int Columns = kRows / 2;  // of the result
+  static __device__ __forceinline__ int row(int tile, int warp) { return tile * Columns + warp * 8; }
   static __device__ __forceinline__ int high_rows(const MoeWideTask& task) { return task.columns; }
   // Of a dense weight: 64 columns from `column` on; 8 gate rows, the same 8 up rows, and so on.
   static cudaError_t describe_weight(DType dtype, const MoeWideTask& task, CUtensorMap* map) {
     return describe_gate_up(dtype, task.weight.first.data, task.num_experts, task.columns, task.weight.first.inner,
-                            kWideWeightRows / 16, map);
+                            kRows / 16, map);
   }
 #if TRT_EAGLE3_HAS_WGMMA
   static __device__ __forceinline__ void copy_weight(uint32_t target, const CUtensorMap* map, const MoeWideTask&,
@@ -150,15 +150,15 @@ struct GateUpPart {
 };
 
 // Of down: a warp has 16 rows.
-template <typename T>
+template <typename T, int kRows>
 struct DownPart {
-  static __host__ __device__ __forceinline__ int tiles(int columns) { return columns / kWideWeightRows; }
-  static __device__ __forceinline__ int row(int tile, int warp) { return tile * kWideWeightRows + warp * 16; }
+  static constexpr int Columns = kRows;  // of the result
+  static __device__ __forceinline__ int row(int tile, int warp) { return tile * Columns + warp * 16; }
   static __device__ __forceinline__ int high_rows(const MoeWideTask&) { return 8; }
   // Of a dense weight: 64 columns from `column` on.
   static cudaError_t describe_weight(DType dtype, const MoeWideTask& task, CUtensorMap* map) {
     const PackedWeight& w = task.weight.first;
-    return describe_rows(dtype, w.data, task.num_experts * task.columns, w.inner, kWideWeightRows, map);
+    return describe_rows(dtype, w.data, task.num_experts * task.columns, w.inner, kRows, map);
   }
 #if TRT_EAGLE3_HAS_WGMMA
   static __device__ __forceinline__ void copy_weight(uint32_t target, const CUtensorMap* map, const MoeWideTask& task,

@@ -43,14 +43,14 @@ bool moe_wide_supported(const Params& p, const Chip& chip) {
 }
 
 // x: T [rows, K].
-template <typename Format, template <typename> class Part>
+template <typename Format, template <typename, int> class Part>
 cudaError_t run_moe_wide(const MoeWideTask& task, DType dtype, const void* x, int rows, const Chip& chip,
                          cudaStream_t stream) {
   using T = typename Format::T;
   if constexpr (Format::Bits == 16) {
-    return run_moe_wide_dense<T, Part<T>>(task, dtype, x, rows, chip, stream);
+    return run_moe_wide_dense<T, Part<T, DenseUnitTile::Rows>>(task, dtype, x, rows, chip, stream);
   } else {
-    return run_moe_wide_packed<Format, Part<T>>(task, dtype, x, rows, chip, stream);
+    return run_moe_wide_packed<Format, Part>(task, dtype, x, rows, chip, stream);
   }
 }
 

@@ -15,10 +15,11 @@ namespace trt_eagle3 {
 
 struct DenseUnitTile {
   static constexpr int Warps = 8;                  // that multiply, each 16 rows of W
+  static constexpr int Rows = Warps * 16;          // of an expert's weight, in a unit
   static constexpr int Threads = Warps * 32 + 32;  // and one that brings everything
   static constexpr int Tokens = 256;               // of a unit, at most
   static constexpr int Columns = 64;               // of a stage
-  static constexpr int WeightBytes = kWideWeightRows * Columns * 2;
+  static constexpr int WeightBytes = Rows * Columns * 2;
   static constexpr int StageBytes = WeightBytes + Tokens * Columns * 2;
   static constexpr int Stages = 4;
   static constexpr int BarrierPlace = Stages * StageBytes;
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(DenseUnitTile::Threads, 1)
   const uint32_t base = shared_address(moe_wide_shared);
   const UnitRing<Tile> ring = {base, base + Tile::BarrierPlace};
   const MoeWideLists lists = MoeWideLists::at(moe_wide_shared + Tile::ListPlace, task.num_experts, Tile::Tokens,
-                                              Part::tiles(task.columns));
+                                              task.columns / Part::Columns);
   const int stages = task.weight.first.inner / Tile::Columns;
   if (threadIdx.x == 0) ring.init();
   wait_for_previous();

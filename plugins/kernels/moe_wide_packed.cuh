@@ -14,12 +14,14 @@
 
 namespace trt_eagle3 {
 
-template <typename Format>
+template <typename Weight, int kWarpgroups, int kTokens>
 struct PackedUnitTile {
+  using Format = Weight;
   using T = typename Format::T;
-  static constexpr int Warps = 8;                  // that multiply, each 16 rows of W
+  static constexpr int Warps = kWarpgroups * 4;    // that multiply, each 16 rows of W
+  static constexpr int Rows = Warps * 16;          // of an expert's weight, in a unit
   static constexpr int Threads = Warps * 32 + 32;  // and one that brings x
-  static constexpr int Tokens = 128;               // of a unit, at most
+  static constexpr int Tokens = kTokens;           // of a unit, at most
   static constexpr int PanelBytes = Tokens * 128;  // 64 columns of x
   static constexpr int StageBytes = 2 * PanelBytes;
   static constexpr int Stages = 4;
@@ -63,8 +65,9 @@ __device__ __forceinline__ void bring_units(const UnitRing<Tile>& ring, const CU
 }
 
 // The spans of a warp, of one unit after the other, on their way into its ring.
-template <typename Tile, typename Format, typename Part>
+template <typename Tile, typename Part>
 struct UnitReader {
+  using Format = typename Tile::Format;
   const MoeWideTask& task;
   const ExpertWeight& experts;
   const MoeWideLists& lists;
@@ -100,15 +103,16 @@ struct UnitReader {
 };
 
 // A warp's share of all units of its block.
-template <typename Tile, typename Format, typename Part>
+template <typename Tile, typename Part>
 struct UnitLoop {
+  using Format = typename Tile::Format;
   const MoeWideTask& task;
   const PackedWeight& w;
   const MoeWideLists& lists;
   const UnitRing<Tile>& ring;
   const char* slots;  // of this warp
   int stages;
-  UnitReader<Tile, Format, Part>& reader;
+  UnitReader<Tile, Part>& reader;
   int at = 0, slot = 0;  // stages of x so far; slot of the next span
 
   __device__ __forceinline__ void run() {
@@ -118,7 +122,9 @@ struct UnitLoop {
 #pragma unroll 1
     for (int index = blockIdx.x; index < units; index += gridDim.x) {
       const MoeWideUnit unit = lists.unit(index);
-      if (unit.rows <= 32) {
+      if constexpr (Tile::Tokens == 32) {
+        multiply<4>(unit);
+      } else if (unit.rows <= 32) {
         multiply<4>(unit);
       } else if (unit.rows <= 64) {
         multiply<8>(unit);
@@ -158,16 +164,16 @@ struct UnitLoop {
 #endif  // TRT_EAGLE3_HAS_WGMMA
 
 // grid: any number of blocks, which share all units.
-template <typename Format, typename Part>
-__global__ void __launch_bounds__(PackedUnitTile<Format>::Threads, 1)
+template <typename Tile, typename Part>
+__global__ void __launch_bounds__(Tile::Threads, 1)
     moe_wide_packed_kernel(const __grid_constant__ MoeWideTask task, const __grid_constant__ CUtensorMap x) {
 #if TRT_EAGLE3_HAS_WGMMA
-  using Tile = PackedUnitTile<Format>;
+  using Format = typename Tile::Format;
   extern __shared__ __align__(1024) char moe_wide_shared[];
   const uint32_t base = shared_address(moe_wide_shared);
   const UnitRing<Tile> ring = {base, base + Tile::BarrierPlace};
   const MoeWideLists lists = MoeWideLists::at(moe_wide_shared + Tile::ListPlace, task.num_experts, Tile::Tokens,
-                                              Part::tiles(task.columns));
+                                              task.columns / Part::Columns);
   const int warp = threadIdx.x / 32, stages = task.weight.first.inner / kPackedSpan;
   if (threadIdx.x == 0) ring.init();
   wait_for_previous();
@@ -180,26 +186,41 @@ __global__ void __launch_bounds__(PackedUnitTile<Format>::Threads, 1)
     with_known_weight<Format>(task.weight.first, [&](const PackedWeight& known) {
       ExpertWeight experts = task.weight;
       experts.first = known;
-      UnitReader<Tile, Format, Part> reader(task, experts, lists, shared_address(slots), stages);
-      UnitLoop<Tile, Format, Part>{task, known, lists, ring, slots, stages, reader}.run();
+      UnitReader<Tile, Part> reader(task, experts, lists, shared_address(slots), stages);
+      UnitLoop<Tile, Part>{task, known, lists, ring, slots, stages, reader}.run();
     });
   }
 #endif
 }
 
 // x: T [rows, K].
-template <typename Format, typename Part>
-cudaError_t run_moe_wide_packed(const MoeWideTask& task, DType dtype, const void* x, int rows, const Chip& chip,
-                                cudaStream_t stream) {
-  using Tile = PackedUnitTile<Format>;
+template <typename Tile, typename Part>
+cudaError_t run_packed_units(const MoeWideTask& task, DType dtype, const void* x, int rows, const Chip& chip,
+                             cudaStream_t stream) {
   if (Tile::SharedBytes > chip.shared_bytes) return cudaErrorNotSupported;
   CUtensorMap map;
   cudaError_t error = describe_rows(dtype, x, rows, task.weight.first.inner, kWideBoxRows, &map);
   if (error != cudaSuccess) return error;
-  const auto kernel = moe_wide_packed_kernel<Format, Part>;
+  const auto kernel = moe_wide_packed_kernel<Tile, Part>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::SharedBytes);
   if (error != cudaSuccess) return error;
   return launch(Overlap::kYes, kernel, dim3(chip.sms), Tile::Threads, Tile::SharedBytes, 1, stream, task, map);
+}
+
+// Where an expert has few rows, what a warp waits for is more than what it computes: twice as many warps then.
+constexpr int kFewRowsOfExpert = 20;  // on average
+
+template <typename Format, template <typename, int> class Part>
+cudaError_t run_moe_wide_packed(const MoeWideTask& task, DType dtype, const void* x, int rows, const Chip& chip,
+                                cudaStream_t stream) {
+  using T = typename Format::T;
+  using Few = PackedUnitTile<Format, 4, 32>;
+  using Many = PackedUnitTile<Format, 2, 128>;
+  using FewPart = Part<T, Few::Rows>;
+  if (rows <= kFewRowsOfExpert * task.num_experts && task.columns % FewPart::Columns == 0) {
+    return run_packed_units<Few, FewPart>(task, dtype, x, rows, chip, stream);
+  }
+  return run_packed_units<Many, Part<T, Many::Rows>>(task, dtype, x, rows, chip, stream);
 }
 
 }  // namespace trt_eagle3

@@ -1,7 +1,7 @@
 // FusedMoe: a mixture of experts. Types: T of all tensors, float16 or bfloat16.
 //
-// The kernel takes up to 64 rows; more, as of prompts, go through it by pieces, one after the other. The workspace
-// holds the inner values of one piece.
+// More than 64 rows, as of prompts, go through the kernels at once on Hopper, and else by pieces of 64, one after the
+// other.
 #include <algorithm>
 
 #include "tensors.h"
@@ -17,8 +17,17 @@ constexpr int64_t kItemBytes = 2;  // of T
 constexpr int32_t kMaxTopK = 16;   // what the kernel takes
 constexpr int64_t kMaxExperts = 512;
 
-int64_t piece_bytes(const Values& v, int64_t rows, int64_t width) {
-  return (std::min(rows, kRows) * v[kTopK].integer * width * kItemBytes + 15) / 16 * 16;
+// Of workspace, for so many rows at once.
+size_t bytes_of(const Values& v, int64_t rows, int64_t experts, int64_t hidden, int64_t width) {
+  FusedMoeParams params = {};
+  params.num_rows = static_cast<int32_t>(rows);
+  params.num_experts = static_cast<int32_t>(experts);
+  params.hidden = static_cast<int32_t>(hidden);
+  params.width = static_cast<int32_t>(width);
+  params.top_k = v[kTopK].integer;
+  size_t bytes = 0;
+  fused_moe_workspace(params, &bytes);
+  return bytes;
 }
 
 // `rows` rows of a tensor from row `first` on.
@@ -88,7 +97,7 @@ class FusedMoe final : public Description {
   }
 
   size_t workspace_bytes(const Values& v, size_t, const std::vector<Shape>& in, const DataType*) const override {
-    return static_cast<size_t>(piece_bytes(v, in[kX].size[0], in[kDown].size[2]));
+    return bytes_of(v, in[kX].size[0], in[kGateUp].size[0], in[kX].size[1], in[kDown].size[2]);
   }
 
   std::string launch(const Values& v, const Call& call) const override {
@@ -97,22 +106,34 @@ class FusedMoe final : public Description {
     check.that(x.rank == 2 && logits.rank == 2 && y.rank == 2 && logits.shape[0] == x.shape[0] &&
                    y.shape[0] == x.shape[0] && y.shape[1] == x.shape[1],
                "x, router_logits, y: expected [n, H], [n, E] and [n, H]");
-    for (int64_t first = 0; check.ok() && first < x.shape[0]; first += kRows) {
-      const int64_t rows = std::min(kRows, x.shape[0] - first);
-      te3_fused_moe_args args = {};
-      args.x = rows_of(x, first, rows);
-      args.router_logits = rows_of(logits, first, rows);
-      args.gate_up = input_of(call, kGateUp);
-      args.down = input_of(call, kDown);
-      args.y = rows_of(y, first, rows);
-      args.top_k = v[kTopK].integer;
-      args.renormalise = v[kRenormalise].integer;
-      const FusedMoeParams params = fused_moe_params(args, &check);
-      check.that(call.workspace != nullptr, "TensorRT gave no workspace");
-      const size_t bytes = static_cast<size_t>(piece_bytes(v, rows, params.width));
-      if (check.ok()) check.launched(fused_moe(params, call.workspace, bytes, call.stream));
+    check.that(call.workspace != nullptr, "TensorRT gave no workspace");
+    if (!check.ok()) return check.message();
+    cudaError_t error = run(v, call, 0, x.shape[0], &check);
+    if (error == cudaErrorNotSupported && x.shape[0] > kRows) {
+      error = cudaSuccess;
+      for (int64_t first = 0; first < x.shape[0] && error == cudaSuccess; first += kRows) {
+        error = run(v, call, first, std::min(kRows, x.shape[0] - first), &check);
+      }
     }
+    if (check.ok()) check.launched(error);
     return check.message();
+  }
+
+ private:
+  // `rows` rows from row `first` on.
+  static cudaError_t run(const Values& v, const Call& call, int64_t first, int64_t rows, Check* check) {
+    te3_fused_moe_args args = {};
+    args.x = rows_of(input_of(call, kX), first, rows);
+    args.router_logits = rows_of(input_of(call, kRouterLogits), first, rows);
+    args.gate_up = input_of(call, kGateUp);
+    args.down = input_of(call, kDown);
+    args.y = rows_of(output_of(call, 0), first, rows);
+    args.top_k = v[kTopK].integer;
+    args.renormalise = v[kRenormalise].integer;
+    const FusedMoeParams params = fused_moe_params(args, check);
+    if (!check->ok()) return cudaSuccess;
+    const size_t bytes = bytes_of(v, rows, params.num_experts, params.hidden, params.width);
+    return fused_moe(params, call.workspace, bytes, call.stream);
   }
 };
 

@@ -11,7 +11,7 @@ from trt_eagle3.graph.ops import DOMAIN, PLUGINS, Op
 
 __all__ = ["PLUGIN_VERSION", "plugin_attributes", "plugin_schemas"]
 
-PLUGIN_VERSION = "7"  # the plugin library gets it through plugins/capi/lists.h
+PLUGIN_VERSION = "8"  # the plugin library gets it through plugins/capi/lists.h
 
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _STATE_TYPES = [*_FLOATS, "tensor(int32)"]
