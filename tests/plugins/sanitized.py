@@ -111,12 +111,11 @@ def experts() -> Iterator[Check]:
                 f"experts {kind}, {rows} rows",
                 partial(case.gate_up.mixture, case.down, x, logits, 3, 1),
             )
-        x = torch.randn(130, EXPERTS[1]).bfloat16().to(CUDA)
-        logits = moe_case.draw_logits("random", 130, EXPERTS[0], x.dtype, cpu).to(CUDA)
-        yield (
-            f"experts {kind}, prompt",
-            partial(fused_moe, x, logits, case.gate_up, case.down, top_k=3, renormalise=1),
-        )
+        for rows, top_k in ((70, 2), (130, 3)):  # of few rows an expert, and of many
+            x = torch.randn(rows, EXPERTS[1]).bfloat16().to(CUDA)
+            logits = moe_case.draw_logits("random", rows, EXPERTS[0], x.dtype, cpu).to(CUDA)
+            call = partial(fused_moe, top_k=top_k, renormalise=1)
+            yield f"experts {kind}, {rows} rows", partial(call, x, logits, case.gate_up, case.down)
 
 
 def images() -> Iterator[Check]:
