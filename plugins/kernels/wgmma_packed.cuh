@@ -4,75 +4,11 @@
 
 #include "barrier.cuh"
 #include "packed_weight.cuh"
-#include "wgmma.cuh"
+#include "wgmma_columns.cuh"
 
 namespace trt_eagle3 {
 
 #if TRT_EAGLE3_HAS_WGMMA
-
-#define TRT_EAGLE3_OUT4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define TRT_EAGLE3_OUT16(j) \
-  TRT_EAGLE3_OUT4(j), TRT_EAGLE3_OUT4(j + 1), TRT_EAGLE3_OUT4(j + 2), TRT_EAGLE3_OUT4(j + 3)
-#define TRT_EAGLE3_IN(a, b) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
-#define TRT_EAGLE3_NAMES16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define TRT_EAGLE3_NAMES32 \
-  TRT_EAGLE3_NAMES16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TRT_EAGLE3_NAMES48 \
-  TRT_EAGLE3_NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-
-// d += A . B, A in registers, B in shared memory with the inner dimension contiguous: of 32, 64, 96 or 128 columns.
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b) {
-#define TRT_EAGLE3_WGMMA(type)                                                                     \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" TRT_EAGLE3_NAMES16 \
-               "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;\n"                                       \
-               : TRT_EAGLE3_OUT16(0)                                                               \
-               : TRT_EAGLE3_IN(a, b))
-  if constexpr (std::is_same_v<T, __half>) {
-    TRT_EAGLE3_WGMMA("f16");
-  } else {
-    TRT_EAGLE3_WGMMA("bf16");
-  }
-#undef TRT_EAGLE3_WGMMA
-}
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
-#define TRT_EAGLE3_WGMMA(type)                                                                     \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" TRT_EAGLE3_NAMES32 \
-               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;\n"                                       \
-               : TRT_EAGLE3_OUT16(0), TRT_EAGLE3_OUT16(4)                                          \
-               : TRT_EAGLE3_IN(a, b))
-  if constexpr (std::is_same_v<T, __half>) {
-    TRT_EAGLE3_WGMMA("f16");
-  } else {
-    TRT_EAGLE3_WGMMA("bf16");
-  }
-#undef TRT_EAGLE3_WGMMA
-}
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(float (&d)[12][4], const uint32_t (&a)[4], uint64_t b) {
-#define TRT_EAGLE3_WGMMA(type)                                                                     \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32." type "." type " {" TRT_EAGLE3_NAMES48 \
-               "}, {%48, %49, %50, %51}, %52, 1, 1, 1, 0;\n"                                       \
-               : TRT_EAGLE3_OUT16(0), TRT_EAGLE3_OUT16(4), TRT_EAGLE3_OUT16(8)                     \
-               : TRT_EAGLE3_IN(a, b))
-  if constexpr (std::is_same_v<T, __half>) {
-    TRT_EAGLE3_WGMMA("f16");
-  } else {
-    TRT_EAGLE3_WGMMA("bf16");
-  }
-#undef TRT_EAGLE3_WGMMA
-}
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
-  wgmma_rs_rows<T>(d, a, b, 1);
-}
-#undef TRT_EAGLE3_NAMES48
-#undef TRT_EAGLE3_NAMES32
-#undef TRT_EAGLE3_NAMES16
-#undef TRT_EAGLE3_IN
-#undef TRT_EAGLE3_OUT16
-#undef TRT_EAGLE3_OUT4
 
 template <int kTiles>
 __device__ __forceinline__ void rescale(float (&sums)[kTiles][4], float low, float high) {
