@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from PIL import Image
 from rich.console import Console
 
 from tests.bench.fake_vllm import write_fake_vllm
+from tests.serving.site import wait_for
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.bench.against import against
 from trt_eagle3.bench.peers import vllm_peer
@@ -178,11 +178,10 @@ def test_peer_that_is_not_ready_in_time_is_one_line(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho Capturing CUDA graphs >&2\nsleep 60\n")
     python.chmod(0o755)
-    with (
-        PeerProcess("vllm", JOB, python) as peer,
-        pytest.raises(UserError, match=r"no answer within 0\.5 s\. It said last: Capturing"),
-    ):
-        peer.wait(0.5)
+    with PeerProcess("vllm", JOB, python, tmp_path / "log") as peer:
+        wait_for(lambda: (tmp_path / "log").stat().st_size > 0)
+        with pytest.raises(UserError, match=r"no answer within 0\.1 s\. It said last: Capturing"):
+            peer.wait(0.1)
 
 
 def test_step_is_the_median_pass_of_the_later_halves() -> None:
@@ -207,10 +206,7 @@ def test_closing_a_peer_ends_what_it_started(tmp_path: Path) -> None:
         peer.wait()
         child = Path(f"/proc/{note.read_text().strip()}/stat")
         assert child.exists()
-    deadline = time.monotonic() + 5
-    while _lives(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _lives(child)
+    wait_for(lambda: not _lives(child))
 
 
 def _lives(stat: Path) -> bool:

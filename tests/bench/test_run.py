@@ -106,7 +106,7 @@ def test_arrivals_that_the_engine_cannot_queue_are_one_line(tmp_path: Path) -> N
     with pytest.raises(
         UserError, match=r"--rate 10000: requests come faster than they are answered\. Lower it"
     ):
-        drive(engine, make_requests(QUESTIONS, 12, max_tokens=40), Load(rate=10_000.0))
+        drive(engine, make_requests(QUESTIONS, 12, max_tokens=400), Load(rate=10_000.0))
     engine.close()
 
 

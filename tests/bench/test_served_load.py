@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.tiny import build_tiny
+from trt_eagle3.bench import served_load
 from trt_eagle3.bench.modelled_times import cycle_ms, mixed_ms, prompt_ms
 from trt_eagle3.bench.served_load import ServedLoad, main, measure, summary
 from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
@@ -97,7 +98,11 @@ def test_summary_has_all_rounds_of_both_sides_and_their_ratio() -> None:
     assert cells == [("8", "100", "150", "1.500", "2.30"), ("32", "", "25", "", "")]
 
 
-def test_both_sides_of_a_load_are_served_in_turn(bundle: Path) -> None:
+def test_both_sides_of_a_load_are_served_in_turn(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_PAUSE_S", 0.01), ("_FEWEST", 4), ("_PER_CLIENT", 2)):
+        monkeypatch.setattr(served_load, name, value)
     words = ["--clients", "2", "--speculation", "both", "--rounds", "2", "--max-tokens", "6"]
     result = CliRunner().invoke(main, [str(bundle), *words, "--max-words", "20", "--pictures", "0"])
     assert result.exit_code == 0, result.output

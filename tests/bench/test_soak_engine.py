@@ -32,7 +32,7 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
         ("_SHORT", 6),
         ("_LONG", 12),
         ("_PAUSE_S", 0.01),
-        ("_SETTLE_S", 0.1),
+        ("_SETTLE_S", 60.0),
         ("_SAMPLES", 3),
     ):
         monkeypatch.setattr(f"trt_eagle3.bench.soak_engine.{name}", value)
@@ -72,6 +72,7 @@ def test_soak_finds_tokens_that_depend_on_the_neighbours(
 def test_soak_finds_a_page_that_is_never_given_back(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trt_eagle3.bench.soak_engine._SETTLE_S", 0.1)
     monkeypatch.setattr(PagePool, "num_used", property(lambda self: self.num_pages - 1))
     report = soak_engine(bundle, QUESTIONS, count=12, in_flight=4)
     assert any("pages of the KV cache are held" in fault for fault in report.faults)

@@ -204,7 +204,7 @@ def test_end_of_an_answer_with_a_sink_wakes_who_waits_for_it() -> None:
     answer.put(CHUNKS[2])
     answer.end()
     wake_readers([answer])
-    waiting.join(5)
+    waiting.join(30)
     assert not waiting.is_alive()
 
 
@@ -224,7 +224,7 @@ def test_sink_that_fails_leaves_the_others_their_news() -> None:
         answer.put(CHUNKS[0])
         answer.end()
     wake_readers(answers)
-    waiting.join(5)
+    waiting.join(30)
     assert heard == [[answers[1]]]
     assert not waiting.is_alive()
     assert [type(answer.failure) for answer in answers] == [StopIteration, type(None), type(None)]

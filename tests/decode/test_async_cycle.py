@@ -640,7 +640,7 @@ def test_prompts_alone_are_padded_to_widths_that_come_again_and_say_the_same(
 def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"max_batch_size": 5, "max_seq_len": 512}
+    limits = {"max_batch_size": 5, "max_seq_len": 512, "max_visual_tokens": 64}
     bundle = build_tiny(tmp_path, limits=limits, speculation={"adaptive": True})
     ran = count_calls(monkeypatch, AsyncCycles, "run_nobody")
     primed = count_calls(monkeypatch, AdaptivePlan, "prime")

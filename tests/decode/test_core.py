@@ -19,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.decode.steps import held_steps
 from tests.multimodal.bombs import children, encode, endless_jpeg
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Chunk, Request, SamplingParams, load
@@ -37,7 +38,7 @@ from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import ClosedError, EngineFailedError, OverloadedError, UserError
 from trt_eagle3.multimodal import MediaPolicy
 from trt_eagle3.multimodal.caller import Caller
-from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.multimodal.decoder_pool import DecoderPool, _Process
 
 PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
 NUM_LONG = 200
@@ -72,17 +73,25 @@ def expected(bundle: Path) -> list[str]:
 
 
 def settle(engine: LLM) -> None:
-    """Wait until nobody is served; then every page but cached ones is free."""
-    for _ in range(500):
+    """Wait until nobody is served, and every page but cached ones is free."""
+
+    def settled() -> bool:
         now = engine.metrics()
         # a sequence that ends leaves before its pages
-        if not (now.running or now.waiting or now.kv_pages_used):
-            break
-        time.sleep(0.01)
-    assert now.kv_pages_used == 0
+        return not (now.running or now.waiting or now.kv_pages_used)
+
+    wait_until(settled)
+
+
+def wait_until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def endless(**options: Any) -> Request:
+    """An answer that does not come to its end before it is read, or its end waited for."""
     return Request(PROMPTS[0], sampling=LONG, **options)
 
 
@@ -149,25 +158,28 @@ def test_requests_asked_together_are_all_there_for_the_next_pass(
 
 def test_too_many_asked_together_are_refused_and_those_before_are_answered(engine: LLM) -> None:
     with pytest.raises(OverloadedError, match="6 requests wait already"):
-        engine._started().submit_together([Request(prompt) for prompt in PROMPTS])
+        engine._started().submit_together([endless() for _ in PROMPTS])
     settle(engine)
     assert engine.metrics().requests == {"cancelled": LIMITS["max_waiting"]}, (
         "nobody holds their answers"
     )
 
 
-def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: LLM) -> None:
+def test_request_past_the_queue_is_refused_and_the_others_are_answered(
+    engine: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers: list[Answer] = []
 
     def ask_on() -> None:
         for _ in range(40):
             answers.append(engine.submit(endless()))
 
-    with pytest.raises(OverloadedError, match=r"requests wait already \(limits.max_waiting\)"):
-        ask_on()
-    assert len(answers) >= LIMITS["max_waiting"]
-    for answer in answers[1:]:
-        answer.cancel()
+    with held_steps(monkeypatch):
+        with pytest.raises(OverloadedError, match=r"requests wait already \(limits.max_waiting\)"):
+            ask_on()
+        assert len(answers) >= LIMITS["max_waiting"]
+        for answer in answers[1:]:
+            answer.cancel()
     assert answers[0].finish().finish_reason == "length"
     assert all(answer.wait(30) for answer in answers)
     assert all(len(answer.generation.token_ids) < NUM_LONG for answer in answers[1:])
@@ -255,10 +267,7 @@ def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(
     engine: LLM, expected: list[str]
 ) -> None:
     slow = engine.submit(endless(speculation=False))
-    deadline = time.monotonic() + 30
-    while not slow.lagging and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert slow.lagging
+    wait_until(lambda: slow.lagging)
     assert engine.generate(PROMPTS[1]).text == expected[1]
     unread = len(slow._chunks)
     time.sleep(0.1)
@@ -274,14 +283,12 @@ def test_answers_that_are_not_read_leave_the_queue_to_others(
     """
 
     def stall() -> Answer:
-        answer, deadline = engine.submit(endless(speculation=False)), time.monotonic() + 30
-        while not answer.lagging and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert answer.lagging
+        answer = engine.submit(endless(speculation=False))
+        wait_until(lambda: answer.lagging)
         return answer
 
     unread = [stall() for _ in range(LIMITS["max_batch_size"] + 2)]
-    assert engine.metrics().waiting == 0
+    wait_until(lambda: engine.metrics().waiting == 0)
     assert engine.generate(PROMPTS[1]).text == expected[1]
     with pytest.raises(OverloadedError, match=r"answers are not read \(limits.max_waiting\)"):
         unread.extend(stall() for _ in range(LIMITS["max_waiting"] + 1))
@@ -345,7 +352,7 @@ def test_pass_that_fails_ends_the_engine_where_its_gpu_does_nothing_more(
         with pytest.raises(RuntimeError, match="decoding failed: RuntimeError: CUDA error: an il"):
             answer.finish()
         if not gpu_works:
-            engine._core._thread.join(10)
+            engine._core._thread.join(30)
     assert engine.ready is gpu_works
 
 
@@ -398,14 +405,14 @@ def test_thread_that_dies_tells_everybody_who_still_reads(
 
     monkeypatch.setattr(EngineCore, "_turn", die)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    assert dying.wait(10)
+    assert dying.wait(30)
     del left, leaving  # nobody hears of its end
     gc.collect()
     may_die.set()
-    assert held.wait(10)
+    assert held.wait(30)
     with pytest.raises(RuntimeError, match="decoding failed: SystemExit: told to"):
         held.finish()
-    engine._core._thread.join(10)
+    engine._core._thread.join(30)
     assert [record.message for record in caplog.records] == ["the decoding thread died"]
     assert not engine.ready
     engine.close()
@@ -437,7 +444,7 @@ def test_closed_engine_cancels_what_is_in_flight_and_takes_no_more(bundle: Path)
     assert next(reading).token_ids  # of one, passes have begun
     assert engine.ready
     engine.close()
-    assert all(answer.wait(10) for answer in answers)
+    assert all(answer.wait(30) for answer in answers)
     assert {answer.finish_reason for answer in answers} == {"cancelled"}
     assert not engine.ready
     with pytest.raises(ClosedError, match="this LLM is closed"):
@@ -467,7 +474,7 @@ def test_engine_that_nobody_holds_ends_its_thread(bundle: Path) -> None:
     engine.generate(PROMPTS[0])
     thread = engine._core._thread
     del engine
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
 
 
@@ -567,6 +574,13 @@ def test_text_does_not_wait_while_pictures_are_prepared(
     assert {answer.finish().finish_reason for answer in pictures} == {"length"}
 
 
+def decoders_at_work(engine: LLM) -> int:
+    """Processes that decode a picture, or are about to."""
+    decoders = engine.bundle.processor.decoders
+    assert decoders is not None
+    return decoders._turns._held_by_client.total()
+
+
 def picture_of(data: bytes, client: str = "") -> Request:
     return Request("What is this?", images=[data], sampling=TWO, client=client)
 
@@ -575,7 +589,7 @@ def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LL
     """As ``max_request_s`` and clients that hang up cancel it."""
     engine.submit(picture_of(SMALL)).finish()
     answer = engine.submit(picture_of(SLOW))
-    time.sleep(0.3)
+    wait_until(lambda: decoders_at_work(engine) == 1)
     start = time.monotonic()
     answer.cancel()
     assert answer.wait(30)
@@ -588,7 +602,7 @@ def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LL
 def test_pictures_of_one_client_hold_nobody_else(engine: LLM) -> None:
     engine.submit(picture_of(SMALL)).finish()
     slow = [engine.submit(picture_of(SLOW, "greedy")) for _ in range(4)]
-    time.sleep(0.3)
+    wait_until(lambda: decoders_at_work(engine) > 1)
     assert engine.submit(picture_of(SMALL, "modest")).finish().finish_reason == "length"
     assert not any(answer.over for answer in slow)
     for answer in slow:
@@ -598,15 +612,26 @@ def test_pictures_of_one_client_hold_nobody_else(engine: LLM) -> None:
 
 
 def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(
-    bundle: Path, expected: list[str]
+    bundle: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = load(bundle, media=MediaPolicy(paths=False, max_pixels=1 << 25, decode_timeout_s=3.0))
+    receive, answered = _Process._receive, threading.Event()
+
+    def late(*args: Any) -> Any:
+        """Of a picture that is being decoded nothing is heard before the text is answered."""
+        assert answered.wait(60)
+        return receive(*args)
+
+    monkeypatch.setattr(_Process, "_receive", late)
+    engine = load(bundle, media=MediaPolicy(paths=False, max_pixels=1 << 25, decode_timeout_s=0.3))
     engine.start()
     answer = engine.submit(picture_of(SLOW))
+    wait_until(lambda: decoders_at_work(engine) == 1)
     assert engine.generate(PROMPTS[0]).text == expected[0]
     assert not answer.over, "steps wait for nobody's pictures"
-    with pytest.raises(UserError, match="not decoded within 3 s"):
+    answered.set()
+    with pytest.raises(UserError, match=r"not decoded within 0\.3 s"):
         answer.finish()
+    assert engine.generate(PROMPTS[1]).text == expected[1]
     engine.close()
 
 
@@ -616,9 +641,9 @@ def test_closed_engine_leaves_no_decoder(bundle: Path, monkeypatch: pytest.Monke
     engine = load(bundle)
     answers = [engine.submit(picture_of(data)) for data in (SLOW, SMALL)]
     answers[1].finish()
-    assert len(children() - before) == 2
+    wait_until(lambda: len(children() - before) == 2)
     engine.close()
-    assert all(answer.wait(10) for answer in answers)
+    assert all(answer.wait(30) for answer in answers)
     assert answers[0].finish().finish_reason == "cancelled"
     assert children() == before
 
@@ -721,13 +746,6 @@ def ask_and_wait(engine: LLM, work: Callable[[], int]) -> list[Any]:
     return told
 
 
-def wait_until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert holds()
-
-
 def test_thread_that_dies_tells_those_whose_errands_wait(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -736,7 +754,7 @@ def test_thread_that_dies_tells_those_whose_errands_wait(
     engine.start()
 
     def die() -> int:
-        assert may_die.wait(10)
+        assert may_die.wait(30)
         raise SystemExit("told to")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
@@ -758,17 +776,17 @@ def test_closed_engine_tells_those_whose_errands_wait(bundle: Path) -> None:
 
     def wait() -> int:
         begun.set()
-        return may_end.wait(10) * 7
+        return may_end.wait(30) * 7
 
     first = ask_and_wait(engine, wait)
-    assert begun.wait(10)
+    assert begun.wait(30)
     second = ask_and_wait(engine, lambda: 8)
     wait_until(lambda: len(engine._core._errands) == 2)
     closing = threading.Thread(target=engine.close, daemon=True)
     closing.start()
     wait_until(lambda: engine._core._closing)
     may_end.set()
-    closing.join(10)
+    closing.join(30)
     wait_until(lambda: first and second)
     assert first == [7]
     assert isinstance(second[0], ClosedError)
@@ -822,7 +840,7 @@ def test_sink_that_fails_ends_its_answers_and_no_others(
     asked[0].send_to(broken)
     asked[1].send_to(news.extend)
     there.append(asked[0])
-    assert asked[0].wait(10)
+    assert asked[0].wait(30)
     assert "decoding failed: OSError: the other end is gone" in str(asked[0].error)
     assert [answer.finish().text for answer in asked[1:]] == expected[1:4]
     assert set(news) == {asked[1]}

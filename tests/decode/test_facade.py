@@ -162,7 +162,7 @@ def test_llm_that_nobody_holds_leaves_no_thread(bundle: Path) -> None:
     gc.collect()
     assert gone() is None
     for thread in started:
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
 
 

@@ -45,7 +45,7 @@ class Hall:
     def close(self) -> None:
         self._may_leave.release(len(self._stays))
         for stay in self._stays:
-            stay.result(10)
+            stay.result(60)
         self._threads.shutdown()
 
 

@@ -100,7 +100,7 @@ def test_items_are_loaded_at_once_and_come_in_order() -> None:
     together = threading.Barrier(3)
 
     def load(_: MediaLoader, seconds: float) -> float:
-        together.wait(10)
+        together.wait(60)
         time.sleep(seconds)
         return seconds
 
@@ -111,7 +111,7 @@ def test_item_that_fails_cancels_the_others() -> None:
     cancelled, together = threading.Event(), threading.Barrier(2)
 
     def load(loader: MediaLoader, index: int) -> None:
-        together.wait(10)
+        together.wait(60)
         if index == 0:
             raise UserError("broken")
         while not loader.caller.cancelled():

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from tests.multimodal.bombs import endless_jpeg, jpeg_of_scans
 from tests.multimodal.test_image import encode, picture
@@ -65,7 +65,7 @@ class Site(BaseHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             try:
-                for _ in range(100):
+                for _ in range(1000):
                     self.wfile.write(b"x")
                     self.wfile.flush()
                     time.sleep(0.05)
@@ -137,12 +137,11 @@ def test_size_in_bytes_is_bounded_before_decoding() -> None:
     assert load_image(encode(noise), policy=SERVED).size == (99, 99)
 
 
-def test_bomb_is_refused_by_its_header() -> None:
+def test_bomb_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = encode(Image.new("1", (20_000, 20_000)))
     assert len(bomb) < SERVED.max_bytes  # type: ignore[operator]
-    start = time.perf_counter()
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)
     assert "pixels" in refusal(bomb)
-    assert time.perf_counter() - start < 1
 
 
 def test_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
@@ -181,8 +180,8 @@ def test_nothing_is_fetched_without_an_allowed_host(site: str, url: str) -> None
     assert Site.requests == []
 
 
-def allowing(*hosts: str) -> MediaPolicy:
-    return MediaPolicy(paths=False, allowed_hosts=hosts, max_bytes=100_000, fetch_timeout_s=0.5)
+def allowing(*hosts: str, seconds: float = 30.0) -> MediaPolicy:
+    return MediaPolicy(paths=False, allowed_hosts=hosts, max_bytes=100_000, fetch_timeout_s=seconds)
 
 
 def test_allowed_host_is_fetched_from(site: str) -> None:
@@ -205,8 +204,9 @@ def test_allowed_host_is_fetched_from(site: str) -> None:
 )
 def test_what_an_allowed_host_may_not_do(site: str, path: str, expected: str) -> None:
     start = time.perf_counter()
-    assert expected in refusal(f"http://{site}/{path}", allowing(site))
-    assert time.perf_counter() - start < 3
+    policy = allowing(site, seconds=0.5 if path == "drip" else 30.0)
+    assert expected in refusal(f"http://{site}/{path}", policy)
+    assert time.perf_counter() - start < 15, "of 50 s that dripping takes"
 
 
 @pytest.mark.parametrize(

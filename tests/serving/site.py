@@ -22,11 +22,12 @@ SERVING = ServingConfig(max_body_bytes=1 << 20, max_media=4)
 @dataclass
 class Site:
     port: int
+    server: Server
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, str, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data, headers or {})
@@ -42,7 +43,7 @@ class Site:
     @contextmanager
     def hang_up_later(self, body: dict[str, Any]) -> Iterator[None]:
         """Ask, and go away at the end of the block without having read anything."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("POST", "/v1/chat/completions", json.dumps(body))
         try:
             yield
@@ -69,10 +70,10 @@ def serving(
     thread.start()
     try:
         wait_for(lambda: server.started)
-        yield Site(server.servers[0].sockets[0].getsockname()[1])
+        yield Site(server.servers[0].sockets[0].getsockname()[1], server)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:

@@ -22,6 +22,7 @@ from tests.serving.site import Site, serving, wait_for
 from tests.tiny import build_tiny
 from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.serving import ServingConfig, connection
+from trt_eagle3.serving import body as body_module
 
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -30,7 +31,7 @@ MEDIA = b'{"messages": [{"role": "user", "content": "data:'
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    limits = {"max_batch_size": 4, "max_waiting": 64, "max_seq_len": 1024}
+    limits = {"max_batch_size": 4, "max_waiting": 64, "max_seq_len": 4096, "max_kv_tokens": 4096}
     engine = load(build_tiny(tmp_path_factory.mktemp("engines"), limits=limits))
     engine.generate("Hello")
     yield engine
@@ -41,7 +42,7 @@ def connect(site: Site, data: bytes = b"", receive_buffer: int | None = None) ->
     client = socket.socket()
     if receive_buffer:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    client.settimeout(30)
+    client.settimeout(60)
     client.connect(("127.0.0.1", site.port))
     client.sendall(data)
     return client
@@ -72,21 +73,19 @@ def health_ms(site: Site) -> float:
     [b"", b"GET /health HTTP/1.1\r\nHost:", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"],
 )
 def test_half_sent_headers_are_cut_off_in_time(engine: LLM, data: bytes) -> None:
-    with (
-        serving(engine, ServingConfig(header_timeout_s=0.3)) as site,
-        connect(site, data) as client,
-    ):
+    with serving(engine, ServingConfig(header_timeout_s=0.3)) as site:
         start = time.monotonic()
-        dribbling = threading.Thread(target=_dribble, args=(client,), daemon=True)
-        dribbling.start()
-        assert read_all(client).count(b"HTTP/1.1 200") == data.count(b"\r\n\r\n")
-        assert 0.2 < time.monotonic() - start < 5
-        dribbling.join()
+        with connect(site, data) as client:
+            dribbling = threading.Thread(target=_dribble, args=(client,), daemon=True)
+            dribbling.start()
+            assert read_all(client).count(b"HTTP/1.1 200") == data.count(b"\r\n\r\n")
+            assert 0.3 <= time.monotonic() - start < 15, "of 20 s"
+            dribbling.join()
 
 
 def _dribble(client: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        for _ in range(100):
+        for _ in range(400):
             client.sendall(b"x")
             time.sleep(0.05)
 
@@ -107,7 +106,7 @@ def test_half_sent_body_is_answered_with_408_in_time(engine: LLM, dribbles: bool
 
 
 def test_body_that_comes_slowly_but_in_time_is_answered(engine: LLM) -> None:
-    with serving(engine, ServingConfig(body_timeout_s=1)) as site, connect(site) as client:
+    with serving(engine, ServingConfig(body_timeout_s=30)) as site, connect(site) as client:
         data = ask(max_tokens=2)
         for start in range(0, len(data), 40):
             client.sendall(data[start : start + 40])
@@ -122,19 +121,24 @@ def test_body_that_goes_on_after_its_refusal_is_cut_off(engine: LLM) -> None:
         assert b"413" in read_all(client)
 
 
-def test_bodies_that_stand_still_give_their_room_to_others(engine: LLM) -> None:
+def test_bodies_that_stand_still_give_their_room_to_others(
+    engine: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A budget of two: two half-sent bodies of a stranger take all of it, until somebody sends a
     whole one.
     """
-    limits = ServingConfig(max_bodies_bytes=2_500_000, body_timeout_s=60)
+    monkeypatch.setattr(body_module, "_PATIENCE_S", 0.2)
+    limits = ServingConfig(max_bodies_bytes=2_500_000, body_timeout_s=600)
     with serving(engine, limits) as site, contextlib.ExitStack() as stack:
         half = HEAD % 5_000_000 + MEDIA + b"A" * 1_000_000
         stalled = [stack.enter_context(connect(site, half)) for _ in range(2)]
-        time.sleep(2.2)  # from then on their rate counts
+        budget = site.server._front._budget
+        wait_for(lambda: budget.num_bytes == 2 * (1_000_000 + len(MEDIA)))
+        wait_for(lambda: all(lease.slow for lease in budget._reading))
         whole = {"messages": [{"role": "user", "content": "data:" + "A" * 1_000_000}]}
         status, text, _ = site.request("POST", "/v1/chat/completions", whole)
         assert (status, "the limit is" in text) == (400, True), text
-        assert any(b"503" in _received(client) for client in stalled)
+        wait_for(lambda: any(b"503" in _received(client) for client in stalled))
         assert site.chat(messages=QUESTION, max_tokens=2)[0] == 200
 
 
@@ -146,7 +150,8 @@ def _received(client: socket.socket) -> bytes:
         return b""
 
 
-def test_bodies_beyond_the_budget_are_refused(engine: LLM) -> None:
+def test_bodies_beyond_the_budget_are_refused(engine: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "_PATIENCE_S", 600.0)
     with (
         serving(engine, ServingConfig(max_bodies_bytes=1_500_000)) as site,
         contextlib.ExitStack() as stack,
@@ -157,12 +162,21 @@ def test_bodies_beyond_the_budget_are_refused(engine: LLM) -> None:
         wait_for(
             lambda: bool(
                 found.append(_received(first) + _received(second)) or b"}}" in b"".join(found)
-            ),
-            10,
+            )
         )
         assert b"503" in b"".join(found)
         assert b"max_bodies_bytes" in b"".join(found)
         assert site.chat(messages=QUESTION, max_tokens=2)[0] == 200
+
+
+@pytest.fixture(scope="module")
+def longest_ms() -> float:
+    """A quarter of what parsing 30 MB of objects would take here, which nobody could run beside:
+    a second on a fast machine.
+    """
+    start = time.perf_counter()
+    json.loads(b"[" + b"{}," * 1_000_000 + b"{}]")
+    return max(250.0, 1000 * 10 * (time.perf_counter() - start) / 4)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +189,20 @@ def test_bodies_beyond_the_budget_are_refused(engine: LLM) -> None:
     ],
     ids=["30 MB of objects", "29 MB of messages", "60 KB of objects", "40 MB of media"],
 )
-def test_hostile_body_keeps_nobody_waiting(engine: LLM, body: bytes, status: int) -> None:
+def test_hostile_body_keeps_nobody_waiting(
+    engine: LLM, longest_ms: float, body: bytes, status: int
+) -> None:
+    def longest_beside_it() -> float:
+        attack = pool.submit(_post, site, body)
+        times = [health_ms(site)]
+        while not attack.done():
+            times.append(health_ms(site))
+        assert attack.result() == status
+        return max(times)
+
     with serving(engine, ServingConfig()) as site, ThreadPoolExecutor(1) as pool:
-        longest = []
-        for _ in range(3):
-            attack = pool.submit(_post, site, body)
-            times = [health_ms(site)]
-            while not attack.done():
-                times.append(health_ms(site))
-            assert attack.result() == status
-            longest.append(max(times))
         # attacker, poller and server share one interpreter here, and the machine others
-        assert min(longest) < 250
+        assert any(longest_beside_it() < longest_ms for _ in range(3))
 
 
 def _post(site: Site, body: bytes) -> int:
@@ -202,7 +218,6 @@ def _post(site: Site, body: bytes) -> int:
 def test_connections_beyond_the_cap_replace_the_idlest(engine: LLM) -> None:
     with serving(engine, ServingConfig(max_connections=8)) as site, contextlib.ExitStack() as stack:
         held = [stack.enter_context(connect(site, b"GET /health HTTP/1.1\r\n")) for _ in range(8)]
-        time.sleep(0.1)
         for _ in range(4):
             assert site.request("GET", "/health")[0] == 200
         assert read_all(held[0]) == b""  # the first that came was cut off
@@ -212,7 +227,7 @@ def test_connections_beyond_the_cap_replace_the_idlest(engine: LLM) -> None:
 
 def test_connections_beyond_the_cap_are_refused_while_all_are_busy(engine: LLM) -> None:
     with serving(engine, ServingConfig(max_connections=2)) as site, contextlib.ExitStack() as stack:
-        body = ask(max_tokens=900, ignore_eos=True, stream=True)
+        body = ask(max_tokens=4000, ignore_eos=True, stream=True)
         for _ in range(2):
             stack.enter_context(connect(site, body)).recv(100)
         assert read_all(connect(site)).startswith(b"HTTP/1.1 503")
@@ -226,6 +241,7 @@ def test_flood_of_half_sent_requests_is_few_log_lines(
     root, before = logging.getLogger(), list(logging.getLogger().handlers)
     root.handlers = []
     set_up_log("info")
+    root.handlers[0].filters[0]._interval_s = 600.0  # type: ignore[attr-defined]
     try:
         with serving(engine, ServingConfig(header_timeout_s=0.2, max_connections=16)) as site:
             for _ in range(10):
@@ -239,7 +255,7 @@ def test_flood_of_half_sent_requests_is_few_log_lines(
                         for _ in range(10):
                             with contextlib.suppress(OSError):
                                 stack.enter_context(connect(site, data))
-            time.sleep(0.4)
+            wait_for(lambda: not site.server.server_state.connections)
             assert site.request("GET", "/health")[0] == 200
     finally:
         root.handlers = before
@@ -258,9 +274,10 @@ def test_sigterm_does_not_wait_for_half_sent_requests(engine: LLM) -> None:
                 for _ in range(5):
                     stack.enter_context(connect(site, data))
             body = stack.enter_context(connect(site, HEAD % 100 + b"{"))
-            time.sleep(0.2)
+            wait_for(lambda: len(site.server._front._budget._reading) == 11)
+            wait_for(lambda: len(site.server.server_state.connections) == 21)
             start = time.monotonic()
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 15, "of half a minute"
         assert b"the server is stopping" in read_all(body)
 
 
@@ -280,7 +297,7 @@ def test_readers_that_stop_reading_keep_nobody_waiting_and_go_on_later(engine: L
             found = list(pool.map(lambda _: site.chat(messages=QUESTION, max_tokens=8), range(6)))
             seconds = time.monotonic() - start
         assert [status for status, _ in found] == [200] * 6
-        assert seconds < 5
+        assert seconds < 30, "of the two minutes after which who reads nothing is cut off"
         for client in stalled[:1]:
             events = [
                 line for line in _until_done(client).split(b"\n") if line.startswith(b"data: {")
@@ -303,12 +320,12 @@ def _until_done(client: socket.socket) -> bytes:
 
 
 def test_reader_that_never_reads_again_is_cut_off(engine: LLM) -> None:
-    body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
+    body = ask(max_tokens=4000, ignore_eos=True, speculation=False, stream=True)
     with serving(engine, ServingConfig(send_timeout_s=0.5)) as site:
         before = engine.metrics().requests.get("cancelled", 0)
         with connect(site, body, receive_buffer=2048):
             wait_for(lambda: engine.metrics().requests.get("cancelled", 0) == before + 1)
-    assert engine.metrics().kv_pages_used == 0
+    wait_for(lambda: engine.metrics().kv_pages_used == 0)
 
 
 @pytest.fixture(autouse=True)

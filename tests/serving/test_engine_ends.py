@@ -71,7 +71,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_process_that_ends_while_it_opens_is_one_error_that_says_how(
     process: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
-    monkeypatch.setattr(remote_engine, "_STATUS_S", 0.5)
+    monkeypatch.setattr(remote_engine, "_STATUS_S", 0.5 if "sleep" in code else 60.0)
     process(code)
     with RemoteEngine(JOB) as engine, pytest.raises(EngineFailedError) as caught:
         engine.wait_until_open()
@@ -90,7 +90,7 @@ def test_answers_of_a_process_that_dies_end_with_an_error_and_whoever_asked_is_c
         engine._process.kill()
         with pytest.raises(ClosedError, match="the engine's process ended"):
             answer.finish()
-        assert called.wait(10)
+        assert called.wait(30)
         assert not engine.ready
         with pytest.raises(ClosedError, match="the engine has stopped"):
             engine.submit(ASKED)
@@ -122,15 +122,18 @@ def test_process_that_hangs_is_ended_soon_after_it_is_told_to(
 
 
 def test_whoever_waits_for_the_metrics_of_a_process_that_hangs_waits_until_it_is_closed(
-    process: Callable[[str], None],
+    process: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(remote_engine, "_METRICS_S", 600.0)
+    monkeypatch.setattr(remote_engine, "_CLOSE_S", 600.0)
     process("time.sleep(60)")
     with RemoteEngine(JOB) as engine:
         engine._metrics = cast(EngineMetrics, "the last ones")
-        waiting = threading.Thread(target=engine.metrics)
+        waiting = threading.Thread(target=engine.metrics, daemon=True)
         waiting.start()
+        wait_for(lambda: engine._owed.runs)
         engine.close()
-        waiting.join(1)
+        waiting.join(30)
         assert not waiting.is_alive()
 
 
@@ -155,7 +158,7 @@ def test_engine_that_is_closed_leaves_no_descriptor_and_no_thread(
     with RemoteEngine(JOB):
         pass
     assert {*Path("/proc/self/fd").iterdir()} <= before[0]
-    assert {*threading.enumerate()} <= before[1]
+    wait_for(lambda: {*threading.enumerate()} <= before[1])
 
 
 def test_modules_where_the_server_runs_are_none_of_the_process(

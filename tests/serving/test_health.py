@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.decode.steps import held_steps
 from tests.serving.site import Site, serving, wait_for
 from tests.tiny import build_tiny
 from trt_eagle3.decode.llm import LLM
@@ -50,23 +50,6 @@ def engine(bundle: Path) -> Iterator[LLM]:
         yield engine
 
 
-@contextmanager
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Steps of this process do not come back within the block."""
-    may_go, step = threading.Event(), Scheduler.step
-
-    def hang(scheduler: Scheduler) -> Any:
-        assert may_go.wait(60)
-        return step(scheduler)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "step", hang)
-        try:
-            yield
-        finally:
-            may_go.set()
-
-
 def answers(site: Site, status: int, begin: str) -> Callable[[], bool]:
     def holds() -> bool:
         found, text, _ = site.request("GET", "/health")
@@ -81,7 +64,7 @@ def test_step_that_does_not_end_is_seen_and_so_is_that_steps_go_on(
     caplog.set_level(logging.INFO, "trt_eagle3")
     with serving(engine, SOON) as site:
         wait_for(answers(site, 200, "ok"))
-        with stuck(monkeypatch):
+        with held_steps(monkeypatch):
             answer = engine.submit(ASKED)
             wait_for(answers(site, 503, NO_STEP))
             assert site.request("GET", "/health")[1].endswith(" s (max_step_s: 0.05)")
@@ -97,7 +80,7 @@ def test_step_that_does_not_end_is_seen_and_so_is_that_steps_go_on(
 def test_step_is_as_long_as_it_takes_where_no_limit_is_set(
     engine: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(engine, ServingConfig(max_step_s=None)) as site, stuck(monkeypatch):
+    with serving(engine, ServingConfig(max_step_s=None)) as site, held_steps(monkeypatch):
         answer = engine.submit(ASKED)
         wait_for(lambda: engine.step_seconds > 0.05)
         assert site.request("GET", "/health")[:2] == (200, "ok")

@@ -8,9 +8,8 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,7 +53,8 @@ KEY = {"Authorization": "Bearer secret"}
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("engines"))
+    limits = {"max_seq_len": 4096, "max_kv_tokens": 8192}
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits=limits)
 
 
 @pytest.fixture(scope="module")
@@ -328,21 +328,32 @@ def test_certificate_that_is_over_is_named_at_the_start(
     assert "expired.pem: expired: clients will refuse it" in caplog.text
 
 
-@pytest.fixture(scope="module")
-def tls_port(engine: LLM) -> Iterator[int]:
-    config = ServingConfig(header_timeout_s=1.0, max_connections=8)
+@contextmanager
+def encrypted(engine: LLM, config: ServingConfig) -> Iterator[int]:
     server = Server(engine, config, TLS, tls=tls_context(TLS))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_for(lambda: server.started)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def tls_port(engine: LLM) -> Iterator[int]:
+    with encrypted(engine, ServingConfig(header_timeout_s=60.0, max_connections=8)) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def hasty_tls_port(engine: LLM) -> Iterator[int]:
+    with encrypted(engine, ServingConfig(header_timeout_s=0.3)) as port:
+        yield port
 
 
 def https(port: int) -> http.client.HTTPSConnection:
     context = ssl.create_default_context(cafile=TLS.tls_cert)
-    return http.client.HTTPSConnection("localhost", port, timeout=30, context=context)
+    return http.client.HTTPSConnection("localhost", port, timeout=60, context=context)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -362,42 +373,45 @@ def test_answers_come_over_tls(tls_port: int, engine: LLM, stream: bool) -> None
 
 
 def test_client_over_tls_that_hangs_up_stops_its_request(tls_port: int, engine: LLM) -> None:
+    before = engine.metrics().requests.get("cancelled", 0)
     with closing(https(tls_port)) as connection:
-        body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
+        body = {"messages": QUESTION, "max_tokens": 4000, "ignore_eos": True, "stream": True}
         connection.request("POST", "/v1/chat/completions", json.dumps(body))
         wait_for(lambda: engine.metrics().running == 1)
-    wait_for(lambda: engine.metrics().running == 0, 10)
+    wait_for(lambda: engine.metrics().requests.get("cancelled", 0) == before + 1)
+    wait_for(lambda: engine.metrics().running == 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
-def test_handshake_that_never_ends_is_cut_off(tls_port: int, data: bytes) -> None:
-    with closing(socket.create_connection(("localhost", tls_port), 10)) as connection:
+def test_handshake_that_never_ends_is_cut_off(hasty_tls_port: int, data: bytes) -> None:
+    with closing(socket.create_connection(("localhost", hasty_tls_port), 30)) as connection:
         connection.sendall(data)
-        start = time.monotonic()
         while connection.recv(4096):
             pass
-        assert time.monotonic() - start < 5
 
 
 def test_handshakes_are_bounded_in_number(tls_port: int) -> None:
-    held = [socket.create_connection(("localhost", tls_port), 10) for _ in range(40)]
+    held = [socket.create_connection(("localhost", tls_port), 30) for _ in range(40)]
     try:
         with closing(https(tls_port)) as connection:
             connection.request("GET", "/health")
             assert connection.getresponse().status == 200
-        held[0].settimeout(0.5)
         assert held[0].recv(1) == b""  # the oldest has gone
     finally:
         for connection in held:
             connection.close()
 
 
-def test_client_over_tls_that_sends_no_request_is_cut_off(tls_port: int) -> None:
+def test_client_over_tls_that_sends_no_request_is_cut_off(engine: LLM) -> None:
     context = ssl.create_default_context(cafile=TLS.tls_cert)
-    raw = socket.create_connection(("localhost", tls_port), 10)
-    with closing(context.wrap_socket(raw, server_hostname="localhost")) as connection:
+    with (
+        encrypted(engine, ServingConfig(header_timeout_s=1.0)) as port,
+        socket.create_connection(("localhost", port), 30) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as connection,
+    ):
         connection.sendall(b"GET / HTTP/1.1\r\n")
-        start = time.monotonic()
-        with suppress(OSError):
-            assert connection.recv(4096) == b""
-        assert time.monotonic() - start < 5
+        try:
+            found = connection.recv(4096)
+        except (ssl.SSLError, ConnectionResetError):
+            found = b""
+        assert found == b""

@@ -34,9 +34,11 @@ from trt_eagle3.serving.channel import Channel, Close, News
 from trt_eagle3.serving.engine_process import EngineHost, EngineJob
 from trt_eagle3.serving.remote_engine import RemoteEngine, _RemoteAnswer
 
-LIMITS = {"max_batch_size": 2, "max_waiting": 2}
+LIMITS = {"max_batch_size": 2, "max_waiting": 2, "max_seq_len": 4096}
 PROMPTS = ["What is 12 plus 30?", "What is 7 times 6?", "Say hello."]
-ENDLESS = SamplingParams(max_tokens=400, ignore_eos=True)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+# ten seconds and more, also on a fast machine: for who is to be cancelled
+ENDLESS = LONG.updated(max_tokens=4000)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_prompts_are_prepared_here(bundle: Path, engine: RemoteEngine) -> None:
 
 def test_what_is_wrong_with_a_prompt_comes_out_of_its_answer(engine: RemoteEngine) -> None:
     with pytest.raises(UserError, match="the limit is"):
-        engine.submit(Request("word " * 4000)).finish()
+        engine.submit(Request("word " * 9000)).finish()
     assert engine.metrics().requests["rejected"] >= 1
 
 
@@ -108,7 +110,7 @@ def test_requests_beyond_the_queue_are_refused_and_the_others_answered(
     engine: RemoteEngine, site: Site
 ) -> None:
     def submit() -> Answer:
-        answer = engine.submit(Request(PROMPTS[0], sampling=ENDLESS.updated(max_tokens=900)))
+        answer = engine.submit(Request(PROMPTS[0], sampling=ENDLESS))
         answer.read_at_end()  # else it soon gives way to those that wait
         return answer
 
@@ -129,7 +131,7 @@ def test_requests_beyond_the_queue_are_refused_and_the_others_answered(
 def test_reader_that_stalls_makes_its_sequence_wait_and_goes_on_later(
     engine: RemoteEngine,
 ) -> None:
-    slow = engine.submit(Request(PROMPTS[0], sampling=ENDLESS, speculation=False))
+    slow = engine.submit(Request(PROMPTS[0], sampling=LONG, speculation=False))
     wait_for(lambda: slow.lagging)
     generated: list[int] = []
 
@@ -142,7 +144,7 @@ def test_reader_that_stalls_makes_its_sequence_wait_and_goes_on_later(
     assert unread < 300, "all of it was sent to a reader that does not read"
     assert engine.submit(Request(PROMPTS[1])).finish().finish_reason in ("stop", "length")
     assert len(list(slow)) >= unread
-    assert len(slow.generation.token_ids) == ENDLESS.max_tokens
+    assert len(slow.generation.token_ids) == LONG.max_tokens
 
 
 @pytest.mark.parametrize("moment", ["seen to lag", "said to lag"])
@@ -187,7 +189,7 @@ class _Reader(_RemoteAnswer):
 
 def test_client_that_hangs_up_stops_its_request(engine: RemoteEngine, site: Site) -> None:
     before = engine.metrics().requests["cancelled"]
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "ignore_eos": True}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000, "ignore_eos": True}
     with site.hang_up_later(body):
         wait_for(lambda: engine.metrics().running == 1)
     wait_for(lambda: engine.metrics().requests["cancelled"] == before + 1)

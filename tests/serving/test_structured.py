@@ -236,7 +236,7 @@ def test_what_no_answer_could_fit_is_refused_by_its_field(site: Site, name: str)
     start = time.monotonic()
     status, found = site.chat(**{"messages": QUESTION, **body})
     assert (status, found["error"]["param"]) == (400, param), found
-    assert time.monotonic() - start < 5  # a second, on a machine with nothing else to do
+    assert time.monotonic() - start < 20  # a second, on a machine with nothing else to do
 
 
 def test_others_are_answered_while_a_grammar_is_compiled(site: Site, engine: LLM) -> None:

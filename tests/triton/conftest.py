@@ -93,9 +93,8 @@ CASES = _cases()
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(
-        tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 8, "max_waiting": 64}
-    )
+    limits = {"max_batch_size": 8, "max_waiting": 64, "max_seq_len": 4096, "max_kv_tokens": 8192}
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits=limits)
 
 
 @pytest.fixture(scope="module")

@@ -86,14 +86,14 @@ class Server:
     def ready(self) -> bool:
         """What a readiness probe sees."""
         try:
-            return self.get(READY, timeout=2)[0] == 200
+            return self.get(READY, timeout=10)[0] == 200
         except OSError:
             return False
 
     def has_metrics(self) -> bool:
         """Whether the port of the metrics is open: Triton opens it after the one of HTTP."""
         try:
-            return self.get("/metrics", timeout=2, port=self.metrics_port)[0] == 200
+            return self.get("/metrics", timeout=10, port=self.metrics_port)[0] == 200
         except OSError:
             return False
 
@@ -130,7 +130,7 @@ class Server:
                     return int(entry.name)
         raise AssertionError("no backend process")
 
-    def get(self, path: str, *, timeout: float = 10, port: int | None = None) -> tuple[int, str]:
+    def get(self, path: str, *, timeout: float = 60, port: int | None = None) -> tuple[int, str]:
         connection = http.client.HTTPConnection(
             "127.0.0.1", port or self.http_port, timeout=timeout
         )
@@ -165,7 +165,7 @@ class Server:
 
     def open_stream(self, **inputs: Any) -> Iterator[dict[str, Any]]:
         """Events as they come; close it to hang up."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=60)
         try:
             body = json.dumps({"stream": True, **inputs}).encode()
             connection.request("POST", f"/v2/models/{self.model}/generate_stream", body)
@@ -257,7 +257,7 @@ def grpc(server: Server, requests: Sequence[Mapping[str, Any]], **options: Any) 
         input=json.dumps(job, default=lambda data: {"base64": base64.b64encode(data).decode()}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

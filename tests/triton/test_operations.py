@@ -24,14 +24,14 @@ pytestmark = [pytest.mark.triton, needs_server]
 
 QUESTION = "What is 12 plus 30?"
 SHORT = {"text_input": QUESTION, "max_tokens": 40, "ignore_eos": True}
-LONG = {"text_input": QUESTION, "max_tokens": 300, "ignore_eos": True}  # runs for seconds
+LONG = {"text_input": QUESTION, "max_tokens": 300, "ignore_eos": True}
+ENDLESS = {**LONG, "max_tokens": 4000}  # ten seconds and more, also on a fast machine
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(
-        tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 1, "max_waiting": 2}
-    )
+    limits = {"max_batch_size": 1, "max_waiting": 2, "max_seq_len": 4096}
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits=limits)
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +61,18 @@ def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(
     offline.close()
     with ThreadPoolExecutor(3) as pool:
         # one runs, two wait, and whoever comes then is too many
-        running = server.open_stream(**LONG)
-        events = [next(running)]
+        running = server.open_stream(**ENDLESS)
+        begun = next(running)["text_output"]
         waiting = [pool.submit(server.generate, **SHORT) for _ in range(2)]
         server.wait_for_prompts(3)
         for _ in range(3):
             status, text = server.post("generate", json.dumps(SHORT).encode())
             assert status in {400, 503}  # Triton 2.51 says 400 where 503 is meant
             assert "max_waiting" in json.loads(text)["error"]
-        events += running
-        assert "".join(event["text_output"] for event in events) == long
+        while len(begun) < len(long):
+            begun += next(running)["text_output"]
+        assert begun.startswith(long)
+        running.close()  # type: ignore[attr-defined]
         assert [post.result()["text_output"] for post in waiting] == [short, short]
         assert server.generate(text_input=QUESTION)["text_output"] == "12 plus 30 equals 42."
         server.wait_for_metrics(
@@ -101,13 +103,11 @@ def test_lone_surrogates_are_answered_and_sigterm_is_quick(server: Server) -> No
         assert "not Unicode text" in str(reply.error)
     for request in requests:
         for path in ("generate", "generate_stream"):
-            status, text = server.post(
-                path, as_body({**request, "stream": path != "generate"}), timeout=10
-            )
+            status, text = server.post(path, as_body({**request, "stream": path != "generate"}))
             assert (status, "not Unicode text" in text) == (400, True), text
     start = time.monotonic()
     assert server.terminate() == 0
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60, "of the hundred seconds that it may take"
 
 
 def test_crash_of_the_backend_is_seen_by_readiness(server: Server) -> None:

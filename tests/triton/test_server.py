@@ -20,7 +20,7 @@ from trt_eagle3.decode.request import Generation
 
 pytestmark = [pytest.mark.triton, needs_server]
 
-LONG = {"text_input": "Describe the picture.", "max_tokens": 900, "ignore_eos": True}
+LONG = {"text_input": "Describe the picture.", "max_tokens": 4000, "ignore_eos": True}
 CANCELLED = 'trt_eagle3_requests_total{outcome="cancelled"}'
 
 

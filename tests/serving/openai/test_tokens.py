@@ -66,5 +66,5 @@ def test_images_that_decode_slowly_are_given_up_in_time(engine: LLM) -> None:
         start = time.monotonic()
         status, found = post(site, "/tokenize", messages=messages)
         assert (status, found["error"]["code"]) == (504, "timeout")
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 8, "of half a minute or more"
         assert post(site, "/tokenize", prompt="a")[0] == 200
