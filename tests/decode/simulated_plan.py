@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.decode.simulated_load import CycleMs, Load, chain_length, h200_ms, moe_ms, rate_of
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.adaptive_plan import AdaptivePlan, acceptance_prior
+from trt_eagle3.decode.adaptive_plan import AdaptivePlan
+from trt_eagle3.decode.bundle_plan import acceptance_prior
 from trt_eagle3.decode.cycle_cost import ExpertReads, prior_of
 from trt_eagle3.decode.plan import Plan, shrunk, widths
 from trt_eagle3.decode.tree import configured_tree

@@ -11,31 +11,21 @@ ago, is tried for a few cycles where it could win, as long as all trials togethe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates, Level, SequenceRates, levels_of
-from trt_eagle3.decode.cycle_cost import (
-    CostPrior,
-    CycleCosts,
-    ExpertReads,
-    Shape,
-    batch_bucket,
-    prior_of,
-)
+from trt_eagle3.decode.cycle_cost import CostPrior, CycleCosts, Shape, batch_bucket
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.device_batch import LAUNCHED_AHEAD
 from trt_eagle3.decode.loss_account import LossAccount
 from trt_eagle3.decode.outlook import best_rates, most_gain, most_seconds, rates_of_all
-from trt_eagle3.decode.plan import Cycle, Plan, plan_of, shrunk, widths
+from trt_eagle3.decode.plan import Cycle, Plan, shrunk
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.switch_cost import SwitchCosts
-from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.decode.trial import TRIAL_CYCLES, Trial
-from trt_eagle3.decode.tuning import TuningTable, read_table
 from trt_eagle3.decode.width import DecodingBatch, Width
 
-__all__ = ["AdaptivePlan", "acceptance_prior", "read_adaptive_plan"]
+__all__ = ["AdaptivePlan"]
 
 _DECIDE_EVERY = 16  # cycles
 _GAIN = 1.03  # what a wider tree must promise before it is chosen: less is noise
@@ -357,41 +347,3 @@ def _is_seeded(sequence: SequenceState) -> bool:
 def _emitted(cycle: Cycle) -> int:
     """Tokens of all sequences."""
     return sum((accepted or 0) + 1 for accepted in cycle.accepted)
-
-
-def read_adaptive_plan(
-    bundle: Path,
-    config: SpeculationConfig,
-    device: str,
-    kv_share: float,
-    experts: ExpertReads | None = None,
-) -> AdaptivePlan:
-    """The plan that a bundle is served by; its table, where it was tuned, is what it begins with.
-
-    Args:
-        kv_share: bytes of a token in the KV cache over those of the weights. experts: of a
-            mixture's target.
-    Raises:
-        UserError: as for ``read_table``.
-    """
-    tree = configured_tree(config)
-    table = read_table(bundle, config, tree.num_nodes, device)
-    return AdaptivePlan(
-        config,
-        Plan({1: tree}) if table is None else plan_of(table),
-        widths(tree.num_nodes),
-        prior_of(table, kv_share, experts),
-        acceptance_prior(table, config),
-    )
-
-
-def acceptance_prior(table: TuningTable | None, config: SpeculationConfig) -> dict[Level, float]:
-    """Rates by level of the widest trees that ``bench --tune`` ran."""
-    found: dict[Level, float] = {}
-    for num_nodes, shares in sorted(table.acceptance.items()) if table else ():
-        above = 1.0
-        for level, share in zip(levels_of(shrunk(config, num_nodes)), shares, strict=False):
-            if above > 0:
-                found[level] = share / above
-            above = share
-    return found
