@@ -147,6 +147,11 @@ class CycleCosts:
         return self._prior(shape) * self._ratio(shape.cell)
 
     @property
+    def one_seconds(self) -> float:
+        """Time of a plain cycle of one sequence over a short context."""
+        return self.seconds(Shape(1, 0, 1, 0.0))
+
+    @property
     def is_timed(self) -> bool:
         """Whether any cycle was timed: before that, ``seconds`` are in the prior's unit."""
         return bool(self._cells or self._primed)
