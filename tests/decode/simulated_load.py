@@ -39,6 +39,20 @@ def moe_ms(batch: int, depth: int) -> float:
     return (2.43e9 + 453e6 * touched) / 4e9 + 0.003 * rows + 0.2 * depth
 
 
+def idle_ms(batch: int, depth: int) -> float:
+    """The tiny trained pair on an H200 whose host does nothing else, as it is primed: 0.5 ms of 8
+    plainly, 2.0 with a chain of 5 (``bench.served_load``, 2026-11-26, between those reckoned).
+    """
+    return 0.45 + 0.006 * batch + 0.3 * depth
+
+
+def busy_ms(batch: int, depth: int) -> float:
+    """The same beside a host that prepares prompts and sends answers to 128 clients: 0.93 ms of 8,
+    2.4 of 32; 5.8 of 8 with a chain of 5.
+    """
+    return 2.9 * idle_ms(batch, depth) if depth else 0.44 + 0.061 * batch
+
+
 def rate_of(length: float, depth: int = 3) -> float:
     """Acceptance of each token of a chain of ``depth`` whose acceptance length is ``length``."""
     low, high = 0.0, 1.0

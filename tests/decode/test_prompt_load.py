@@ -1,21 +1,66 @@
-"""Speculation against none where prompts are prefilled beside cycles: on simulated servers, tokens
-per second over those of the same clients served plainly.
+"""Speculation against none where prompts are prefilled beside cycles, and where cycles take longer
+than they were primed: on simulated servers, tokens per second over those of the same clients served
+plainly.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.decode.simulated_load import (
+    CycleMs,
+    PromptLoad,
+    busy_ms,
     h200_ms,
+    idle_ms,
     rate_of,
 )
-from tests.decode.simulated_plan import primed
+from tests.decode.simulated_plan import CHAIN, primed
 from tests.decode.simulated_prompts import over_plain
 from trt_eagle3.decode.load_cost import LoadCosts
+from trt_eagle3.decode.plan import Plan, shrunk
 
 BOUND = 0.98
 LEARNING = 100
+
+HOST: dict[str, Any] = {"forward_ms": 3.0, "prompt_ms": 0.5}
+"""A forward of prompts of the tiny pair: its host takes most of it."""
+
+
+def depths_of(
+    plan: Any, size: int, rate: float, ms: CycleMs, cycles: int, **load: Any
+) -> list[int]:
+    return PromptLoad(plan, size, rate, ms, **load).run(cycles).depths
+
+
+@pytest.mark.parametrize("answer", [12, 54, 400])
+def test_chain_that_a_busy_host_makes_dear_is_given_up(answer: int) -> None:
+    """As with 128 clients on an H200 (2026-11-26): primed, a chain of 5 gains; served, it takes 2.9
+    times as long, and a plain cycle 1.9 times, which only serving one shows. The draft is known to
+    be right: chains are drafted from the first cycle on. Answers of 54 tokens: prompts come beside
+    half of these cycles.
+    """
+    rate, load = rate_of(4.7, 5), HOST | {"answer": answer, "riding": 0.2 / 0.93}
+    phases = [(busy_ms, LEARNING, 1000)]
+    assert over_plain(Plan({1: shrunk(CHAIN, 6)}), 8, rate, phases, **load)[0] < 0.9
+    assert over_plain(primed(idle_ms, rate=0.93), 8, rate, phases, **load)[0] >= BOUND
+
+
+def test_chain_that_pays_on_a_busy_host_is_kept() -> None:
+    """Everything takes twice as long: plain decoding is tried, and seldom."""
+    rate = rate_of(3.0)
+
+    def twice_ms(batch: int, depth: int) -> float:
+        return 2.0 * h200_ms(batch, depth)
+
+    load, phases = {"answer": 64, "prompt_ms": 10.0}, [(twice_ms, LEARNING, 800)]
+    (best,) = over_plain(Plan({1: shrunk(CHAIN, 4)}), 32, rate, phases, **load)
+    assert best > 1.15
+    assert over_plain(primed(h200_ms, rate), 32, rate, phases, **load)[0] > 0.97 * best
+    depths = depths_of(primed(h200_ms, rate), 32, rate, twice_ms, 900, **load)
+    assert depths.count(0) <= 24
 
 
 @pytest.mark.parametrize("length", [1.5, 2.0, 3.0])

@@ -314,10 +314,12 @@ class AdaptivePlan:
 
     def _try(self, batch: DecodingBatch, rates: Sequence[float], current: int) -> None:
         """Begin a trial of what could be better by most, where its loss is paid for. What plain
-        decoding costs must be known at any price.
+        decoding costs must be known at any price but that of prompts that wait too often, without
+        which nothing would be timed.
         """
         quiet = self._may_be_quiet
-        if current and not self._load.is_known(self._candidates[0].shape(batch)):
+        is_timed = quiet or self._untimed == 0
+        if current and is_timed and not self._load.is_known(self._candidates[0].shape(batch)):
             self._trial = Trial(0, rates[current], quiet)
             return
         widths = self._candidates
