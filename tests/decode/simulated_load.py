@@ -53,6 +53,11 @@ def busy_ms(batch: int, depth: int) -> float:
     return 2.9 * idle_ms(batch, depth) if depth else 0.44 + 0.061 * batch
 
 
+def waiting_ms(batch: int, depth: int) -> float:
+    """As ``idle_ms`` with 1.5 ms more in every cycle, for which the host is busy otherwise."""
+    return 1.5 + idle_ms(batch, depth)
+
+
 def rate_of(length: float, depth: int = 3) -> float:
     """Acceptance of each token of a chain of ``depth`` whose acceptance length is ``length``."""
     low, high = 0.0, 1.0

@@ -214,6 +214,18 @@ def test_doubted_cost_is_what_serving_it_shows_at_once() -> None:
     assert not found.is_known(shape(1, batch=64))
 
 
+def test_cost_that_was_not_timed_for_long_is_what_is_served_now() -> None:
+    """The machine has become faster meanwhile."""
+    found = primed_costs()
+    for _ in range(8):
+        found.observe(shape(1, batch=8), 0.020)
+    assert found.seconds(shape(1, batch=8)) == pytest.approx(0.020)
+    for _ in range(1000):
+        found.observe(shape(6, batch=8), 0.010)
+    assert found.is_known(shape(1, batch=8))
+    assert found.seconds(shape(1, batch=8)) == pytest.approx(0.005, rel=0.02)
+
+
 def test_expert_reads_are_those_of_the_target() -> None:
     assert expert_reads(read_target(TARGET)) is None
     found = expert_reads(read_target(MIXTURE / "target"))

@@ -16,6 +16,7 @@ from tests.decode.simulated_load import (
     h200_ms,
     idle_ms,
     rate_of,
+    waiting_ms,
 )
 from tests.decode.simulated_plan import CHAIN, primed
 from tests.decode.simulated_prompts import over_plain
@@ -108,3 +109,28 @@ def test_burst_of_prompts_at_first_neither_loses_nor_keeps_a_draft_from_paying(
     rate, load = rate_of(length), {"forward_ms": 1.2, "prompt_ms": 11.4, "burst": True}
     phases = [(h200_ms, 0, 400)]
     assert over_plain(primed(h200_ms), 128, rate, phases, answer=136, **load)[0] >= gain
+
+
+@pytest.mark.parametrize("length", [2.0, 3.0])
+@pytest.mark.parametrize("answer", [54, 400])
+def test_plain_decoding_that_has_become_cheap_is_found_out(answer: int, length: float) -> None:
+    """A chain gains while the host delays every cycle, and loses when it does not; what plain
+    cycles cost was last seen before that.
+    """
+    rate = rate_of(length, 5)
+    phases = [(waiting_ms, 700, 300), (idle_ms, 2000, 600)]
+    load = {"answer": answer, "forward_ms": 1.0, "prompt_ms": 0.5}
+    before, after = over_plain(primed(idle_ms, rate), 8, rate, phases, **load)
+    assert before > 1.05
+    assert after >= BOUND
+
+
+def test_chain_that_has_become_worth_it_is_found_out_where_the_draft_followed_nobody() -> None:
+    """Cycles of those whom no draft follows say what plain decoding costs, too."""
+    rate = rate_of(3.0, 5)
+    phases = [(idle_ms, LEARNING, 600), (waiting_ms, 600, 600)]
+    load = {"answer": 54, "forward_ms": 1.0, "prompt_ms": 0.5}
+    plan = primed(idle_ms, rate)
+    before, after = over_plain(plan, 8, rate, phases, **load)
+    assert before >= BOUND
+    assert after > 1.2

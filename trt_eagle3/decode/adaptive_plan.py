@@ -148,7 +148,7 @@ class AdaptivePlan:
         self._load.observe(cycle)
         index = self._index.get(cycle.tree)
         if index is None or not any(s.drafting for s in cycle.sequences):
-            self._pass_over(index)
+            self._pass_over(cycle, index)
             return
         batch = DecodingBatch(cycle.sequences)
         self._cycles += 1
@@ -168,12 +168,15 @@ class AdaptivePlan:
         elif self._is_time_to_decide or not self._bears(batch, index):
             self._decide(batch, may_try=self._alike >= TRIAL_CYCLES)
 
-    def _pass_over(self, index: int | None) -> None:
+    def _pass_over(self, cycle: Cycle, index: int | None) -> None:
         """A cycle of the fixed plan's (``index`` None), or of nobody whom the draft follows."""
-        self._last = self._trial = None  # a trial of which nothing comes keeps no prompt waiting
-        self._untimed = 0
         if index is not None:
             self._overall.fade(_FADED)
+            if index == self._last and cycle.seconds is not None:
+                shape = self._candidates[index].shape(DecodingBatch(cycle.sequences))
+                self._costs.observe(shape, cycle.seconds)
+        self._trial = None  # one of which nothing comes keeps no prompt waiting
+        self._last, self._untimed = index, 0
 
     @property
     def _is_time_to_decide(self) -> bool:

@@ -33,6 +33,7 @@ _OUTLIER = 4.0  # times what is known: a capture or a compilation, unless it com
 _REACH = 2.5  # how fast what one cost says of another falls with their distance
 _HEAD_ROOM = 1e-9
 _NEAR = 1.0  # distance of a batch of twice the size, or half
+_LASTS = 1000  # timed cycles after which a cost is no longer known: loads and machines change
 _KNOWN_DOUBT = 1.02  # times that a cost may be less
 _DOUBT = (1.5, 1.35, 1.15)  # the same of one that has so few samples
 _AGREES = 1.3
@@ -147,6 +148,7 @@ class CycleCosts:
             self._cells[key] = _Cell(trusts_prior=bool(self._primed) and self._agrees(key))
         self._now += 1
         self._cells[key].add(seconds / self._prior(shape), self._now)
+        self._forget()
 
     def seconds(self, shape: Shape) -> float:
         """What a cycle of ``shape`` is expected to take; 1 where nothing was ever timed."""
@@ -188,6 +190,12 @@ class CycleCosts:
         if self.is_known(shape):
             return _KNOWN_DOUBT + min((self._now - (cell.seen if cell else 0)) / 8000, 0.1)
         return _DOUBT[len(cell.ratios) if cell else 0]
+
+    def _forget(self) -> None:
+        """Drop what was not timed for long."""
+        oldest = self._now - _LASTS
+        for key in [key for key, cell in self._cells.items() if cell.seen <= oldest]:
+            del self._cells[key]
 
     def _is_served(self, key: tuple[int, int, int]) -> bool:
         """Whether enough was of the cell at ``key``."""
