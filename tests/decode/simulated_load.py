@@ -14,6 +14,7 @@ from trt_eagle3.decode.plan import Cycle
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 
 TURN = 0.2  # of a plain cycle that the first one takes longer after a tree: nothing was launched
+LEAST_RIDE = 0.05  # of a plain cycle that a riding step takes at least
 LAGGING = 8  # sequences from which on a cycle is launched before the last one's outcome is known
 
 CycleMs = Callable[[int, int], float]
@@ -36,6 +37,25 @@ def moe_ms(batch: int, depth: int) -> float:
     rows = batch * (1 + depth)
     touched = 128 * (1 - (1 - 8 / 128) ** rows)
     return (2.43e9 + 453e6 * touched) / 4e9 + 0.003 * rows + 0.2 * depth
+
+
+def idle_ms(batch: int, depth: int) -> float:
+    """The tiny trained pair on an H200 whose host does nothing else, as it is primed: 0.5 ms of 8
+    plainly, 2.0 with a chain of 5 (``bench.served_load``, 2026-11-26, between those reckoned).
+    """
+    return 0.45 + 0.006 * batch + 0.3 * depth
+
+
+def busy_ms(batch: int, depth: int) -> float:
+    """The same beside a host that prepares prompts and sends answers to 128 clients: 0.93 ms of 8,
+    2.4 of 32; 5.8 of 8 with a chain of 5.
+    """
+    return 2.9 * idle_ms(batch, depth) if depth else 0.44 + 0.061 * batch
+
+
+def waiting_ms(batch: int, depth: int) -> float:
+    """As ``idle_ms`` with 1.5 ms more in every cycle, for which the host is busy otherwise."""
+    return 1.5 + idle_ms(batch, depth)
 
 
 def rate_of(length: float, depth: int = 3) -> float:
@@ -119,6 +139,9 @@ class Load:
             for _ in range(self.waiting):
                 self.sequences.append(self._new())
             self.waiting = 0
+        self._cycle(disturbed=disturbed)
+
+    def _cycle(self, *, disturbed: bool, joining: int = 0) -> None:
         tree = self._launched(self.plan.tree_for(self.sequences))
         if not any(s.drafting for s in self.sequences):
             tree = None
@@ -126,12 +149,7 @@ class Load:
         self.depths.append(depth)
         switched = depth > 0 and len(self.depths) > 1 and self.depths[-2] == 0
         rows = sum(len(s.deferred) for s in self.sequences) if switched else 0
-        ms = self.cycle_ms(len(self.sequences), depth) * self.chance.lognormvariate(0, self.noise)
-        if depth == 0 and self.depths[-2:-1] and self.depths[-2]:
-            ms += TURN * self.cycle_ms(len(self.sequences), 0)
-        if self.chance.random() < self.hiccups:
-            ms *= 6  # a capture, or another program
-        seconds = (ms + rows * self.catch_up_ms) / 1000
+        seconds = (self._ms(depth) + rows * self.catch_up_ms) / 1000
         accepted = [self._accept(s, depth) if s.drafting else 0 for s in self.sequences]
         for s, count in zip(self.sequences, accepted, strict=True):
             s.left -= count + 1
@@ -151,10 +169,20 @@ class Load:
                 ],
                 rows,
                 None if disturbed else seconds,
+                joining,
             )
         )
         self.waiting += sum(s.left <= 0 for s in self.sequences)
         self.sequences = [s for s in self.sequences if s.left > 0]
+
+    def _ms(self, depth: int) -> float:
+        """Of the next cycle, with what disturbs it."""
+        ms = self.cycle_ms(len(self.sequences), depth) * self.chance.lognormvariate(0, self.noise)
+        if depth == 0 and self.depths[-2:-1] and self.depths[-2]:
+            ms += TURN * self.cycle_ms(len(self.sequences), 0)
+        if self.chance.random() < self.hiccups:
+            ms *= 6  # a capture, or another program
+        return ms
 
     def _launched(self, wanted: Any) -> Any:
         """What runs: as asynchronous cycles are, a plain pass or a crowd's tree was launched before
@@ -175,3 +203,51 @@ class Load:
     def speed(self) -> float:
         """Tokens per second over those of plain decoding by as many."""
         return self.tokens / self.seconds / (1000 * self.size / self.cycle_ms(self.size, 0))
+
+
+@dataclass
+class PromptLoad(Load):
+    """``size`` clients whose prompts are prefilled beside cycles, on a device that mixes: a plain
+    step rides in the forward of prompts, a tree's cycle runs after it.
+
+    ``worth`` counts neither: runs are to be compared with plain ones.
+
+    Attributes:
+        forward_ms: of a forward of prompts, besides what each prompt takes. at_once: of its prompts
+            at most. riding: share of its time that a plain step takes which rides; None: what it
+            takes more than a step of one sequence. burst: whether all come at once, as to a server
+            that begins; else all decode at first.
+    """
+
+    forward_ms: float = 5.3  # an 8B on an H200: launches, and reading the weights
+    at_once: int = 4
+    riding: float | None = None
+    burst: bool = False
+
+    def _step(self) -> None:
+        ready, behind_prompts = self.waiting, self._prefilled
+        quiet = self.plan.wants_quiet and bool(self.sequences)
+        count = 0 if quiet else min(ready, self.at_once)
+        new = [self._new() for _ in range(count)]
+        self.waiting -= count
+        self._prefilled = count > 0
+        self.seconds += self.forward_ms * self._prefilled / 1000
+        if self.sequences:
+            self.beside += count > 0
+            self._cycle(disturbed=count > 0 or behind_prompts, joining=ready)
+        self.sequences += new
+
+    def _ms(self, depth: int) -> float:
+        ms = super()._ms(depth)
+        if depth or not self._prefilled:
+            return ms
+        alone = self.cycle_ms(len(self.sequences), 0)
+        added = alone - self.cycle_ms(1, 0) if self.riding is None else self.riding * alone
+        return ms - alone + max(added, LEAST_RIDE * alone)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.beside = 0  # cycles with prompts beside them
+        self._prefilled = False  # whether prompts were, in the last step
+        if self.burst:
+            self.sequences, self.waiting = [], self.size

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.decode.simulated_load import CycleMs, Load, chain_length, h200_ms, moe_ms, rate_of
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.adaptive_plan import AdaptivePlan, acceptance_prior
+from trt_eagle3.decode.adaptive_plan import AdaptivePlan
+from trt_eagle3.decode.bundle_plan import acceptance_prior
 from trt_eagle3.decode.cycle_cost import ExpertReads, prior_of
 from trt_eagle3.decode.plan import Plan, shrunk, widths
 from trt_eagle3.decode.tree import configured_tree
@@ -31,21 +32,23 @@ def adaptive(
     config: SpeculationConfig = CHAIN,
     table: TuningTable | None = None,
     experts: ExpertReads | None = None,
+    rate: float | None = None,
 ) -> AdaptivePlan:
-    """A plan that has seen nothing."""
+    """A plan that has seen nothing. ``rate``: of each token of a chain, if that is known."""
     tree = configured_tree(config)
+    known = {} if rate is None else {(depth, 1): rate for depth in DEPTHS if depth}
     return AdaptivePlan(
         config,
         Plan({1: tree}),
         widths(tree.num_nodes),
         prior_of(table, KV_SHARE, experts),
-        acceptance_prior(table, config),
+        acceptance_prior(table, config) | known,
     )
 
 
-def primed(cycle_ms: CycleMs) -> AdaptivePlan:
-    """A plan that has seen its graphs captured."""
-    plan = adaptive()
+def primed(cycle_ms: CycleMs, rate: float | None = None) -> AdaptivePlan:
+    """A plan that has seen its graphs captured. ``rate``: as of ``adaptive``."""
+    plan = adaptive(rate=rate)
     for size in (128, 64, 32, 8, 4, 2, 1):
         for depth in DEPTHS:
             read = KV_SHARE * size * 1024 * cycle_ms(1, 0)

@@ -25,7 +25,7 @@ from tests.tiny import build_tiny
 from trt_eagle3 import LLM
 from trt_eagle3.bench.tune import choose
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.adaptive_plan import AdaptivePlan, acceptance_prior
+from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.plan import Cycle, Plan, shrunk, widths
 from trt_eagle3.decode.prefix_cache import PrefixCache
@@ -266,13 +266,6 @@ def test_table_of_tune_is_what_it_begins_with(cycle_ms: dict[int, float], expect
         assert (tree.num_nodes if tree else 1) == expected
 
 
-def test_acceptance_of_the_table_is_by_level_given_the_one_above() -> None:
-    found = acceptance_prior(tuned({1: 1.0}), CHAIN)
-    assert found[1, 1] == pytest.approx(0.8)
-    assert found[2, 1] == pytest.approx(0.75)
-    assert found[5, 1] == pytest.approx(0.75)
-
-
 def test_seeded_sampling_has_the_fixed_plan_trees() -> None:
     """Which random numbers decide depends on the tree: the same seed says the same again."""
     plan, whole = adaptive(), configured_tree(CHAIN)
@@ -422,11 +415,3 @@ def test_engine_drafts_where_its_clock_says_that_it_pays_and_says_the_same(
         now = engine.metrics()
         share = now.plain_cycles / now.draft_tokens_per_cycle.count
         assert share < 0.4 if drafts else share > 0.6
-
-
-def test_bundle_is_served_adaptively_unless_its_config_says_no(tmp_path: Path) -> None:
-    for adaptive_too in (True, False):
-        folder = tmp_path / str(adaptive_too)
-        bundle = build_tiny(folder, speculation={"adaptive": adaptive_too})
-        with LLM(bundle) as engine:
-            assert isinstance(engine.bundle.plan, AdaptivePlan) == adaptive_too

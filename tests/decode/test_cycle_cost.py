@@ -174,6 +174,58 @@ def test_one_slow_cycle_moves_no_primed_cost() -> None:
     assert found.seconds(shape(batch=8)) == pytest.approx(0.006, rel=0.01)
 
 
+def primed_costs() -> CycleCosts:
+    """Plain cycles and a chain of 5, of 1 to 64 sequences."""
+    found = CycleCosts(prior_of(None, 0.0))
+    for batch in (1, 64):
+        found.prime(1, batch, 0.005)
+        found.prime(6, batch, 0.010)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("times", "known"), [(1.2, True), (0.85, True), (2.9, False), (0.5, False)]
+)
+def test_primed_cost_is_known_while_served_cycles_take_what_they_were_primed_to(
+    times: float, known: bool
+) -> None:
+    found = primed_costs()
+    for _ in range(8):
+        found.observe(shape(6, batch=8), times * 0.010)
+    plain = shape(1, batch=8)
+    assert found.is_known(shape(6, batch=8))
+    assert found.is_known(plain) == known
+    assert (found.doubt(plain) > 1.3) != known
+    assert found.seconds(plain) == pytest.approx(times * 0.005)
+
+
+def test_doubted_cost_is_what_serving_it_shows_at_once() -> None:
+    """The chain took three times what it was primed to, plain decoding twice."""
+    found = primed_costs()
+    for _ in range(8):
+        found.observe(shape(6, batch=8), 0.030)
+    for count in range(3):
+        assert not found.is_known(shape(1, batch=8)), count
+        found.observe(shape(1, batch=8), 0.010)
+    assert found.is_known(shape(1, batch=8))
+    assert found.seconds(shape(1, batch=8)) == pytest.approx(0.010)
+    assert found.is_known(shape(1, batch=12)), "of about that size"
+    assert found.seconds(shape(1, batch=12)) == pytest.approx(0.010, rel=0.05)
+    assert not found.is_known(shape(1, batch=64))
+
+
+def test_cost_that_was_not_timed_for_long_is_what_is_served_now() -> None:
+    """The machine has become faster meanwhile."""
+    found = primed_costs()
+    for _ in range(8):
+        found.observe(shape(1, batch=8), 0.020)
+    assert found.seconds(shape(1, batch=8)) == pytest.approx(0.020)
+    for _ in range(1000):
+        found.observe(shape(6, batch=8), 0.010)
+    assert found.is_known(shape(1, batch=8))
+    assert found.seconds(shape(1, batch=8)) == pytest.approx(0.005, rel=0.02)
+
+
 def test_expert_reads_are_those_of_the_target() -> None:
     assert expert_reads(read_target(TARGET)) is None
     found = expert_reads(read_target(MIXTURE / "target"))

@@ -16,6 +16,7 @@ from tests.decode.scheduling import (
     CHAIN,
     LAYOUTS,
     MAX_TOKENS,
+    Encoding,
     finish,
     make_scheduler,
     solo,
@@ -208,6 +209,61 @@ def test_plain_step_that_runs_behind_a_prompt_is_not_timed(
     for _ in range(3):
         scheduler.step()
     assert [cycle.seconds is None for cycle in plan.seen] == [True, False, False]
+
+
+def joining(
+    coming: Sequence[SequenceState], decoding: SequenceState, tree: AnyTree | None, **options: Any
+) -> list[int]:
+    """As of the cycles of ``decoding``, from the step on that admits ``coming``."""
+    plan = Turns()
+    plan.trees = (tree,)
+    scheduler = make_scheduler(decoding.pool, None, plan.tree_for, observer=plan, **options)
+    scheduler.add(decoding)
+    while len(decoding.tokens) < 2:
+        scheduler.step()
+    plan.seen.clear()
+    for s in coming:
+        scheduler.add(s)
+    for _ in range(4):
+        scheduler.step()
+    return [cycle.joining for cycle in plan.seen]
+
+
+@pytest.mark.parametrize("tree", [None, CHAIN], ids=["plain", "chain"])
+@pytest.mark.parametrize("mixes", [True, False])
+def test_plan_hears_who_is_about_to_join(
+    mixes: bool, tree: AnyTree | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 33 tokens in chunks of 12, of which a plain step takes one."""
+    monkeypatch.setattr(RecordingTarget, "mixes", mixes)
+    pool = fixed_pool()
+    found = joining([sequence(6, pool)], sequence(0, pool), tree, chunk=12)
+    assert found == ([1, 1, 1, 0] if mixes else [0, 0, 0, 0])
+
+
+def test_those_count_who_wait_for_images_of_another() -> None:
+    pool = fixed_pool()
+    coming = [sequence(i, pool) for i in (1, 4)]
+    for s in coming:
+        s.prompt = s.prompt.with_vision(None)
+    found = joining(coming, sequence(0, pool), CHAIN, chunk=64, vision=Encoding())
+    assert found == [2, 1, 0, 0]
+
+
+def test_those_count_who_wait_for_a_quiet_cycle() -> None:
+    pool, plan = fixed_pool(), PlainPlan()
+    scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan, chunk=12)
+    scheduler.add(first := sequence(0, pool))
+    while len(first.tokens) < 2:
+        scheduler.step()
+    plan.seen.clear()
+    plan.wants_quiet = True
+    for _ in range(3):
+        scheduler.step()
+        if len(plan.seen) == 1:
+            scheduler.add(sequence(6, pool))
+    assert [cycle.joining for cycle in plan.seen] == [0, 1, 1]
+    assert [cycle.is_quiet for cycle in plan.seen] == [False, True, True]
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -8,6 +8,7 @@ from tests.decode.simulated_load import Sequence
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates, levels_of
 from trt_eagle3.decode.cycle_cost import CycleCosts, prior_of
+from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.outlook import best_rates, most_seconds
 from trt_eagle3.decode.plan import shrunk
 from trt_eagle3.decode.width import DecodingBatch, Width
@@ -17,13 +18,13 @@ WIDTHS = [Width(tree, levels_of(tree)) for tree in TREES]
 BATCH = DecodingBatch([Sequence(10, 0.5)])  # type: ignore[list-item]
 
 
-def costs(*seconds: float) -> CycleCosts:
+def costs(*seconds: float) -> LoadCosts:
     """Of the first widths, timed often."""
     found = CycleCosts(prior_of(None, 0.0))
     for width, each in zip(WIDTHS, seconds, strict=False):
         for _ in range(4):
             found.observe(width.shape(BATCH), each)
-    return found
+    return LoadCosts(found)
 
 
 def test_unknown_widths_may_be_dearer_the_further_from_a_known_one() -> None:

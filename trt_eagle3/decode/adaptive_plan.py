@@ -1,41 +1,32 @@
 """AdaptivePlan: the tree of the next cycle by what cycles cost here and now, and by how often the
 draft is right.
 
-Of every width the expected tokens per second of the sequences that decode are reckoned: the sum of
-their acceptance lengths over the time of a cycle. A width that may yet lose against plain
-decoding is chosen only while a ``LossAccount`` bears its next cycles. What was never tried, or long
-ago, is tried for a few cycles where it could win, as long as all trials together lose no more than
-``_TRIAL_SHARE`` of the time.
+Of every width the expected speed over plain decoding is reckoned: what plain steps would cost that
+emit as many tokens, as cheap as the prompts beside them make them (``LoadCosts``), over the time of
+a cycle. A width that may yet lose against plain decoding is chosen only while a ``LossAccount``
+bears its next cycles. What was never tried, or long ago, is tried for a few cycles where it could
+win, as long as all trials together lose no more than ``_TRIAL_SHARE`` of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates, Level, SequenceRates, levels_of
-from trt_eagle3.decode.cycle_cost import (
-    CostPrior,
-    CycleCosts,
-    ExpertReads,
-    Shape,
-    batch_bucket,
-    prior_of,
-)
+from trt_eagle3.decode.cycle_cost import CostPrior, CycleCosts, batch_bucket
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.device_batch import LAUNCHED_AHEAD
+from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.loss_account import LossAccount
 from trt_eagle3.decode.outlook import best_rates, most_gain, most_seconds, rates_of_all
-from trt_eagle3.decode.plan import Cycle, Plan, plan_of, shrunk, widths
+from trt_eagle3.decode.plan import Cycle, Plan, shrunk
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.switch_cost import SwitchCosts
-from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.decode.trial import TRIAL_CYCLES, Trial
-from trt_eagle3.decode.tuning import TuningTable, read_table
 from trt_eagle3.decode.width import DecodingBatch, Width
 
-__all__ = ["AdaptivePlan", "acceptance_prior", "read_adaptive_plan"]
+__all__ = ["AdaptivePlan"]
 
 _DECIDE_EVERY = 16  # cycles
 _GAIN = 1.03  # what a wider tree must promise before it is chosen: less is noise
@@ -85,6 +76,7 @@ class AdaptivePlan:
         self._index = {c.tree: i for i, c in enumerate(self._candidates)}
         self._fixed = fixed
         self._costs = CycleCosts(costs)
+        self._load = LoadCosts(self._costs)
         self._overall = AcceptanceRates(acceptance)
         self._own = SequenceRates(sorted({level for c in self._candidates for level in c.levels}))
         self._choices: dict[int, int] = {}  # by bucket of the batch size
@@ -99,8 +91,14 @@ class AdaptivePlan:
     @property
     def wants_quiet(self) -> bool:
         """Whether prompts wait for the next cycle: a trial is on, or none was timed for long."""
-        wanted = self._trial is not None or self._untimed >= _QUIET_AFTER
-        return wanted and self._quiet * _QUIET_EVERY <= self._cycles
+        if self._trial is not None:
+            return self._trial.quiet
+        return self._untimed >= _QUIET_AFTER and self._may_be_quiet
+
+    @property
+    def _may_be_quiet(self) -> bool:
+        """Whether prompts have waited seldom enough to wait for another cycle."""
+        return self._quiet * _QUIET_EVERY <= self._cycles
 
     def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
         """The tree for ``sequences``; asking changes nothing that matters."""
@@ -131,12 +129,12 @@ class AdaptivePlan:
         if _is_seeded(sequence):
             return True
         batch = DecodingBatch([*others, sequence])
-        return most_gain(self._costs, self._overall, self._candidates, batch) >= _GAIN
+        return most_gain(self._load, self._overall, self._candidates, batch) >= _GAIN
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
         """Every width, those first that promise most by what is known so far."""
         trees = [candidate.tree for candidate in self._candidates]
-        rates = rates_of_all(self._costs, self._overall, self._candidates, batch_size, 0.0)
+        rates = rates_of_all(self._load, self._overall, self._candidates, batch_size, 0.0)
         return [trees[i] for i in sorted(range(len(trees)), key=rates.__getitem__, reverse=True)]
 
     def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
@@ -147,9 +145,10 @@ class AdaptivePlan:
 
     def observe(self, cycle: Cycle) -> None:
         """Learn from a cycle, and now and then think again."""
+        self._load.observe(cycle)
         index = self._index.get(cycle.tree)
         if index is None or not any(s.drafting for s in cycle.sequences):
-            self._pass_over(index)
+            self._pass_over(cycle, index)
             return
         batch = DecodingBatch(cycle.sequences)
         self._cycles += 1
@@ -169,12 +168,15 @@ class AdaptivePlan:
         elif self._is_time_to_decide or not self._bears(batch, index):
             self._decide(batch, may_try=self._alike >= TRIAL_CYCLES)
 
-    def _pass_over(self, index: int | None) -> None:
+    def _pass_over(self, cycle: Cycle, index: int | None) -> None:
         """A cycle of the fixed plan's (``index`` None), or of nobody whom the draft follows."""
-        self._last = self._trial = None  # a trial of which nothing comes keeps no prompt waiting
-        self._untimed = 0
         if index is not None:
             self._overall.fade(_FADED)
+            if index == self._last and cycle.seconds is not None:
+                shape = self._candidates[index].shape(DecodingBatch(cycle.sequences))
+                self._costs.observe(shape, cycle.seconds)
+        self._trial = None  # one of which nothing comes keeps no prompt waiting
+        self._last, self._untimed = index, 0
 
     @property
     def _is_time_to_decide(self) -> bool:
@@ -210,40 +212,46 @@ class AdaptivePlan:
             self._untimed = 0
             self._costs.observe(shape, cycle.seconds)
         elif index and not self._costs.is_known(shape):
-            late = self._switches.catch_up(cycle.caught_up, self._one_seconds)
+            late = self._switches.catch_up(cycle.caught_up, self._costs.one_seconds)
             seconds = max(cycle.seconds - late, expected / _STRANGE)
             if seconds < _HICCUP * expected:
                 self._costs.observe(shape, min(seconds, _STRANGE * expected))
         elif cycle.caught_up:
-            self._switches.observe_catch_up(cycle.caught_up, more, self._one_seconds)
+            self._switches.observe_catch_up(cycle.caught_up, more, self._costs.one_seconds)
         elif index == 0 and self._last:
             self._switches.observe_turn(more, expected)
 
     def _settle(self, cycle: Cycle, batch: DecodingBatch, index: int, expected: float) -> None:
         """What the cycle has lost or won, against plain decoding and against what was served before
-        a trial. A capture comes once: it is nobody's fault.
+        a trial.
         """
-        plain = self._costs.seconds(self._candidates[0].shape(batch))
-        usual = expected + self._switches.catch_up(cycle.caught_up, self._one_seconds)
+        shape, unit = self._candidates[0].shape(batch), self._costs.one_seconds
+        alone, worth = self._costs.seconds(shape), self._load.worth(cycle, shape)
+        seconds = self._spent(cycle, index, expected if index else worth, alone)
+        served = seconds if self._trial is None else worth / self._trial.rate
+        self._account.settle(seconds / unit, worth / unit, alone / unit)
+        self._trials.settle(seconds / unit, min(served, seconds) / unit, seconds / unit)
+
+    def _spent(self, cycle: Cycle, index: int, expected: float, alone: float) -> float:
+        """Seconds that the cycle took; of plain ones only what tells them from others is more than
+        ``expected``. A capture comes once: it is nobody's fault. ``alone``: of a plain cycle.
+        """
+        usual = expected + self._switches.catch_up(cycle.caught_up, self._costs.one_seconds)
         turns = index == 0 and bool(self._last)  # what was launched ahead for a tree is for nothing
         if turns:
-            usual += self._switches.turn(plain)
-        seconds = usual
-        if cycle.seconds is not None and self._costs.is_timed:
-            seconds = min(cycle.seconds, _HICCUP * usual)
-        worth = plain * _emitted(cycle) / batch.size
-        if index == 0:  # of plain cycles only what tells them from others is a loss
-            seconds = max(seconds, plain) if turns or cycle.caught_up else plain
-        unit = self._one_seconds
-        self._account.settle(seconds / unit, worth / unit, plain / unit)
-        served = seconds if self._trial is None else _emitted(cycle) / self._trial.rate
-        self._trials.settle(seconds / unit, min(served, seconds) / unit, seconds / unit)
+            usual += self._switches.turn(alone)
+        if cycle.seconds is None or not self._costs.is_timed:
+            return usual
+        seconds = min(cycle.seconds, _HICCUP * usual)
+        if index:
+            return seconds
+        return max(seconds, expected) if turns or cycle.caught_up else expected
 
     def _go_on_trying(self, batch: DecodingBatch, index: int) -> None:
         """Count a cycle of the trial; what it has shown decides in the end."""
         trial = self._trial
         assert trial is not None
-        if trial.count(index) or not self._bears(batch, trial.candidate):
+        if trial.count(index) or not self._bears(batch, trial.candidate, quiet=trial.quiet):
             self._trial = None
             self._alike = TRIAL_CYCLES  # what is chosen now has some cycles before the next one
             self._decide(batch, may_try=False)
@@ -253,7 +261,7 @@ class AdaptivePlan:
         rates = self._rates(batch)
         current = self._choices.get(batch_bucket(batch.size), 0)
         best = self._best(batch, rates)
-        served = _HORIZON * self._costs.seconds(self._candidates[best].shape(batch))
+        served = _HORIZON * self._load.seconds(self._candidates[best].shape(batch))
         pays = rates[best] * served / (served + self._catch_up_seconds(batch, best))
         wanted = _GAIN if best > current else _GAIN_OF_LESS
         better = pays > wanted * rates[current] or not self._bears(batch, current)
@@ -267,15 +275,15 @@ class AdaptivePlan:
         borne = [i for i in range(len(rates)) if self._bears(batch, i)]
         return max(borne, key=rates.__getitem__)
 
-    def _bears(self, batch: DecodingBatch, index: int) -> bool:
+    def _bears(self, batch: DecodingBatch, index: int, *, quiet: bool = False) -> bool:
         """Whether the next cycles of a candidate can be paid for, were the draft never right where
-        it was not seen to be, and luck bad.
+        it was not seen to be, and luck bad. ``quiet``: prompts wait: no plain step would ride.
         """
         if not index:
             return True
         candidate, drafting = self._candidates[index], len(batch.drafting)
-        plain = self._costs.seconds(self._candidates[0].shape(batch))
-        more = most_seconds(self._costs, self._candidates, batch, index) - plain
+        shape = self._candidates[0].shape(batch)
+        alone = self._costs.seconds(shape)
         gain = self._overall.least_tokens(candidate.levels) - 1.0
         # the narrowest gathers evidence a few cycles at a time: of dear rows no more is borne
         wanted = _EVIDENCE - self._overall.tried(candidate.levels[0]) if index > 1 else 0.0
@@ -284,51 +292,52 @@ class AdaptivePlan:
         cycles = max(lag, wanted / max(drafting, 1))
         luck = _LUCK * (cycles * drafting) ** 0.5
         tokens = max(cycles * gain * drafting - luck, 0.0)
-        needed = cycles * more - plain * tokens / batch.size + self._switches.turn(plain)
+        steps = 1.0 + tokens / cycles / batch.size
+        plain = alone * steps if quiet else self._load.instead(shape, steps)
+        most = most_seconds(self._load, self._candidates, batch, index)
+        needed = cycles * (most - plain) + self._switches.turn(alone)
         needed += 0.0 if self._last else self._catch_up_seconds(batch, index)
-        unit = self._one_seconds
-        borne = self._account.balance(plain / unit) if self._costs.is_measured else 0.0
+        unit = self._costs.one_seconds
+        borne = self._account.balance(alone / unit) if self._costs.is_measured else 0.0
         return bool(needed / unit <= borne)
 
     def _rates(self, batch: DecodingBatch) -> list[float]:
-        """Expected tokens per second of every candidate."""
+        """Expected speed of every candidate, times that of plain decoding."""
         trees = [candidate.levels for candidate in self._candidates]
         tokens = self._own.expected_tokens(trees, batch.drafting, self._overall)
-        plain = batch.size - len(batch.drafting)
+        more = [(count - len(batch.drafting)) / batch.size for count in tokens]
         return [
-            (plain + count) / self._costs.seconds(candidate.shape(batch))
-            for candidate, count in zip(self._candidates, tokens, strict=True)
+            self._load.speed(candidate.shape(batch), 1.0 + count)
+            for candidate, count in zip(self._candidates, more, strict=True)
         ]
 
     def _catch_up_seconds(self, batch: DecodingBatch, wanted: int) -> float:
         """Time for the draft to catch up with what it was not asked for."""
-        return self._switches.catch_up(batch.deferred, self._one_seconds) if wanted else 0.0
-
-    @property
-    def _one_seconds(self) -> float:
-        """Time of a plain cycle of one sequence."""
-        return self._costs.seconds(Shape(1, 0, 1, 0.0))
+        return self._switches.catch_up(batch.deferred, self._costs.one_seconds) if wanted else 0.0
 
     def _try(self, batch: DecodingBatch, rates: Sequence[float], current: int) -> None:
         """Begin a trial of what could be better by most, where its loss is paid for. What plain
-        decoding costs must be known at any price.
+        decoding costs must be known at any price but that of prompts that wait too often, without
+        which nothing would be timed.
         """
-        if current and not self._costs.is_known(self._candidates[0].shape(batch)):
-            self._trial = Trial(0, rates[current])
+        quiet = self._may_be_quiet
+        is_timed = quiet or self._untimed == 0
+        if current and is_timed and not self._load.is_known(self._candidates[0].shape(batch)):
+            self._trial = Trial(0, rates[current], quiet)
             return
         widths = self._candidates
-        hopes = dict(enumerate(best_rates(self._costs, self._overall, widths, batch, rates)))
+        hopes = dict(enumerate(best_rates(self._load, self._overall, widths, batch, rates)))
         del hopes[current]
         for i in sorted(hopes, key=hopes.__getitem__, reverse=True):
             if hopes[i] <= rates[current]:
                 return
             loss = self._trial_loss(batch, rates, current, i)
-            served = self._costs.seconds(self._candidates[current].shape(batch))
-            unit = self._one_seconds
+            served = self._load.seconds(self._candidates[current].shape(batch))
+            unit = self._costs.one_seconds
             # as long as little is known of the draft, the account of all losses is enough
             paid = self._is_new(i) or loss / unit <= self._trials.balance(served / unit)
-            if paid and self._bears(batch, i):
-                self._trial = Trial(i, rates[current])
+            if paid and self._bears(batch, i, quiet=quiet):
+                self._trial = Trial(i, rates[current], quiet)
                 return
 
     def _is_new(self, index: int) -> bool:
@@ -343,8 +352,8 @@ class AdaptivePlan:
         far dearer than it seems.
         """
         shape = self._candidates[wanted].shape(batch)
-        near = self._costs.is_known(shape) or abs(wanted - current) == 1
-        seconds = TRIAL_CYCLES * self._costs.seconds(shape) * (1 if near else _FAR)
+        near = self._load.is_known(shape) or abs(wanted - current) == 1
+        seconds = TRIAL_CYCLES * self._load.seconds(shape) * (1 if near else _FAR)
         better = rates[wanted] / rates[current] / (1 if near else _FAR)
         return seconds * max(1.0 - better, 0.0) + self._catch_up_seconds(batch, wanted)
 
@@ -352,46 +361,3 @@ class AdaptivePlan:
 def _is_seeded(sequence: SequenceState) -> bool:
     """Whether its answer must come again, and so be drafted alike."""
     return sequence.sampling.seed is not None and not sequence.sampling.greedy
-
-
-def _emitted(cycle: Cycle) -> int:
-    """Tokens of all sequences."""
-    return sum((accepted or 0) + 1 for accepted in cycle.accepted)
-
-
-def read_adaptive_plan(
-    bundle: Path,
-    config: SpeculationConfig,
-    device: str,
-    kv_share: float,
-    experts: ExpertReads | None = None,
-) -> AdaptivePlan:
-    """The plan that a bundle is served by; its table, where it was tuned, is what it begins with.
-
-    Args:
-        kv_share: bytes of a token in the KV cache over those of the weights. experts: of a
-            mixture's target.
-    Raises:
-        UserError: as for ``read_table``.
-    """
-    tree = configured_tree(config)
-    table = read_table(bundle, config, tree.num_nodes, device)
-    return AdaptivePlan(
-        config,
-        Plan({1: tree}) if table is None else plan_of(table),
-        widths(tree.num_nodes),
-        prior_of(table, kv_share, experts),
-        acceptance_prior(table, config),
-    )
-
-
-def acceptance_prior(table: TuningTable | None, config: SpeculationConfig) -> dict[Level, float]:
-    """Rates by level of the widest trees that ``bench --tune`` ran."""
-    found: dict[Level, float] = {}
-    for num_nodes, shares in sorted(table.acceptance.items()) if table else ():
-        above = 1.0
-        for level, share in zip(levels_of(shrunk(config, num_nodes)), shares, strict=False):
-            if above > 0:
-                found[level] = share / above
-            above = share
-    return found

@@ -15,7 +15,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
-from trt_eagle3.decode.adaptive_plan import read_adaptive_plan
+from trt_eagle3.decode.bundle_plan import read_adaptive_plan
 from trt_eagle3.decode.cycle_cost import expert_reads
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates
-from trt_eagle3.decode.cycle_cost import CycleCosts, Shape
+from trt_eagle3.decode.cycle_cost import Shape
+from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.width import DecodingBatch, Width
 
 __all__ = ["best_rates", "most_gain", "most_seconds", "rates_of_all"]
@@ -14,7 +15,7 @@ _DEARER = 1.05  # times that a width may be that is unknown, next to a known one
 
 
 def most_seconds(
-    costs: CycleCosts, widths: Sequence[Width], batch: DecodingBatch, index: int
+    costs: LoadCosts, widths: Sequence[Width], batch: DecodingBatch, index: int
 ) -> float:
     """Time of a cycle of ``widths[index]`` at most; the further from a known width, the more."""
     unknown = 0
@@ -24,15 +25,14 @@ def most_seconds(
 
 
 def best_rates(
-    costs: CycleCosts,
+    costs: LoadCosts,
     acceptance: AcceptanceRates,
     widths: Sequence[Width],
     batch: DecodingBatch,
     rates: Sequence[float],
 ) -> list[float]:
-    """Tokens per second of every width at best, where ``rates`` are expected: more is accepted than
-    was seen so far, and what was not timed, or long ago, costs less; but never less than fewer
-    nodes do.
+    """Speed of every width at best, where ``rates`` are expected: more is accepted than was seen so
+    far, and what was not timed, or long ago, costs less; but never less than fewer nodes do.
     """
     found, least = [], 0.0
     for width, rate in zip(widths, rates, strict=True):
@@ -46,27 +46,29 @@ def best_rates(
 
 
 def rates_of_all(
-    costs: CycleCosts,
+    costs: LoadCosts,
     acceptance: AcceptanceRates,
     widths: Sequence[Width],
     batch_size: int,
     context: float,
 ) -> list[float]:
-    """Expected tokens per second of each of ``batch_size`` sequences by width, if the draft follows
-    all of them; ``context``: their mean length.
+    """Expected speed by width, times that of plain decoding, if the draft follows all of
+    ``batch_size`` sequences; ``context``: their mean length.
     """
     return [
-        acceptance.expected_tokens(width.levels)
-        / costs.seconds(Shape(width.num_nodes, width.steps, batch_size, context))
+        costs.speed(
+            Shape(width.num_nodes, width.steps, batch_size, context),
+            acceptance.expected_tokens(width.levels),
+        )
         for width in widths
     ]
 
 
 def most_gain(
-    costs: CycleCosts, acceptance: AcceptanceRates, widths: Sequence[Width], batch: DecodingBatch
+    costs: LoadCosts, acceptance: AcceptanceRates, widths: Sequence[Width], batch: DecodingBatch
 ) -> float:
-    """Times the tokens per second of ``widths[0]``, plain decoding, that any other may bring at
-    best, if the draft follows the whole batch.
+    """Times as fast as plain decoding, ``widths[0]``, that any other may be at best, if the draft
+    follows the whole batch.
     """
     rates = rates_of_all(costs, acceptance, widths, batch.size, batch.context)
     return max(best_rates(costs, acceptance, widths, batch, rates)[1:]) / rates[0]

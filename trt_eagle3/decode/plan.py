@@ -27,6 +27,8 @@ class Cycle:
             plainly.
         caught_up: rows that the draft had to catch up with first, of all sequences together.
         seconds: since the end of the cycle before; None where anything else came between.
+        joining: sequences that decode as soon as their prompts are through, which run beside this
+            cycle, or wait for it to be timed; 0 where plain steps do not run in their forwards.
     """
 
     sequences: Sequence[SequenceState]
@@ -34,6 +36,22 @@ class Cycle:
     accepted: Sequence[int | None]
     caught_up: int = 0
     seconds: float | None = None
+    joining: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """That all sequences emitted."""
+        return sum((accepted or 0) + 1 for accepted in self.accepted)
+
+    @property
+    def plain_steps(self) -> float:
+        """Plain cycles of the same sequences that emit as much."""
+        return self.num_tokens / len(self.sequences) if self.sequences else 1.0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether prompts waited for it."""
+        return self.joining > 0 and self.seconds is not None
 
 
 class TreePlan(Protocol):

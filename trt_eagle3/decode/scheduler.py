@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
@@ -73,6 +74,7 @@ class Scheduler:
         self.observer = observer
         self._cycle_end: float | None = None  # where the next cycle's time begins
         self._vision = vision
+        self._held_back = False  # those waiting, by images of one that was admitted
         self._launched = LaunchedPrefill()  # whose first tokens nobody has read
 
     @property
@@ -117,7 +119,8 @@ class Scheduler:
         if self._launched.sequences:
             self._cycle_end = None  # this step's cycle runs behind that prefill
         if self._quiet:
-            return joined(self._end_prefill(self._taken()) + self._decode(self._decoding()))
+            found = self._end_prefill(self._taken())
+            return joined(found + self._decode(self._decoding(), self._joining(waiting=True)))
         # who was put off meanwhile may be admitted again, with the token that it has
         all_run = self._still_running(self._launched.sequences) == self._launched.sequences
         found = [] if all_run else self._end_prefill(self._taken())
@@ -140,6 +143,7 @@ class Scheduler:
 
     def _admit(self) -> list[Emission]:
         failed = []
+        self._held_back = False
         while (sequence := self._next()) is not None:
             self.running.append(sequence)  # first, so that whoever counts misses nobody
             self.waiting.remove(sequence)
@@ -153,7 +157,8 @@ class Scheduler:
             except Exception as error:  # one prompt's images fail that prompt alone
                 failed.append(self._fail(sequence, error))
             if any(s.prefilled and not s.backpressured for s in self.running):
-                break  # running sequences wait for one prompt's images, and go on
+                self._held_back = True  # running ones wait for one prompt's images, and go on
+                break
         return failed
 
     def _encode(self, sequence: SequenceState) -> None:
@@ -193,6 +198,7 @@ class Scheduler:
         decode. The new one's first tokens are read by the next step, if there is work meanwhile.
         """
         before, decodes = self._taken(), bool(self._decoding())
+        joining = self._joining(waiting=self._held_back) if decodes else 0
         launched, found = self._prefill()
         found += self._end_prefill(before)
         self._launched = launched
@@ -201,7 +207,17 @@ class Scheduler:
         goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
         if not (goes_on and self._decoder.launches_ahead):
             found += self._end_prefill(self._taken())
-        return found + self._decode(self._still_running(decoding))
+        return found + self._decode(self._still_running(decoding), joining)
+
+    def _joining(self, *, waiting: bool) -> int:
+        """As ``Cycle.joining``, before any prompt is launched; ``waiting``: whether those count
+        that wait and have a place.
+        """
+        if not self._decoder.mixes:
+            return 0
+        places = self._max_batch_size - len(self.running) if waiting else 0
+        ready = sum(s.length < s.num_prefill and not s.backpressured for s in self.running)
+        return ready + sum(not s.backpressured for s in islice(self.waiting, places))
 
     def _prefill(self) -> tuple[LaunchedPrefill, list[Emission]]:
         """What was launched, and who failed."""
@@ -252,7 +268,8 @@ class Scheduler:
         ends = {i: self._kv.chunk_end(ready[i], count) for i, count in rows.items()}
         return [(ready[i], end - ready[i].length) for i, end in ends.items()]
 
-    def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
+    def _decode(self, sequences: list[SequenceState], joining: int) -> list[Emission]:
+        """Run a cycle; ``joining``: as of ``Cycle``."""
         tree = self.tree_for(sequences)
         before = self.num_preempted
         for s in sequences:
@@ -272,7 +289,8 @@ class Scheduler:
         levels = [len(a.tokens) - 1 if a.steps else None for _, a in in_it]
         caught_up = max(late - sum(len(s.deferred) for s in ready), 0)
         seconds = self._cycle_seconds()
-        self._observe(Cycle([s for s, _ in in_it], done.tree, levels, caught_up, seconds))
+        cycle = Cycle([s for s, _ in in_it], done.tree, levels, caught_up, seconds, joining)
+        self._observe(cycle)
         return [
             Emission(s, accepted.tokens, full=self._is_full(s), steps=accepted.steps)
             if accepted.tokens

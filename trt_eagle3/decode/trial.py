@@ -12,15 +12,18 @@ TRIAL_CYCLES = 4
 
 @dataclass
 class Trial:
-    """Cycles of another width, and the tokens per second without them.
+    """Cycles of another width.
 
     Attributes:
+        rate: speed of what is served without them, times that of plain decoding.
+        quiet: whether prompts wait until it is over.
         left: cycles of it that are wanted. patience: cycles until it is given up: near the length
             limit nobody drafts, and a plain pass that runs already comes first.
     """
 
     candidate: int
     rate: float
+    quiet: bool
     left: int = TRIAL_CYCLES
     patience: int = 2 * TRIAL_CYCLES
 
