@@ -69,6 +69,7 @@ void run_moe_cases() {
     for (const bool renormalise : {false, true}) check_mixture(make_mixture(rows, 8, 2, 128, 72, renormalise));
   }
   check_mixture(make_mixture(16, 40, 8, 256, 96, true));
+  for (const int64_t rows : {65, 150}) check_mixture(make_mixture(rows, 8, 2, 256, 128, true));  // by grouped products
 }
 
 }  // namespace cases
