@@ -106,7 +106,6 @@ class FusedMoe final : public Description {
     check.that(x.rank == 2 && logits.rank == 2 && y.rank == 2 && logits.shape[0] == x.shape[0] &&
                    y.shape[0] == x.shape[0] && y.shape[1] == x.shape[1],
                "x, router_logits, y: expected [n, H], [n, E] and [n, H]");
-    check.that(call.workspace != nullptr, "TensorRT gave no workspace");
     if (!check.ok()) return check.message();
     cudaError_t error = run(v, call, 0, x.shape[0], &check);
     if (error == cudaErrorNotSupported && x.shape[0] > kRows) {
@@ -131,6 +130,7 @@ class FusedMoe final : public Description {
     args.top_k = v[kTopK].integer;
     args.renormalise = v[kRenormalise].integer;
     const FusedMoeParams params = fused_moe_params(args, check);
+    check->that(call.workspace != nullptr, "TensorRT gave no workspace");
     if (!check->ok()) return cudaSuccess;
     const size_t bytes = bytes_of(v, rows, params.num_experts, params.hidden, params.width);
     return fused_moe(params, call.workspace, bytes, call.stream);

@@ -141,7 +141,7 @@ class Load:
             self.waiting = 0
         self._cycle(disturbed=disturbed)
 
-    def _cycle(self, *, disturbed: bool, joining: int = 0) -> None:
+    def _cycle(self, *, disturbed: bool, joining: int = 0, following: float = 0.0) -> None:
         tree = self._launched(self.plan.tree_for(self.sequences))
         if not any(s.drafting for s in self.sequences):
             tree = None
@@ -170,6 +170,7 @@ class Load:
                 rows,
                 None if disturbed else seconds,
                 joining,
+                following,
             )
         )
         self.waiting += sum(s.left <= 0 for s in self.sequences)
@@ -234,7 +235,9 @@ class PromptLoad(Load):
         self.seconds += self.forward_ms * self._prefilled / 1000
         if self.sequences:
             self.beside += count > 0
-            self._cycle(disturbed=count > 0 or behind_prompts, joining=ready)
+            following = self.draft_ms * sum(s.drafting for s in new) / 1000
+            disturbed = count > 0 or behind_prompts
+            self._cycle(disturbed=disturbed, joining=ready, following=following)
         self.sequences += new
 
     def _ms(self, depth: int) -> float:

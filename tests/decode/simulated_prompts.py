@@ -36,9 +36,10 @@ def speeds(plan: Any, size: int, rate: float, phases: Sequence[Phase], **load: A
 def over_plain(
     plan: Any, size: int, rate: float, phases: Sequence[Phase], **load: Any
 ) -> list[float]:
-    """The same over what a server that never drafts serves."""
-    sides = (speeds(p, size, rate, phases, **load) for p in (plan, Plan({1: None})))
-    return [drafted / plain for drafted, plain in zip(*sides, strict=True)]
+    """The same over what a server serves that has no draft."""
+    served = speeds(plan, size, rate, phases, **load)
+    plain = speeds(Plan({1: None}), size, rate, phases, **load | {"draft_ms": 0.0})
+    return [mine / other for mine, other in zip(served, plain, strict=True)]
 
 
 def main() -> None:

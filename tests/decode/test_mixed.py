@@ -241,6 +241,22 @@ def test_plan_hears_who_is_about_to_join(
     assert found == ([1, 1, 1, 0] if mixes else [0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("drafting", [True, False])
+def test_plan_hears_what_following_prompts_takes(drafting: bool) -> None:
+    """A prompt of 33 tokens in chunks of 12, of which a plain step takes one."""
+    pool, plan = fixed_pool(), Turns()
+    plan.trees = (None,)
+    scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan, chunk=12)
+    scheduler.add(first := sequence(0, pool))
+    while len(first.tokens) < 2:
+        scheduler.step()
+    plan.seen.clear()
+    scheduler.add(sequence(6, pool, drafting=drafting))
+    for _ in range(4):
+        scheduler.step()
+    assert [cycle.following > 0.0 for cycle in plan.seen] == [*3 * [drafting], False]
+
+
 def test_those_count_who_wait_for_images_of_another() -> None:
     pool = fixed_pool()
     coming = [sequence(i, pool) for i in (1, 4)]

@@ -20,6 +20,7 @@ from tests.decode.simulated_load import (
 )
 from tests.decode.simulated_plan import CHAIN, primed
 from tests.decode.simulated_prompts import over_plain
+from trt_eagle3.decode.following import Following
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.plan import Plan, shrunk
 
@@ -47,6 +48,54 @@ def test_chain_that_a_busy_host_makes_dear_is_given_up(answer: int) -> None:
     phases = [(busy_ms, LEARNING, 1000)]
     assert over_plain(Plan({1: shrunk(CHAIN, 6)}), 8, rate, phases, **load)[0] < 0.9
     assert over_plain(primed(idle_ms, rate=0.93), 8, rate, phases, **load)[0] >= BOUND
+
+
+FOLLOWING_MS = 2.0
+"""Of a prompt, for a busy host to launch the tiny pair's draft over it (H200, 2026-11-26)."""
+
+
+def with_dear_following(size: int, answer: int, length: float) -> float:
+    """From the 400th cycle on: a trial is borne by then, without which the draft is unseen."""
+    load = HOST | {"answer": answer, "draft_ms": FOLLOWING_MS}
+    plan, phases = primed(idle_ms), [(busy_ms, 400, 800)]
+    return over_plain(plan, size, rate_of(length, 5), phases, **load)[0]
+
+
+@pytest.mark.parametrize("length", [1.0, 2.0, 4.7])
+@pytest.mark.parametrize("answer", [12, 54, 400])
+@pytest.mark.parametrize("size", [8, 32, 64])
+def test_prompts_are_followed_only_where_that_pays(size: int, answer: int, length: float) -> None:
+    """On a busy host, where the draft takes as long over a prompt as plain cycles do."""
+    assert with_dear_following(size, answer, length) >= BOUND
+
+
+def test_plan_that_takes_nothing_for_following_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoadCosts, "followed", lambda *args: args[-1])
+    monkeypatch.setattr(Following, "settle", lambda *_: None)
+    assert with_dear_following(32, 54, 2.0) < 0.9
+
+
+def test_plan_that_hopes_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trial is borne, and what costs would be at best seems worth following."""
+    monkeypatch.setattr(Following, "settle", lambda *_: None)
+    assert with_dear_following(64, 400, 2.0) < 0.96
+
+
+@pytest.mark.parametrize(
+    ("size", "answer", "gain"), [(32, 400, 1.3), (64, 54, 1.03), (64, 400, 2.0)]
+)
+def test_draft_that_pays_though_following_is_dear_is_drafted(
+    size: int, answer: int, gain: float
+) -> None:
+    assert with_dear_following(size, answer, 4.7) >= gain
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_draft_that_nobody_has_seen_is_followed_until_it_was_tried(seed: int) -> None:
+    """A trial is borne after some hundred cycles only: catching up has become dear by then."""
+    load = HOST | {"answer": 54, "draft_ms": 0.25, "seed": seed}
+    phases = [(busy_ms, LEARNING, 800)]
+    assert over_plain(primed(idle_ms), 32, rate_of(4.7, 5), phases, **load)[0] >= 1.3
 
 
 def test_chain_that_pays_on_a_busy_host_is_kept() -> None:

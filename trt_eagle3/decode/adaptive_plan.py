@@ -17,9 +17,10 @@ from trt_eagle3.decode.acceptance_rate import AcceptanceRates, Level, SequenceRa
 from trt_eagle3.decode.cycle_cost import CostPrior, CycleCosts, batch_bucket
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.device_batch import LAUNCHED_AHEAD
+from trt_eagle3.decode.following import Following
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.loss_account import LossAccount
-from trt_eagle3.decode.outlook import best_rates, most_gain, most_seconds, rates_of_all
+from trt_eagle3.decode.outlook import best_rates, most_seconds, rates_of_all
 from trt_eagle3.decode.plan import Cycle, Plan, shrunk
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.switch_cost import SwitchCosts
@@ -87,6 +88,7 @@ class AdaptivePlan:
         self._trial: Trial | None = None
         self._account = LossAccount(_LOSS_SHARE, _LOSS_ADVANCE, _MOST_LOSS)
         self._trials = LossAccount(_TRIAL_SHARE, _TRIAL_ADVANCE, _MOST_TRIAL_LOSS)
+        self._following = Following(self._costs, self._load, self._overall, self._candidates)
 
     @property
     def wants_quiet(self) -> bool:
@@ -121,15 +123,11 @@ class AdaptivePlan:
         return self._candidates[self._choices[bucket]].tree
 
     def follows(self, sequence: SequenceState, others: Sequence[SequenceState]) -> bool:
-        """Not where even at best no width would pay if the draft followed all of them.
-
-        What was seen of the draft fades in plain cycles, until it may be better than that again:
-        then it follows those that come, and a trial shows how often it is right.
+        """Where that may pay. What was seen of the draft fades in plain cycles, until it may be
+        better than that again: then it follows some of those that come, and a trial shows how often
+        it is right.
         """
-        if _is_seeded(sequence):
-            return True
-        batch = DecodingBatch([*others, sequence])
-        return most_gain(self._load, self._overall, self._candidates, batch) >= _GAIN
+        return _is_seeded(sequence) or self._following.pays(DecodingBatch([*others, sequence]))
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
         """Every width, those first that promise most by what is known so far."""
@@ -146,6 +144,7 @@ class AdaptivePlan:
     def observe(self, cycle: Cycle) -> None:
         """Learn from a cycle, and now and then think again."""
         self._load.observe(cycle)
+        self._following.settle(cycle)
         index = self._index.get(cycle.tree)
         if index is None or not any(s.drafting for s in cycle.sequences):
             self._pass_over(cycle, index)

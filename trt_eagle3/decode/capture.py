@@ -106,6 +106,8 @@ def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
     done = 0
     for count, width in catch_up.shapes(_CAUGHT_UP, most):
         num_rows = min(width, most)
+        if num_rows > 1 and catch_up.width(num_rows - 1) == width:
+            num_rows -= 1  # with a row of padding, as nearly all have
         if count * -(-(num_rows + 1) // pool.page_size) > pool.num_free:
             continue
         try:
@@ -129,14 +131,15 @@ def _run_catch_up(
     sequences = [_text(pool, vocab_size, num_rows) for _ in range(count)]
     manifest, table = catch_up.drafting.manifest, catch_up.drafting.proposer.runner.embedding
     width = len(manifest.aux_layers) * manifest.target_hidden_size
-    aux = torch.zeros(num_rows, width, dtype=table.dtype, device=table.device)
+    # a plain cycle leaves the rows of all sequences in one tensor
+    cycles = torch.zeros(num_rows, count, width, dtype=table.dtype, device=table.device).unbind()
     try:
-        for s in sequences:
+        for i, s in enumerate(sequences):
             s.pages.reserve(num_rows + 1)
             s.tokens, s.length = [0], num_rows
-            s.deferred = [RowRef(row, 0) for row in aux.split(1)]
+            s.deferred = [RowRef(rows, i) for rows in cycles]
         with request_memory(
-            f"a draft that catches up: {count * num_rows} rows at once",
+            f"a draft that catches up: {count * catch_up.width(num_rows)} rows at once",
             "Rebuild with a smaller engine.prefill_chunk.",
         ):
             catch_up.run(sequences)

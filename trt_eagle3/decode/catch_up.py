@@ -76,7 +76,7 @@ class CatchUp:
         """
         late = sorted((s for s in sequences if s.deferred), key=lambda s: len(s.deferred))
         while late:
-            width = self._width(len(late[-1].deferred))
+            width = self.width(len(late[-1].deferred))
             most = self._most_sequences(width)
             late, together = late[:-most], late[-most:]
             padding = self._num_batch_rows(len(together), most) - len(together)
@@ -86,7 +86,7 @@ class CatchUp:
         """Batch rows and width of every forward over up to ``counts`` sequences, each of which
         lacks ``most`` rows at most.
         """
-        widths = dict.fromkeys(self._width(n) for n in range(1, most + 1))
+        widths = dict.fromkeys(self.width(n) for n in range(1, most + 1))
         found: dict[tuple[int, int], None] = {}
         for count in counts:
             for width in widths:
@@ -94,7 +94,7 @@ class CatchUp:
                 found[self._num_batch_rows(together, self._most_sequences(width)), width] = None
         return list(found)
 
-    def _width(self, num_rows: int) -> int:
+    def width(self, num_rows: int) -> int:
         """To how many rows those of a sequence that lacks ``num_rows`` are padded."""
         if not self._fixed_shapes:
             return num_rows

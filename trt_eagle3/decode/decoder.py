@@ -7,6 +7,7 @@ vocab. Sequences that need fewer rows than S are padded; padding writes to page 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
@@ -77,6 +78,8 @@ class Decoder:
                 max_sequences=max_batch_size,
                 fixed_shapes=fixed_shapes,
             )
+        self.following_seconds = 0.0
+        """That the host took so far to launch the draft over prompts."""
         self._async: AsyncCycles | None = None
         if fixed_shapes and asynchronous:
             draft = DraftAhead(drafting.proposer, drafting.manifest) if drafting else None
@@ -197,9 +200,10 @@ class Decoder:
             mixed = self._async.launch_beside(beside, rows)
         logits, aux = mixed or self._target.forward(embeds, metadata, last_rows, visual_levels)
         first_tokens = FirstTokens(chunks, [logits[i, 0] for i in last_segments(segments)])
+        start = time.perf_counter()
         try:
-            if aux is not None:
-                self._draft_prompt(segments, aux, first_tokens)
+            if aux is not None and self._draft_prompt(segments, aux, first_tokens):
+                self.following_seconds += time.perf_counter() - start
         except Exception:
             # who is prefilled again, since the draft ran out of memory, has its token
             first_tokens.append()
@@ -279,14 +283,15 @@ class Decoder:
 
     def _draft_prompt(
         self, segments: Sequence[Segment], aux: Tensor, first_tokens: FirstTokens
-    ) -> None:
-        """Give the draft these rows: features of every row, tokens one ahead.
+    ) -> bool:
+        """Give the draft these rows: features of every row, tokens one ahead; whether it follows
+        any of them.
 
         A segment's last row needs the next one's first token, and the prompt's the answer's first.
         """
         rows = [i for i, s in enumerate(segments) if s.sequence.drafting]
         if self._drafting is None or not rows:
-            return
+            return False
         some = [segments[i] for i in rows]
         runner = self._drafting.proposer.runner
         width = self._prompt_width(some)
@@ -300,6 +305,7 @@ class Decoder:
         # a width that comes again, where others beside the prompt made the target's an odd one
         aux = functional.pad(aux[:, :width], (0, 0, 0, max(width - aux.shape[1], 0)))
         self._drafting.extend(some, embeds, aux)
+        return True
 
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
         if not sequences or tree is None or self._drafting is None:

@@ -5,6 +5,9 @@ reads the weights and is launched in any case, so that the step adds little to i
 runs by itself. So the more often prompts come, the less a plain step costs, and the less a tree
 gains over as many plain steps as emit its tokens.
 
+A draft that follows prompts runs over each of them, too. Where they come often, and answers are
+short, that takes more than its trees win.
+
 Sequences whose prompts are ready decode soon. Where many wait for that, few decode now, and what a
 tree emits more for them would have been emitted by cheaper steps of more sequences.
 """
@@ -23,6 +26,13 @@ _WINDOW = 128.0  # plain steps that count: prompts come in bursts, as when a ser
 _LEAST_RIDE = 0.09
 """Of a plain cycle that a riding step costs at least: attention is launched for its rows alone. Of
 the 4.1 ms of one sequence (8B, H200) it takes 36 times 9.9 us (docs/measurements.md)."""
+_FOLLOWING = 0.25
+"""Of a plain cycle of one sequence that the draft takes over the prompts of a forward, until that
+was seen: 1.05 ms at 1,000 rows of an 8B (``bench.modelled_times``). Launches of the tiny pair's
+take a busy host 2 ms, four such cycles (H200, 2026-11-26)."""
+_NEWS = 0.3  # how much the last forward says of that
+_FAR = 4.0  # times what is known: a capture or an allocation
+_FADED = 1e-3  # of what is known is forgotten in a cycle in which the draft follows nobody
 
 
 class LoadCosts:
@@ -34,6 +44,7 @@ class LoadCosts:
         """``costs``: of cycles that run alone."""
         self._costs = costs
         self._riding = self._joining = 0.0  # of a plain step, on the average
+        self._following = _FOLLOWING
 
     def observe(self, cycle: Cycle) -> None:
         """Count the prompts beside ``cycle``, and the plain steps that it stands for."""
@@ -41,6 +52,18 @@ class LoadCosts:
         keep = math.exp(-steps / _WINDOW)
         self._riding = keep * self._riding + (1.0 - keep) * (cycle.joining > 0) / steps
         self._joining = keep * self._joining + (1.0 - keep) * cycle.joining
+        if not self._costs.is_timed or not cycle.following:
+            self._following += _FADED * (_FOLLOWING - self._following)
+            return
+        found = min(cycle.following / self._costs.one_seconds, _FAR * self._following)
+        self._following += _NEWS * (found - self._following)
+
+    def followed(self, shape: Shape, speed: float) -> float:
+        """What is left of ``speed``, times that of plain decoding, once the draft also runs over
+        the prompts that come; ``shape``: of a plain cycle.
+        """
+        following = self._riding * self._following * self._costs.one_seconds
+        return speed / (1.0 + speed * following / self.seconds(shape))
 
     def seconds(self, shape: Shape) -> float:
         """What a cycle of ``shape`` is expected to cost, in the unit of ``CycleCosts.seconds``."""

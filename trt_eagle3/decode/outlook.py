@@ -9,7 +9,7 @@ from trt_eagle3.decode.cycle_cost import Shape
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.width import DecodingBatch, Width
 
-__all__ = ["best_rates", "most_gain", "most_seconds", "rates_of_all"]
+__all__ = ["best_rates", "most_seconds", "rates_of_all"]
 
 _DEARER = 1.05  # times that a width may be that is unknown, next to a known one
 
@@ -62,13 +62,3 @@ def rates_of_all(
         )
         for width in widths
     ]
-
-
-def most_gain(
-    costs: LoadCosts, acceptance: AcceptanceRates, widths: Sequence[Width], batch: DecodingBatch
-) -> float:
-    """Times as fast as plain decoding, ``widths[0]``, that any other may be at best, if the draft
-    follows the whole batch.
-    """
-    rates = rates_of_all(costs, acceptance, widths, batch.size, batch.context)
-    return max(best_rates(costs, acceptance, widths, batch, rates)[1:]) / rates[0]

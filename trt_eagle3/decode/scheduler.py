@@ -199,7 +199,9 @@ class Scheduler:
         """
         before, decodes = self._taken(), bool(self._decoding())
         joining = self._joining(waiting=self._held_back) if decodes else 0
+        followed = self._decoder.following_seconds
         launched, found = self._prefill()
+        following = self._decoder.following_seconds - followed
         found += self._end_prefill(before)
         self._launched = launched
         # with those first tokens, which are not kept for a cycle of their own, behind the prefill
@@ -207,7 +209,7 @@ class Scheduler:
         goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
         if not (goes_on and self._decoder.launches_ahead):
             found += self._end_prefill(self._taken())
-        return found + self._decode(self._still_running(decoding), joining)
+        return found + self._decode(self._still_running(decoding), joining, following)
 
     def _joining(self, *, waiting: bool) -> int:
         """As ``Cycle.joining``, before any prompt is launched; ``waiting``: whether those count
@@ -268,8 +270,10 @@ class Scheduler:
         ends = {i: self._kv.chunk_end(ready[i], count) for i, count in rows.items()}
         return [(ready[i], end - ready[i].length) for i, end in ends.items()]
 
-    def _decode(self, sequences: list[SequenceState], joining: int) -> list[Emission]:
-        """Run a cycle; ``joining``: as of ``Cycle``."""
+    def _decode(
+        self, sequences: list[SequenceState], joining: int, following: float = 0.0
+    ) -> list[Emission]:
+        """Run a cycle; ``joining``, ``following``: as of ``Cycle``."""
         tree = self.tree_for(sequences)
         before = self.num_preempted
         for s in sequences:
@@ -288,8 +292,15 @@ class Scheduler:
         in_it = [(s, a) for s, a in zip(ready, done.accepted, strict=True) if a is not None]
         levels = [len(a.tokens) - 1 if a.steps else None for _, a in in_it]
         caught_up = max(late - sum(len(s.deferred) for s in ready), 0)
-        seconds = self._cycle_seconds()
-        cycle = Cycle([s for s, _ in in_it], done.tree, levels, caught_up, seconds, joining)
+        cycle = Cycle(
+            [s for s, _ in in_it],
+            done.tree,
+            levels,
+            caught_up,
+            self._cycle_seconds(),
+            joining,
+            following,
+        )
         self._observe(cycle)
         return [
             Emission(s, accepted.tokens, full=self._is_full(s), steps=accepted.steps)

@@ -1,0 +1,74 @@
+"""Following: whether the draft is to run over a prompt, so that it can draft for whoever sent it.
+
+That takes time beside every prompt, and wins something only where a tree is drafted later on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trt_eagle3.decode.acceptance_rate import AcceptanceRates
+from trt_eagle3.decode.cycle_cost import CycleCosts
+from trt_eagle3.decode.load_cost import LoadCosts
+from trt_eagle3.decode.loss_account import LossAccount
+from trt_eagle3.decode.outlook import best_rates, rates_of_all
+from trt_eagle3.decode.plan import Cycle
+from trt_eagle3.decode.width import DecodingBatch, Width
+
+__all__ = ["Following"]
+
+_GAIN = 1.03  # what a tree must promise, beyond what following takes: less is noise
+_SEEN = 16  # chances of a draft after which it is known how often it is right
+_HOPE_SHARE = 0.005  # of the time that following may take while nothing is drafted
+_HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
+_MOST_HOPE = 12.0  # plain cycles at once
+
+
+class Following:
+    """What following is hoped to win, and what it has taken while nothing was drafted."""
+
+    def __init__(
+        self,
+        costs: CycleCosts,
+        load: LoadCosts,
+        acceptance: AcceptanceRates,
+        widths: Sequence[Width],
+    ) -> None:
+        """What the plan knows and learns; ``widths``: that it chooses from, plain decoding
+        first.
+        """
+        self._costs = costs
+        self._load = load
+        self._acceptance = acceptance
+        self._widths = widths
+        self._hopes = LossAccount(_HOPE_SHARE, _HOPE_ADVANCE, _MOST_HOPE)
+
+    def pays(self, batch: DecodingBatch) -> bool:
+        """Whether some width gains by what was seen of it, if the draft follows all of ``batch``
+        and the prompts that come. Where one would only at best: as long as nothing was seen of the
+        draft, or the share of the time that hope may take bears it.
+        """
+        rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, batch.context)
+        tried = self._acceptance.tried(self._widths[1].levels[0])
+        if tried >= _SEEN and self._gains(batch, rates):
+            return True
+        best = best_rates(self._load, self._acceptance, self._widths, batch, rates)
+        return self._gains(batch, best) and (tried < 1.0 or self._bears_hope(batch))
+
+    def settle(self, cycle: Cycle) -> None:
+        """Count what following took beside ``cycle``; a tree's pays for it."""
+        if not self._costs.is_timed or not cycle.sequences:
+            return
+        alone, unit = self._plain_cycles(DecodingBatch(cycle.sequences)), self._costs.one_seconds
+        following = cycle.following / unit if cycle.tree is None else 0.0
+        self._hopes.settle(alone + following, alone, alone)
+
+    def _gains(self, batch: DecodingBatch, rates: Sequence[float]) -> bool:
+        return self._load.followed(self._widths[0].shape(batch), max(rates[1:])) >= _GAIN
+
+    def _bears_hope(self, batch: DecodingBatch) -> bool:
+        return self._hopes.balance(self._plain_cycles(batch)) > 0.0
+
+    def _plain_cycles(self, batch: DecodingBatch) -> float:
+        """What a plain cycle of ``batch`` takes, in such cycles of one sequence."""
+        return self._costs.seconds(self._widths[0].shape(batch)) / self._costs.one_seconds
