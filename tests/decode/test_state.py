@@ -84,7 +84,9 @@ def test_the_state_tells_in_the_tokens_and_drafts_are_accepted_and_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise these tests would hold of a layer that nobody reads."""
-    alone(3)
+    asked = [0, 3, 6]
+    for i in asked:
+        alone(i)  # which drafts guess
     paths: list[Commit] = []
     commit = HashStates.commit
 
@@ -94,7 +96,7 @@ def test_the_state_tells_in_the_tokens_and_drafts_are_accepted_and_rejected(
 
     monkeypatch.setattr(HashStates, "commit", watched)
     scheduler = make_scheduler(HashStates("select", 0), None, lambda _: BUSHY)
-    answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), [0, 3, 6])
+    answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), asked)
     assert {1, 2, 3} <= {len(c.path) for c in paths}
     assert not all(c.in_place for c in paths)
     monkeypatch.setattr("tests.decode.recurrent._NOISE", 0.0)
