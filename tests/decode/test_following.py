@@ -38,11 +38,13 @@ class Followed:
             self.acceptance.observe(LEVELS, [accepted])
         return self
 
-    def run(self, cycles: int, seconds: float = 0.0, *, drafted: bool = False) -> Followed:
-        """Cycles beside each of which following takes ``seconds``."""
+    def run(
+        self, cycles: int, seconds: float = 0.0, *, drafted: bool = False, joining: int = 0
+    ) -> Followed:
+        """Cycles beside each of which following takes ``seconds``, and ``joining`` of ``Cycle``."""
         tree, accepted = (TREE, 0) if drafted else (None, None)
         for _ in range(cycles):
-            cycle = Cycle(SEQUENCES, tree, 8 * [accepted], 0, None, 0, seconds)  # type: ignore[arg-type]
+            cycle = Cycle(SEQUENCES, tree, 8 * [accepted], 0, None, joining, seconds)  # type: ignore[arg-type]
             self.load.observe(cycle)
             self.following.settle(cycle)
         return self
@@ -90,9 +92,7 @@ def test_prompts_that_come_often_make_following_dear() -> None:
     """A draft 1.33 times as fast, beside prompts of which each takes half a plain cycle."""
     found = Followed(0.0075).see(accepted=1)
     assert found.pays
-    for _ in range(600):
-        found.load.observe(Cycle(SEQUENCES, None, 8 * [None], 0, None, 1, PLAIN_S / 2))  # type: ignore[arg-type]
-    assert not found.pays
+    assert not found.run(600, PLAIN_S / 2, joining=1).pays
 
 
 @pytest.mark.parametrize("cycles", [0, 50])

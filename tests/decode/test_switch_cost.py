@@ -37,3 +37,23 @@ def test_turn_follows_what_was_observed_and_is_never_negative() -> None:
     for _ in range(40):
         found.observe_turn(-1.0, ONE)
     assert found.turn(ONE) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_catch_up_takes_what_was_measured_ahead_whatever_a_cycle_takes() -> None:
+    found = SwitchCosts()
+    for num_rows, seconds in ((400, 0.0045), (1, 0.0025), (100, 0.0027), (100, 0.0035)):
+        found.prime_catch_up(num_rows, seconds)
+    assert found.catch_up(0, ONE) == 0.0
+    for one in (ONE, 2 * ONE):
+        assert found.catch_up(1, one) == pytest.approx(0.0025)
+        assert found.catch_up(100, one) == pytest.approx(0.0035), "the longest of as many rows"
+        assert found.catch_up(250, one) == pytest.approx(0.004)
+        assert found.catch_up(700, one) == pytest.approx(0.0055), "beyond the last as steeply"
+
+
+def test_catch_up_follows_what_was_observed_also_where_it_was_measured() -> None:
+    found = SwitchCosts()
+    found.prime_catch_up(100, 0.002)
+    for _ in range(30):
+        found.observe_catch_up(100, 0.005, ONE)
+    assert found.catch_up(100, ONE) == pytest.approx(0.005, rel=0.01)

@@ -99,7 +99,9 @@ class _Engine:
         """How many sizes have run, and in how many seconds."""
         start = time.perf_counter()
         done = run_prompts(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
-        run_catch_ups(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
+        found = run_catch_ups(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
+        for num_rows, seconds in found:
+            self._plan.prime_catch_up(num_rows, seconds)
         return done, time.perf_counter() - start
 
     def capture(self) -> int:

@@ -171,7 +171,7 @@ class _Bench:
         self._prefixes = PrefixCache(pair.pool)
         self._prompts: list[Prompt] = [pair.sequence(context).prompt for _ in range(batch)]
         run_prompts(self._decoder, pair.pool, pair.spec.vocab_size)
-        run_catch_ups(self._decoder, pair.pool, pair.spec.vocab_size)
+        self._catch_ups = run_catch_ups(self._decoder, pair.pool, pair.spec.vocab_size)
         self._end(self._begin(Plan({1: None}), batch))
 
     def fixed_ms(self, batch: int, num_nodes: int) -> float:
@@ -200,6 +200,8 @@ class _Bench:
         decoder_cycles, table_len = self._decoder.async_cycles, self._pair.pool.table_len
         assert decoder_cycles is not None
         assert table_len is not None
+        for num_rows, seconds in self._catch_ups:
+            plan.prime_catch_up(num_rows, seconds)
         prime_sizes(decoder_cycles, plan, table_len, [batch, 1])
 
     def _plain(self, batch: int, cycles: int) -> float:

@@ -63,6 +63,10 @@ class TracedPlan:
         """As the plan's."""
         self._plan.prime(tree, batch_size, seconds)
 
+    def prime_catch_up(self, num_rows: int, seconds: float) -> None:
+        """As the plan's."""
+        self._plan.prime_catch_up(num_rows, seconds)
+
     def observe(self, cycle: Cycle) -> None:
         """Write the cycle down, and hand it on."""
         self.cycles.append(

@@ -141,6 +141,10 @@ class AdaptivePlan:
         if index is not None:
             self._costs.prime(self._candidates[index].num_nodes, batch_size, seconds)
 
+    def prime_catch_up(self, num_rows: int, seconds: float) -> None:
+        """Know how long the draft takes to catch up with ``num_rows`` rows."""
+        self._switches.prime_catch_up(num_rows, seconds)
+
     def observe(self, cycle: Cycle) -> None:
         """Learn from a cycle, and now and then think again."""
         self._load.observe(cycle)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -92,32 +93,32 @@ def _text(pool: PagePool, vocab_size: int, num_rows: int) -> SequenceState:
     return SequenceState(prompt, pool, vocab_size, drafting=True)
 
 
-def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
+def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> list[tuple[int, float]]:
     """Let the draft catch up with made-up rows, in the shapes of few sequences, as often as
-    captures each: its first run takes as long as several cycles.
+    captures each, and once more: its first run takes as long as several cycles.
 
     Returns:
-        How many shapes have run; those for which there is no room are left to whoever needs them.
+        Of every shape its rows, without padding, and the seconds of the last run. Shapes for which
+        there is no room are left to whoever needs them.
     """
-    catch_up = decoder.catch_up
+    catch_up, found = decoder.catch_up, list[tuple[int, float]]()
     if catch_up is None:
-        return 0
+        return found
     most = min(catch_up.max_deferred, decoder.max_seq_len - 1)
-    done = 0
     for count, width in catch_up.shapes(_CAUGHT_UP, most):
         num_rows = min(width, most)
         if num_rows > 1 and catch_up.width(num_rows - 1) == width:
             num_rows -= 1  # with a row of padding, as nearly all have
         if count * -(-(num_rows + 1) // pool.page_size) > pool.num_free:
             continue
+        run = partial(_run_catch_up, catch_up, pool, vocab_size, count, num_rows)
         try:
             for _ in range(CAPTURED_AT_RUN):
-                _run_catch_up(catch_up, pool, vocab_size, count, num_rows)
+                run()
+            found.append((count * num_rows, seconds_of(run)))
         except DeviceMemoryError as error:
             _log.warning("%s", error)
-        else:
-            done += 1
-    return done
+    return found
 
 
 def _run_catch_up(

@@ -180,18 +180,19 @@ class EngineCore:
 
         def work() -> int:
             if not self.scheduler.running:  # whose states, and places for them, prompts would take
-                self._run_shapes(speculating=plan.speculates)
+                self._run_shapes(plan)
             return capture_graphs(cycles, plan, table_len, seconds)
 
         return self._ask(work)
 
-    def _run_shapes(self, *, speculating: bool) -> None:
+    def _run_shapes(self, plan: TreePlan) -> None:
         """What requests will find, besides cycles."""
         decoder, vocab_size = self._bundle.decoder, self._bundle.spec.vocab_size
         run_pictures(self._bundle)
         run_prompts(decoder, self.pool, vocab_size)
-        if speculating:
-            run_catch_ups(decoder, self.pool, vocab_size)
+        if plan.speculates:
+            for num_rows, seconds in run_catch_ups(decoder, self.pool, vocab_size):
+                plan.prime_catch_up(num_rows, seconds)
 
     def _ask(self, errand: Callable[[], int]) -> int:
         """Let the thread that decodes run ``errand`` between two steps; what that returns or

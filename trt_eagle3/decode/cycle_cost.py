@@ -22,6 +22,7 @@ __all__ = [
     "Shape",
     "batch_bucket",
     "expert_reads",
+    "on_line",
     "prior_of",
 ]
 
@@ -295,13 +296,13 @@ def _between(known: Mapping[int, Mapping[int, float]]) -> Callable[[int, int, in
 
     @lru_cache(maxsize=4096)
     def cost(num_nodes: int, _steps: int, batch_size: int) -> float:
-        at = {size: _on_line(found, num_nodes) for size, found in by_batch.items()}
-        return _on_line(at, batch_size)
+        at = {size: on_line(found, num_nodes) for size, found in by_batch.items()}
+        return on_line(at, batch_size)
 
     return cost
 
 
-def _on_line(points: Mapping[int, float], x: int) -> float:
+def on_line(points: Mapping[int, float], x: int) -> float:
     """The value at ``x`` of straight lines through ``points``, in ascending order; beyond the
     last by the last line, if it rises; before the first the first.
     """

@@ -6,9 +6,10 @@ That takes time beside every prompt, and wins something only where a tree is dra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates
-from trt_eagle3.decode.cycle_cost import CycleCosts
+from trt_eagle3.decode.cycle_cost import CycleCosts, batch_bucket
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.loss_account import LossAccount
 from trt_eagle3.decode.outlook import best_rates, rates_of_all
@@ -22,6 +23,18 @@ _SEEN = 16  # chances of a draft after which it is known how often it is right
 _HOPE_SHARE = 0.005  # of the time that following may take while nothing is drafted
 _HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
 _MOST_HOPE = 12.0  # plain cycles at once
+_LASTS = 8  # cycles for which it is not reckoned anew: that takes as long as a few launches
+
+
+@dataclass(frozen=True)
+class _Outlook:
+    """Whether following gains by what was seen, whether it may at best, and whether nothing was
+    seen of the draft.
+    """
+
+    gains: bool
+    may_gain: bool
+    unseen: bool
 
 
 class Following:
@@ -42,26 +55,37 @@ class Following:
         self._acceptance = acceptance
         self._widths = widths
         self._hopes = LossAccount(_HOPE_SHARE, _HOPE_ADVANCE, _MOST_HOPE)
+        self._outlooks: dict[int, _Outlook] = {}  # by bucket of the batch size
+        self._cycles = 0
 
     def pays(self, batch: DecodingBatch) -> bool:
         """Whether some width gains by what was seen of it, if the draft follows all of ``batch``
         and the prompts that come. Where one would only at best: as long as nothing was seen of the
         draft, or the share of the time that hope may take bears it.
         """
-        rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, batch.context)
-        tried = self._acceptance.tried(self._widths[1].levels[0])
-        if tried >= _SEEN and self._gains(batch, rates):
-            return True
-        best = best_rates(self._load, self._acceptance, self._widths, batch, rates)
-        return self._gains(batch, best) and (tried < 1.0 or self._bears_hope(batch))
+        bucket = batch_bucket(batch.size)
+        if bucket not in self._outlooks:
+            self._outlooks[bucket] = self._reckon(batch)
+        found = self._outlooks[bucket]
+        return found.gains or (found.may_gain and (found.unseen or self._bears_hope(batch)))
 
     def settle(self, cycle: Cycle) -> None:
         """Count what following took beside ``cycle``; a tree's pays for it."""
+        self._cycles += 1
+        if self._cycles % _LASTS == 0:
+            self._outlooks.clear()
         if not self._costs.is_timed or not cycle.sequences:
             return
         alone, unit = self._plain_cycles(DecodingBatch(cycle.sequences)), self._costs.one_seconds
         following = cycle.following / unit if cycle.tree is None else 0.0
         self._hopes.settle(alone + following, alone, alone)
+
+    def _reckon(self, batch: DecodingBatch) -> _Outlook:
+        rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, batch.context)
+        best = best_rates(self._load, self._acceptance, self._widths, batch, rates)
+        tried = self._acceptance.tried(self._widths[1].levels[0])
+        gains = tried >= _SEEN and self._gains(batch, rates)
+        return _Outlook(gains, gains or self._gains(batch, best), unseen=tried < 1.0)
 
     def _gains(self, batch: DecodingBatch, rates: Sequence[float]) -> bool:
         return self._load.followed(self._widths[0].shape(batch), max(rates[1:])) >= _GAIN

@@ -88,6 +88,12 @@ class TreePlan(Protocol):
         """Hear what a cycle of ``tree`` takes over short contexts, before anything is served."""
         ...
 
+    def prime_catch_up(self, num_rows: int, seconds: float) -> None:
+        """Hear how long the draft takes to catch up with ``num_rows`` rows of all sequences
+        together, before anything is served.
+        """
+        ...
+
     def observe(self, cycle: Cycle) -> None:
         """Hear of a cycle."""
         ...
@@ -127,6 +133,9 @@ class Plan:
         return (None,) if tree is None else (tree, None)
 
     def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """Learn nothing."""
+
+    def prime_catch_up(self, num_rows: int, seconds: float) -> None:
         """Learn nothing."""
 
     def observe(self, cycle: Cycle) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trt_eagle3.decode.cycle_cost import on_line
+
 __all__ = ["SwitchCosts"]
 
 _CALL = 0.05  # of a plain cycle of one sequence: a forward of the draft that catches up
@@ -13,10 +15,11 @@ _FAR = 4.0  # times what is known: a capture or an allocation
 
 class SwitchCosts:
     """Seconds for the draft to catch up with the rows of plain cycles, and for asynchronous cycles
-    to turn: reckoned at first, then as they were observed.
+    to turn: reckoned at first, or as catching up was measured ahead, then as they were observed.
     """
 
     def __init__(self) -> None:
+        self._measured: dict[int, float] = {}  # seconds by rows, in ascending order
         self._catch_up = 1.0  # times what is reckoned
         self._turn = _TURN  # of a plain cycle
 
@@ -24,7 +27,12 @@ class SwitchCosts:
         """Seconds to catch up with ``num_rows`` rows of all sequences together; ``one_seconds``: of
         a plain cycle of one sequence.
         """
-        return self._catch_up * _reckoned(num_rows) * one_seconds
+        return self._catch_up * self._expected(num_rows, one_seconds)
+
+    def prime_catch_up(self, num_rows: int, seconds: float) -> None:
+        """Know how long it takes to catch up with ``num_rows`` rows, before anything is served."""
+        seconds = max(seconds, self._measured.get(num_rows, 0.0))
+        self._measured = dict(sorted({**self._measured, num_rows: seconds}.items()))
 
     def turn(self, plain_seconds: float) -> float:
         """Seconds to stop drafting; ``plain_seconds``: of a plain cycle of the same batch."""
@@ -32,13 +40,19 @@ class SwitchCosts:
 
     def observe_catch_up(self, num_rows: int, seconds: float, one_seconds: float) -> None:
         """Learn from rows that were caught up with in ``seconds``."""
-        self._catch_up = _nearer(self._catch_up, seconds / one_seconds / _reckoned(num_rows))
+        self._catch_up = _nearer(self._catch_up, seconds / self._expected(num_rows, one_seconds))
 
     def observe_turn(self, seconds: float, plain_seconds: float) -> None:
         """Learn from the first plain cycle after one that drafted, ``seconds`` longer than others
         are.
         """
         self._turn = _nearer(self._turn, seconds / plain_seconds)
+
+    def _expected(self, num_rows: int, one_seconds: float) -> float:
+        """Seconds to catch up with ``num_rows`` rows before any were caught up with."""
+        if num_rows and self._measured:
+            return on_line(self._measured, num_rows)
+        return _reckoned(num_rows) * one_seconds
 
 
 def _reckoned(num_rows: int) -> float:
