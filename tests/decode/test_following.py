@@ -54,10 +54,16 @@ class Followed:
         return self.following.pays(BATCH)
 
 
-def test_draft_that_was_seen_to_pay_is_followed_whatever_that_took() -> None:
-    found = Followed(0.006).see(accepted=2)
+def test_draft_that_pays_is_followed_whatever_that_took_while_trees_are_drafted() -> None:
+    found = Followed(0.006).see(accepted=2).run(1, drafted=True)
     assert found.pays
     assert found.run(100, PLAIN_S).pays
+    assert not found.run(100, PLAIN_S).pays, "no tree for long: it is hope, which has taken enough"
+
+
+def test_draft_of_which_little_was_seen_is_followed_while_it_is_expected_to_pay() -> None:
+    assert Followed(0.006).see(accepted=0, count=3).run(100, PLAIN_S).pays
+    assert not Followed(0.006).see(accepted=0, count=15).run(13, PLAIN_S).pays
 
 
 def test_draft_that_cannot_pay_is_not_followed() -> None:
@@ -71,8 +77,8 @@ def test_draft_that_was_never_seen_is_followed_as_long_as_it_may_pay() -> None:
 
 
 def hoped_for() -> Followed:
-    """Right in one of ten of few trees: it would have to be better than that."""
-    return Followed(0.0056).see(accepted=1, count=1).see(accepted=0, count=9)
+    """Right in one of ten trees: it would have to be better than that."""
+    return Followed(0.0061).see(accepted=1, count=2).see(accepted=0, count=18)
 
 
 def test_draft_that_may_be_better_than_seen_is_followed_while_time_bears_it() -> None:

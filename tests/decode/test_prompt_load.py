@@ -70,7 +70,7 @@ def test_prompts_are_followed_only_where_that_pays(size: int, answer: int, lengt
 
 
 def test_plan_that_takes_nothing_for_following_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoadCosts, "followed", lambda *args: args[-1])
+    monkeypatch.setattr(LoadCosts, "followed", lambda *args: args[2])
     monkeypatch.setattr(Following, "settle", lambda *_: None)
     assert with_dear_following(32, 54, 2.0) < 0.9
 

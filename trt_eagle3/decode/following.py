@@ -18,23 +18,28 @@ from trt_eagle3.decode.width import DecodingBatch, Width
 
 __all__ = ["Following"]
 
-_GAIN = 1.03  # what a tree must promise, beyond what following takes: less is noise
+_GAIN = 1.03  # what a tree must promise: less is noise
+_TIMES = (
+    1.5  # what following takes must be won so often: some of those that it is for decode plainly
+)
 _SEEN = 16  # chances of a draft after which it is known how often it is right
 _HOPE_SHARE = 0.005  # of the time that following may take while nothing is drafted
 _HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
 _MOST_HOPE = 12.0  # plain cycles at once
+_RECENT = 128  # cycles since a tree was drafted
 _LASTS = 8  # cycles for which it is not reckoned anew: that takes as long as a few launches
 
 
 @dataclass(frozen=True)
 class _Outlook:
-    """Whether following gains by what was seen, whether it may at best, and whether nothing was
-    seen of the draft.
+    """Whether following gains by what is expected, and whether it may at best; whether little was
+    seen of the draft, and whether nothing.
     """
 
     gains: bool
     may_gain: bool
-    unseen: bool
+    is_new: bool
+    is_unseen: bool
 
 
 class Following:
@@ -57,21 +62,25 @@ class Following:
         self._hopes = LossAccount(_HOPE_SHARE, _HOPE_ADVANCE, _MOST_HOPE)
         self._outlooks: dict[int, _Outlook] = {}  # by bucket of the batch size
         self._cycles = 0
+        self._since_tree = _RECENT  # cycles
 
     def pays(self, batch: DecodingBatch) -> bool:
-        """Whether some width gains by what was seen of it, if the draft follows all of ``batch``
-        and the prompts that come. Where one would only at best: as long as nothing was seen of the
-        draft, or the share of the time that hope may take bears it.
+        """Whether some width is expected to gain, if the draft follows all of ``batch`` and the
+        prompts that come, and trees are drafted, or were too seldom to know. Else where one may
+        gain at best, and nothing was seen of the draft, or the time bears what hope takes.
         """
         bucket = batch_bucket(batch.size)
         if bucket not in self._outlooks:
             self._outlooks[bucket] = self._reckon(batch)
         found = self._outlooks[bucket]
-        return found.gains or (found.may_gain and (found.unseen or self._bears_hope(batch)))
+        if found.gains and (found.is_new or self._since_tree < _RECENT):
+            return True
+        return found.may_gain and (found.is_unseen or self._bears_hope(batch))
 
     def settle(self, cycle: Cycle) -> None:
         """Count what following took beside ``cycle``; a tree's pays for it."""
         self._cycles += 1
+        self._since_tree = 0 if cycle.tree else self._since_tree + 1
         if self._cycles % _LASTS == 0:
             self._outlooks.clear()
         if not self._costs.is_timed or not cycle.sequences:
@@ -84,11 +93,11 @@ class Following:
         rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, batch.context)
         best = best_rates(self._load, self._acceptance, self._widths, batch, rates)
         tried = self._acceptance.tried(self._widths[1].levels[0])
-        gains = tried >= _SEEN and self._gains(batch, rates)
-        return _Outlook(gains, gains or self._gains(batch, best), unseen=tried < 1.0)
+        gains, may_gain = self._gains(batch, rates), self._gains(batch, best)
+        return _Outlook(gains, may_gain, is_new=tried < _SEEN, is_unseen=tried < 1.0)
 
     def _gains(self, batch: DecodingBatch, rates: Sequence[float]) -> bool:
-        return self._load.followed(self._widths[0].shape(batch), max(rates[1:])) >= _GAIN
+        return self._load.followed(self._widths[0].shape(batch), max(rates[1:]), _TIMES) >= _GAIN
 
     def _bears_hope(self, batch: DecodingBatch) -> bool:
         return self._hopes.balance(self._plain_cycles(batch)) > 0.0
