@@ -71,6 +71,8 @@ class AsyncCycles:
         self._states = target.states
         self._in_flight: PlainStep | TreeStep | None = None
         self._beside: NextForward | None = None  # that ran with a prompt
+        self.waited_seconds = 0.0
+        """That the host waited so far for outcomes."""
 
     @property
     def capturable(self) -> bool:
@@ -273,12 +275,12 @@ class AsyncCycles:
         self, done: PlainStep | TreeStep, sequences: Sequence[SequenceState]
     ) -> CycleOutcome:
         """The outcome of each sequence, which advances; None for those that are not in it."""
-        rows = done.seats.rows_of(sequences)
+        rows, numbers = done.seats.rows_of(sequences), done.readback.wait()
+        self.waited_seconds += done.readback.waited
         if isinstance(done, PlainStep):
-            tokens = done.readback.wait()
-            found = [Accepted((0,), (token,) if token >= 0 else ()) for token in tokens]
+            found = [Accepted((0,), (token,) if token >= 0 else ()) for token in numbers]
         else:
-            found = Outcome.unpacked(done.readback.wait(), done.tree.steps)
+            found = Outcome.unpacked(numbers, done.tree.steps)
         if done.logprobs is not None:
             found = done.logprobs.wait(found)
         for row, s in zip(rows, sequences, strict=True):
