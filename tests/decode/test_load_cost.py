@@ -23,17 +23,11 @@ def costs() -> CycleCosts:
     return found
 
 
-def cycle(
-    tokens: int,
-    joining: int,
-    seconds: float | None = None,
-    following: float = 0.0,
-    waited: float = 0.0,
-) -> Cycle:
+def cycle(tokens: int, joining: int, seconds: float | None = None, following: float = 0.0) -> Cycle:
     """One in which each sequence emitted so many."""
     tree = shrunk(CHAIN, 6) if tokens > 1 else None
     accepted = [tokens - 1 if tree else None] * 8
-    return Cycle(SEQUENCES, tree, accepted, 0, seconds, joining, following, waited)  # type: ignore[arg-type]
+    return Cycle(SEQUENCES, tree, accepted, 0, seconds, joining, following)  # type: ignore[arg-type]
 
 
 def loaded(*cycles: Cycle) -> LoadCosts:
@@ -138,15 +132,3 @@ def test_first_run_of_a_shape_says_little_of_following() -> None:
     for _ in range(20):
         found.observe(cycle(1, 1, following=0.001))
     assert found.followed(PLAIN, 2.0) == pytest.approx(never.followed(PLAIN, 2.0), rel=0.01)
-
-
-def test_following_costs_what_the_device_takes_while_that_is_behind_the_host() -> None:
-    """5 ms to launch it: a plain cycle of 8, of which a quarter of the 4 ms of one is left."""
-    late = loaded(cycle(1, 1, following=0.005, waited=0.001))
-    early = loaded(cycle(1, 1, following=0.005, waited=0.0001))
-    assert late.following(cycle(1, 1, following=0.005, waited=0.001)) == pytest.approx(0.25)
-    assert early.following(cycle(1, 1, following=0.005, waited=0.0001)) == pytest.approx(1.25)
-    assert late.followed(PLAIN, 1.5) == pytest.approx(1 / (1 / 1.5 + 1.0), rel=0.05)
-    assert early.followed(PLAIN, 1.5) == pytest.approx(1 / (1 / 1.5 + 5.0), rel=0.05)
-    quick = cycle(1, 1, following=0.0004, waited=0.001)
-    assert late.following(quick) == pytest.approx(0.1), "never more than its launches took"

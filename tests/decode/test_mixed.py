@@ -254,7 +254,7 @@ def test_plan_hears_what_following_prompts_takes(drafting: bool) -> None:
     scheduler.add(sequence(6, pool, drafting=drafting))
     for _ in range(4):
         scheduler.step()
-    assert [cycle.following > 0.0 for cycle in plan.seen] == [False, *3 * [drafting]], "of before"
+    assert [cycle.following > 0.0 for cycle in plan.seen] == [*3 * [drafting], False]
 
 
 def test_those_count_who_wait_for_images_of_another() -> None:

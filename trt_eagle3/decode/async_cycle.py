@@ -71,8 +71,6 @@ class AsyncCycles:
         self._states = target.states
         self._in_flight: PlainStep | TreeStep | None = None
         self._beside: NextForward | None = None  # that ran with a prompt
-        self.waited_seconds = 0.0
-        """That the host waited so far for outcomes."""
 
     @property
     def capturable(self) -> bool:
@@ -275,12 +273,12 @@ class AsyncCycles:
         self, done: PlainStep | TreeStep, sequences: Sequence[SequenceState]
     ) -> CycleOutcome:
         """The outcome of each sequence, which advances; None for those that are not in it."""
-        rows, numbers = done.seats.rows_of(sequences), done.readback.wait()
-        self.waited_seconds += done.readback.waited
+        rows = done.seats.rows_of(sequences)
         if isinstance(done, PlainStep):
-            found = [Accepted((0,), (token,) if token >= 0 else ()) for token in numbers]
+            tokens = done.readback.wait()
+            found = [Accepted((0,), (token,) if token >= 0 else ()) for token in tokens]
         else:
-            found = Outcome.unpacked(numbers, done.tree.steps)
+            found = Outcome.unpacked(done.readback.wait(), done.tree.steps)
         if done.logprobs is not None:
             found = done.logprobs.wait(found)
         for row, s in zip(rows, sequences, strict=True):

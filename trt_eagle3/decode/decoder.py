@@ -164,11 +164,6 @@ class Decoder:
         """Whether a prefill may run with a step of sequences that decode."""
         return self.async_cycles is not None and self._target.mixes
 
-    @property
-    def waited_seconds(self) -> float:
-        """That the host waited so far for the outcomes of asynchronous cycles."""
-        return 0.0 if self._async is None else self._async.waited_seconds
-
     def capture_rows(self, has_room: Callable[[], bool]) -> int:
         """Capture what can be of prefills, alone and with steps of others, while ``has_room``; how
         many numbers of rows there are graphs of.

@@ -51,11 +51,6 @@ class FirstTokens:
                 token = self._ids[segment.sequence][None]  # by a scalar torch would ask the device
                 embeds[i, segment.count - 1] = table.lookup(token)[0]
 
-    @property
-    def waited(self) -> float:
-        """Seconds that the host waited for them."""
-        return 0.0 if self._readback is None else self._readback.waited
-
     def append(self) -> None:
         """Append each to its sequence; none where the logits were no numbers. The host waits for
         the samples, and for nothing that was launched after them.

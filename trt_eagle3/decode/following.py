@@ -83,10 +83,10 @@ class Following:
         self._since_tree = 0 if cycle.tree else self._since_tree + 1
         if self._cycles % _LASTS == 0:
             self._outlooks.clear()
-        if not cycle.sequences:
+        if not self._costs.is_timed or not cycle.sequences:
             return
-        alone = self._plain_cycles(DecodingBatch(cycle.sequences))
-        following = self._load.following(cycle) if cycle.tree is None else 0.0
+        alone, unit = self._plain_cycles(DecodingBatch(cycle.sequences)), self._costs.one_seconds
+        following = cycle.following / unit if cycle.tree is None else 0.0
         self._hopes.settle(alone + following, alone, alone)
 
     def _reckon(self, batch: DecodingBatch) -> _Outlook:

@@ -54,11 +54,6 @@ class LaunchedPrefill:
         self.sequences += [s for s, _ in chunks]
         self.ended += [s for s, _ in chunks if s.length >= s.num_prefill]
 
-    @property
-    def waited(self) -> float:
-        """Seconds that the host waited for the first tokens."""
-        return sum(tokens.waited for tokens in self._first_tokens)
-
     def wait(self) -> list[SequenceState]:
         """Read the first tokens; returns the sequences that wait for theirs."""
         for tokens in self._first_tokens:

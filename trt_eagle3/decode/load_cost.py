@@ -28,10 +28,8 @@ _LEAST_RIDE = 0.09
 the 4.1 ms of one sequence (8B, H200) it takes 36 times 9.9 us (docs/measurements.md)."""
 _FOLLOWING = 0.25
 """Of a plain cycle of one sequence that the draft takes over the prompts of a forward, until that
-was seen, or while the device is behind the host: 1.05 ms at 1,000 rows of an 8B
-(``bench.modelled_times``). Launches of the tiny pair's take a busy host 2 ms, four such cycles
-(H200, 2026-11-26)."""
-_BEHIND = 0.1  # of the time to launch following, for which the host waits if the device is behind
+was seen: 1.05 ms at 1,000 rows of an 8B (``bench.modelled_times``). Launches of the tiny pair's
+take a busy host 2 ms, four such cycles (H200, 2026-11-26)."""
 _NEWS = 0.3  # how much the last forward says of that
 _FAR = 4.0  # times what is known: a capture or an allocation
 _FADED = 1e-3  # of what is known is forgotten in a cycle in which the draft follows nobody
@@ -54,18 +52,11 @@ class LoadCosts:
         keep = math.exp(-steps / _WINDOW)
         self._riding = keep * self._riding + (1.0 - keep) * (cycle.joining > 0) / steps
         self._joining = keep * self._joining + (1.0 - keep) * cycle.joining
-        found = min(self.following(cycle), _FAR * self._following)
-        news, found = (_NEWS, found) if found else (_FADED, _FOLLOWING)
-        self._following += news * (found - self._following)
-
-    def following(self, cycle: Cycle) -> float:
-        """What following prompts took before ``cycle``, in plain cycles of one sequence; 0 before
-        any cycle was timed. While the device is behind the host, launches cost nothing.
-        """
-        if not self._costs.is_timed:
-            return 0.0
-        host = cycle.following / self._costs.one_seconds
-        return min(host, _FOLLOWING) if cycle.waited > _BEHIND * cycle.following else host
+        if not self._costs.is_timed or not cycle.following:
+            self._following += _FADED * (_FOLLOWING - self._following)
+            return
+        found = min(cycle.following / self._costs.one_seconds, _FAR * self._following)
+        self._following += _NEWS * (found - self._following)
 
     def followed(self, shape: Shape, speed: float, times: float = 1.0) -> float:
         """What is left of ``speed``, times that of plain decoding, once the draft also runs over

@@ -29,9 +29,8 @@ class Cycle:
         seconds: since the end of the cycle before; None where anything else came between.
         joining: sequences that decode as soon as their prompts are through, which run beside this
             cycle, or wait for it to be timed; 0 where plain steps do not run in their forwards.
-        following: seconds that the host took to launch the draft over prompts beside the cycle
-            before; 0 where it follows none of them. waited: seconds that the host waited for the
-            device since.
+        following: seconds that the host took to launch the draft over prompts beside this cycle; 0
+            where it follows none of them.
     """
 
     sequences: Sequence[SequenceState]
@@ -41,7 +40,6 @@ class Cycle:
     seconds: float | None = None
     joining: int = 0
     following: float = 0.0
-    waited: float = 0.0
 
     @property
     def num_tokens(self) -> int:

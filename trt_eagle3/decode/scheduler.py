@@ -76,7 +76,6 @@ class Scheduler:
         self._vision = vision
         self._held_back = False  # those waiting, by images of one that was admitted
         self._launched = LaunchedPrefill()  # whose first tokens nobody has read
-        self._following = self._waited = 0.0  # as of ``Cycle``, for the next one
 
     @property
     def idle(self) -> bool:
@@ -210,9 +209,7 @@ class Scheduler:
         goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
         if not (goes_on and self._decoder.launches_ahead):
             found += self._end_prefill(self._taken())
-        found += self._decode(self._still_running(decoding), joining)
-        self._following = following
-        return found
+        return found + self._decode(self._still_running(decoding), joining, following)
 
     def _joining(self, *, waiting: bool) -> int:
         """As ``Cycle.joining``, before any prompt is launched; ``waiting``: whether those count
@@ -240,9 +237,8 @@ class Scheduler:
 
     def _end_prefill(self, launched: LaunchedPrefill) -> list[Emission]:
         """Read the first tokens."""
-        found, ended = [], launched.wait()
-        self._waited += launched.waited
-        for s in ended:
+        found = []
+        for s in launched.wait():
             runs = s in self.running
             if runs and not s.tokens:
                 found.append(self._fail(s, s.failure()))
@@ -274,8 +270,10 @@ class Scheduler:
         ends = {i: self._kv.chunk_end(ready[i], count) for i, count in rows.items()}
         return [(ready[i], end - ready[i].length) for i, end in ends.items()]
 
-    def _decode(self, sequences: list[SequenceState], joining: int) -> list[Emission]:
-        """Run a cycle; ``joining``: as of ``Cycle``."""
+    def _decode(
+        self, sequences: list[SequenceState], joining: int, following: float = 0.0
+    ) -> list[Emission]:
+        """Run a cycle; ``joining``, ``following``: as of ``Cycle``."""
         tree = self.tree_for(sequences)
         before = self.num_preempted
         for s in sequences:
@@ -287,9 +285,8 @@ class Scheduler:
             self._cycle_end = None
             return []
         self._free_ahead(ready, tree)
-        late, waited = sum(len(s.deferred) for s in ready), self._decoder.waited_seconds
+        late = sum(len(s.deferred) for s in ready)
         done = self._decoder.cycle(ready, tree)
-        self._waited += self._decoder.waited_seconds - waited
         self._kv.save_where_pages_end(ready)
         self.num_draft_tokens = done.tree.num_nodes - 1 if done.tree else 0
         in_it = [(s, a) for s, a in zip(ready, done.accepted, strict=True) if a is not None]
@@ -302,10 +299,8 @@ class Scheduler:
             caught_up,
             self._cycle_seconds(),
             joining,
-            self._following,
-            self._waited,
+            following,
         )
-        self._following = self._waited = 0.0
         self._observe(cycle)
         return [
             Emission(s, accepted.tokens, full=self._is_full(s), steps=accepted.steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from typing import Any
 
@@ -45,7 +44,6 @@ class Readback:
 
     def __init__(self, tensor: Tensor) -> None:
         """Begin the copy, in the order of the device's current stream."""
-        self.waited = 0.0  # seconds
         self._host = tensor
         self._done: torch.cuda.Event | None = None
         if tensor.is_cuda:
@@ -57,8 +55,6 @@ class Readback:
     def wait(self) -> list[Any]:
         """The numbers; the host waits for the copy, and for nothing that was launched after it."""
         if self._done is not None:
-            start = time.perf_counter()
             self._done.synchronize()
-            self.waited = time.perf_counter() - start
         found: list[Any] = self._host.tolist()
         return found
