@@ -39,12 +39,21 @@ class Followed:
         return self
 
     def run(
-        self, cycles: int, seconds: float = 0.0, *, drafted: bool = False, joining: int = 0
+        self,
+        cycles: int,
+        seconds: float = 0.0,
+        *,
+        drafted: bool = False,
+        drafting: bool = True,
+        joining: int = 0,
     ) -> Followed:
-        """Cycles beside each of which following takes ``seconds``, and ``joining`` of ``Cycle``."""
+        """Cycles beside each of which following takes ``seconds``; ``drafting``: whether the draft
+        follows any sequence of them. ``joining``: as of ``Cycle``.
+        """
         tree, accepted = (TREE, 0) if drafted else (None, None)
+        sequences = [Sequence(100, 0.5, drafting=drafting) for _ in range(8)]
         for _ in range(cycles):
-            cycle = Cycle(SEQUENCES, tree, 8 * [accepted], 0, None, joining, seconds)  # type: ignore[arg-type]
+            cycle = Cycle(sequences, tree, 8 * [accepted], 0, None, joining, seconds)  # type: ignore[arg-type]
             self.load.observe(cycle)
             self.following.settle(cycle)
         return self
@@ -58,6 +67,7 @@ def test_draft_that_pays_is_followed_whatever_that_took_while_trees_are_drafted(
     found = Followed(0.006).see(accepted=2).run(1, drafted=True)
     assert found.pays
     assert found.run(100, PLAIN_S).pays
+    assert found.run(300, drafting=False).pays, "no tree could be drafted for them"
     assert not found.run(100, PLAIN_S).pays, "no tree for long: it is hope, which has taken enough"
 
 

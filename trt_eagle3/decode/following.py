@@ -19,14 +19,11 @@ from trt_eagle3.decode.width import DecodingBatch, Width
 __all__ = ["Following"]
 
 _GAIN = 1.03  # what a tree must promise: less is noise
-_TIMES = (
-    1.5  # what following takes must be won so often: some of those that it is for decode plainly
-)
 _SEEN = 16  # chances of a draft after which it is known how often it is right
 _HOPE_SHARE = 0.005  # of the time that following may take while nothing is drafted
 _HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
 _MOST_HOPE = 12.0  # plain cycles at once
-_RECENT = 128  # cycles since a tree was drafted
+_RECENT = 128  # cycles of those whom the draft follows, since it drafted a tree for any
 _LASTS = 8  # cycles for which it is not reckoned anew: that takes as long as a few launches
 
 
@@ -62,7 +59,7 @@ class Following:
         self._hopes = LossAccount(_HOPE_SHARE, _HOPE_ADVANCE, _MOST_HOPE)
         self._outlooks: dict[int, _Outlook] = {}  # by bucket of the batch size
         self._cycles = 0
-        self._since_tree = _RECENT  # cycles
+        self._since_tree = 0
 
     def pays(self, batch: DecodingBatch) -> bool:
         """Whether some width is expected to gain, if the draft follows all of ``batch`` and the
@@ -80,7 +77,8 @@ class Following:
     def settle(self, cycle: Cycle) -> None:
         """Count what following took beside ``cycle``; a tree's pays for it."""
         self._cycles += 1
-        self._since_tree = 0 if cycle.tree else self._since_tree + 1
+        if any(s.drafting for s in cycle.sequences):
+            self._since_tree = 0 if cycle.tree else self._since_tree + 1
         if self._cycles % _LASTS == 0:
             self._outlooks.clear()
         if not self._costs.is_timed or not cycle.sequences:
@@ -97,7 +95,7 @@ class Following:
         return _Outlook(gains, may_gain, is_new=tried < _SEEN, is_unseen=tried < 1.0)
 
     def _gains(self, batch: DecodingBatch, rates: Sequence[float]) -> bool:
-        return self._load.followed(self._widths[0].shape(batch), max(rates[1:]), _TIMES) >= _GAIN
+        return self._load.followed(self._widths[0].shape(batch), max(rates[1:])) >= _GAIN
 
     def _bears_hope(self, batch: DecodingBatch) -> bool:
         return self._hopes.balance(self._plain_cycles(batch)) > 0.0

@@ -58,11 +58,11 @@ class LoadCosts:
         found = min(cycle.following / self._costs.one_seconds, _FAR * self._following)
         self._following += _NEWS * (found - self._following)
 
-    def followed(self, shape: Shape, speed: float, times: float = 1.0) -> float:
+    def followed(self, shape: Shape, speed: float) -> float:
         """What is left of ``speed``, times that of plain decoding, once the draft also runs over
-        the prompts that come; ``shape``: of a plain cycle. ``times``: what that takes counts.
+        the prompts that come; ``shape``: of a plain cycle.
         """
-        following = times * self._riding * self._following * self._costs.one_seconds
+        following = self._riding * self._following * self._costs.one_seconds
         return speed / (1.0 + speed * following / self.seconds(shape))
 
     def seconds(self, shape: Shape) -> float:
