@@ -67,8 +67,8 @@ def test_draft_that_pays_is_followed_whatever_that_took_while_trees_are_drafted(
     found = Followed(0.006).see(accepted=2).run(1, drafted=True)
     assert found.pays
     assert found.run(100, PLAIN_S).pays
-    assert found.run(300, drafting=False).pays, "no tree could be drafted for them"
-    assert not found.run(100, PLAIN_S).pays, "no tree for long: it is hope, which has taken enough"
+    assert found.run(600, drafting=False).pays, "no tree could be drafted for them"
+    assert not found.run(500, PLAIN_S).pays, "no tree for long: it is hope, which has taken enough"
 
 
 def test_draft_of_which_little_was_seen_is_followed_while_it_is_expected_to_pay() -> None:

@@ -48,6 +48,7 @@ _PER_CLIENT = 3  # requests
 _PAUSE_S = 0.2  # mean
 _MAX_TOKENS = 256
 _MAX_SEQ_LEN = 4096
+_CAUGHT_UP = (1, 256, 512, 1024)  # rows
 _SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 _LENGTH_OF = 3  # acceptance lengths are those of a chain of so many
 
@@ -189,9 +190,11 @@ def _engine(
 
 
 def _prime(plan: TreePlan, clients: int, slower: float) -> None:
-    """Tell ``plan`` what cycles over short contexts take, as a server does that has captured their
-    graphs.
+    """Tell ``plan`` what cycles over short contexts and catching up take, as a server does that has
+    captured their graphs.
     """
+    for num_rows in _CAUGHT_UP:
+        plan.prime_catch_up(num_rows, slower * draft_prompt_ms(num_rows) / 1e3)
     for size in reversed(batch_sizes(clients)):
         for tree in plan.trees_at(size):
             plan.prime(tree, size, slower * short_cycle_ms(size, _depth(tree)) / 1e3)

@@ -23,7 +23,7 @@ _SEEN = 16  # chances of a draft after which it is known how often it is right
 _HOPE_SHARE = 0.005  # of the time that following may take while nothing is drafted
 _HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
 _MOST_HOPE = 12.0  # plain cycles at once
-_RECENT = 128  # cycles of those whom the draft follows, since it drafted a tree for any
+_RECENT = 512  # cycles of those whom the draft follows, since it drafted a tree for any
 _LASTS = 8  # cycles for which it is not reckoned anew: that takes as long as a few launches
 
 
