@@ -15,8 +15,8 @@ from PIL import Image
 from rich.console import Console
 
 from tests.bench.fake_vllm import write_fake_vllm
-from tests.serving.site import wait_for
 from tests.tiny import DRAFT, TARGET, build_tiny
+from tests.waiting import wait_for
 from trt_eagle3.bench.against import against
 from trt_eagle3.bench.peers import vllm_peer
 from trt_eagle3.bench.peers.job import PeerOptions, shared_limits

@@ -22,6 +22,7 @@ from PIL import Image
 from tests.decode.steps import held_steps
 from tests.multimodal.bombs import children, encode, endless_jpeg
 from tests.tiny import build_tiny
+from tests.waiting import wait_for
 from trt_eagle3 import LLM, Chunk, Request, SamplingParams, load
 from trt_eagle3.decode import loaded_bundle
 from trt_eagle3.decode.answer import Answer
@@ -80,14 +81,7 @@ def settle(engine: LLM) -> None:
         # a sequence that ends leaves before its pages
         return not (now.running or now.waiting or now.kv_pages_used)
 
-    wait_until(settled)
-
-
-def wait_until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for(settled)
 
 
 def endless(**options: Any) -> Request:
@@ -267,7 +261,7 @@ def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(
     engine: LLM, expected: list[str]
 ) -> None:
     slow = engine.submit(endless(speculation=False))
-    wait_until(lambda: slow.lagging)
+    wait_for(lambda: slow.lagging)
     assert engine.generate(PROMPTS[1]).text == expected[1]
     unread = len(slow._chunks)
     time.sleep(0.1)
@@ -284,11 +278,11 @@ def test_answers_that_are_not_read_leave_the_queue_to_others(
 
     def stall() -> Answer:
         answer = engine.submit(endless(speculation=False))
-        wait_until(lambda: answer.lagging)
+        wait_for(lambda: answer.lagging)
         return answer
 
     unread = [stall() for _ in range(LIMITS["max_batch_size"] + 2)]
-    wait_until(lambda: engine.metrics().waiting == 0)
+    wait_for(lambda: engine.metrics().waiting == 0)
     assert engine.generate(PROMPTS[1]).text == expected[1]
     with pytest.raises(OverloadedError, match=r"answers are not read \(limits.max_waiting\)"):
         unread.extend(stall() for _ in range(LIMITS["max_waiting"] + 1))
@@ -589,7 +583,7 @@ def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LL
     """As ``max_request_s`` and clients that hang up cancel it."""
     engine.submit(picture_of(SMALL)).finish()
     answer = engine.submit(picture_of(SLOW))
-    wait_until(lambda: decoders_at_work(engine) == 1)
+    wait_for(lambda: decoders_at_work(engine) == 1)
     start = time.monotonic()
     answer.cancel()
     assert answer.wait(30)
@@ -602,7 +596,7 @@ def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LL
 def test_pictures_of_one_client_hold_nobody_else(engine: LLM) -> None:
     engine.submit(picture_of(SMALL)).finish()
     slow = [engine.submit(picture_of(SLOW, "greedy")) for _ in range(4)]
-    wait_until(lambda: decoders_at_work(engine) > 1)
+    wait_for(lambda: decoders_at_work(engine) > 1)
     assert engine.submit(picture_of(SMALL, "modest")).finish().finish_reason == "length"
     assert not any(answer.over for answer in slow)
     for answer in slow:
@@ -625,7 +619,7 @@ def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(
     engine = load(bundle, media=MediaPolicy(paths=False, max_pixels=1 << 25, decode_timeout_s=0.3))
     engine.start()
     answer = engine.submit(picture_of(SLOW))
-    wait_until(lambda: decoders_at_work(engine) == 1)
+    wait_for(lambda: decoders_at_work(engine) == 1)
     assert engine.generate(PROMPTS[0]).text == expected[0]
     assert not answer.over, "steps wait for nobody's pictures"
     answered.set()
@@ -641,7 +635,7 @@ def test_closed_engine_leaves_no_decoder(bundle: Path, monkeypatch: pytest.Monke
     engine = load(bundle)
     answers = [engine.submit(picture_of(data)) for data in (SLOW, SMALL)]
     answers[1].finish()
-    wait_until(lambda: len(children() - before) == 2)
+    wait_for(lambda: len(children() - before) == 2)
     engine.close()
     assert all(answer.wait(30) for answer in answers)
     assert answers[0].finish().finish_reason == "cancelled"
@@ -759,11 +753,11 @@ def test_thread_that_dies_tells_those_whose_errands_wait(
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     asked = [ask_and_wait(engine, die)]
-    wait_until(lambda: engine._core._errands)
+    wait_for(lambda: engine._core._errands)
     asked.append(ask_and_wait(engine, lambda: 1))
-    wait_until(lambda: len(engine._core._errands) == 2)
+    wait_for(lambda: len(engine._core._errands) == 2)
     may_die.set()
-    wait_until(lambda: all(asked))
+    wait_for(lambda: all(asked))
     for (error,) in asked:
         assert isinstance(error, EngineFailedError)
         assert str(error) == "the decoding thread died (SystemExit: told to). Load it again."
@@ -781,13 +775,13 @@ def test_closed_engine_tells_those_whose_errands_wait(bundle: Path) -> None:
     first = ask_and_wait(engine, wait)
     assert begun.wait(30)
     second = ask_and_wait(engine, lambda: 8)
-    wait_until(lambda: len(engine._core._errands) == 2)
+    wait_for(lambda: len(engine._core._errands) == 2)
     closing = threading.Thread(target=engine.close, daemon=True)
     closing.start()
-    wait_until(lambda: engine._core._closing)
+    wait_for(lambda: engine._core._closing)
     may_end.set()
     closing.join(30)
-    wait_until(lambda: first and second)
+    wait_for(lambda: first and second)
     assert first == [7]
     assert isinstance(second[0], ClosedError)
     assert str(second[0]) == "the engine has stopped. Load it again."

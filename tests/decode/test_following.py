@@ -55,7 +55,7 @@ class Followed:
         for _ in range(cycles):
             cycle = Cycle(sequences, tree, 8 * [accepted], 0, None, joining, seconds)  # type: ignore[arg-type]
             self.load.observe(cycle)
-            self.following.settle(cycle)
+            self.following.settle(cycle, DecodingBatch(sequences))  # type: ignore[arg-type]
         return self
 
     @property
@@ -117,5 +117,5 @@ def test_nothing_is_counted_before_costs_are_in_seconds(cycles: int) -> None:
     costs = CycleCosts(prior_of(None, 0.0))
     untimed = Following(costs, LoadCosts(costs), found.acceptance, found.following._widths)
     for _ in range(cycles):
-        untimed.settle(Cycle(SEQUENCES, None, 8 * [None], 0, None, 1, 1.0))  # type: ignore[arg-type]
+        untimed.settle(Cycle(SEQUENCES, None, 8 * [None], 0, None, 1, 1.0), BATCH)  # type: ignore[arg-type]
     assert untimed.pays(BATCH)

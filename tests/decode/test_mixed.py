@@ -27,6 +27,7 @@ from trt_eagle3 import Request, load
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.plan import Cycle
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner
 from trt_eagle3.decode.sampling_params import SamplingParams
@@ -211,10 +212,10 @@ def test_plain_step_that_runs_behind_a_prompt_is_not_timed(
     assert [cycle.seconds is None for cycle in plan.seen] == [True, False, False]
 
 
-def joining(
+def cycles_beside(
     coming: Sequence[SequenceState], decoding: SequenceState, tree: AnyTree | None, **options: Any
-) -> list[int]:
-    """As of the cycles of ``decoding``, from the step on that admits ``coming``."""
+) -> list[Cycle]:
+    """Those of ``decoding`` that a plan hears of, from the step on that admits ``coming``."""
     plan = Turns()
     plan.trees = (tree,)
     scheduler = make_scheduler(decoding.pool, None, plan.tree_for, observer=plan, **options)
@@ -226,7 +227,7 @@ def joining(
         scheduler.add(s)
     for _ in range(4):
         scheduler.step()
-    return [cycle.joining for cycle in plan.seen]
+    return plan.seen
 
 
 @pytest.mark.parametrize("tree", [None, CHAIN], ids=["plain", "chain"])
@@ -237,24 +238,17 @@ def test_plan_hears_who_is_about_to_join(
     """A prompt of 33 tokens in chunks of 12, of which a plain step takes one."""
     monkeypatch.setattr(RecordingTarget, "mixes", mixes)
     pool = fixed_pool()
-    found = joining([sequence(6, pool)], sequence(0, pool), tree, chunk=12)
-    assert found == ([1, 1, 1, 0] if mixes else [0, 0, 0, 0])
+    found = cycles_beside([sequence(6, pool)], sequence(0, pool), tree, chunk=12)
+    assert [cycle.joining for cycle in found] == ([1, 1, 1, 0] if mixes else [0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("drafting", [True, False])
 def test_plan_hears_what_following_prompts_takes(drafting: bool) -> None:
     """A prompt of 33 tokens in chunks of 12, of which a plain step takes one."""
-    pool, plan = fixed_pool(), Turns()
-    plan.trees = (None,)
-    scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan, chunk=12)
-    scheduler.add(first := sequence(0, pool))
-    while len(first.tokens) < 2:
-        scheduler.step()
-    plan.seen.clear()
-    scheduler.add(sequence(6, pool, drafting=drafting))
-    for _ in range(4):
-        scheduler.step()
-    assert [cycle.following > 0.0 for cycle in plan.seen] == [*3 * [drafting], False]
+    pool = fixed_pool()
+    coming = [sequence(6, pool, drafting=drafting)]
+    found = cycles_beside(coming, sequence(0, pool), None, chunk=12)
+    assert [cycle.following > 0.0 for cycle in found] == [*3 * [drafting], False]
 
 
 def test_those_count_who_wait_for_images_of_another() -> None:
@@ -262,8 +256,8 @@ def test_those_count_who_wait_for_images_of_another() -> None:
     coming = [sequence(i, pool) for i in (1, 4)]
     for s in coming:
         s.prompt = s.prompt.with_vision(None)
-    found = joining(coming, sequence(0, pool), CHAIN, chunk=64, vision=Encoding())
-    assert found == [2, 1, 0, 0]
+    found = cycles_beside(coming, sequence(0, pool), CHAIN, chunk=64, vision=Encoding())
+    assert [cycle.joining for cycle in found] == [2, 1, 0, 0]
 
 
 def test_those_count_who_wait_for_a_quiet_cycle() -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from tests.multimodal.bombs import encode, endless_jpeg
 from tests.multimodal.record_goldens import pattern
 from tests.multimodal.test_image import picture
 from tests.multimodal.test_video import CONFIG, write_file
+from tests.waiting import wait_for
 from trt_eagle3.errors import EnvironmentMissingError, RequestCancelledError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal import decoder_pool as pool_module
@@ -75,13 +76,6 @@ def pool() -> Iterator[DecoderPool]:
 def decode(pool: DecoderPool, data: bytes = SMALL, caller: Caller = NOBODY, **options: Any) -> Any:
     [part] = pool.run(job(**options), data, caller)
     return part.array
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["image", "frame"])
@@ -169,7 +163,7 @@ def test_request_that_is_cancelled_in_the_queue_leaves_it(pool: DecoderPool) -> 
         holding = [
             threads.submit(decode, pool, SLOW, Caller(cancelled=end.is_set)) for _ in range(3)
         ]
-        wait_until(lambda: len(children()) == 3)
+        wait_for(lambda: len(children()) == 3)
         waiting = threads.submit(decode, pool, SMALL, Caller(cancelled=over.is_set))
         over.set()
         with pytest.raises(RequestCancelledError):
@@ -186,7 +180,7 @@ def test_images_of_one_client_leave_a_process_to_the_others(pool: DecoderPool) -
         greedy = [
             threads.submit(decode, pool, SLOW, Caller("greedy", end.is_set)) for _ in range(6)
         ]
-        wait_until(lambda: len(children()) == 2)
+        wait_for(lambda: len(children()) == 2)
         for _ in range(3):
             decode(pool, caller=Caller("modest"))
         waited_for = [future for future in greedy if future.done()]
@@ -239,7 +233,7 @@ def test_closed_pool_leaves_no_process_and_no_descriptor() -> None:
         decode(pool, SLOW, policy=replace(STRANGERS, decode_timeout_s=0.2))
     with ThreadPoolExecutor(2) as threads:
         working = [threads.submit(decode, pool, SLOW) for _ in range(2)]
-        wait_until(lambda: len(children() - before) == 2)
+        wait_for(lambda: len(children() - before) == 2)
         pool.close()
         assert {type(future.exception(30)) for future in working} <= {
             RequestCancelledError,
@@ -280,7 +274,7 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
         assert parent.stdout is not None
         process = int(parent.stdout.readline())
         parent.kill()
-    wait_until(lambda: not Path(f"/proc/{process}").exists())
+    wait_for(lambda: not Path(f"/proc/{process}").exists())
 
 
 def test_interpreter_that_cannot_run_it_is_reported_in_one_line(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.waiting import wait_for
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.engine import Engine
 from trt_eagle3.serving.http_options import HttpOptions
@@ -74,11 +74,3 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(60)
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
-    """Until ``holds``."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -19,10 +19,11 @@ import pytest
 from PIL import Image
 
 from tests.multimodal.bombs import encode, endless_jpeg
-from tests.serving.site import SERVING, Site, serving, wait_for
+from tests.serving.site import SERVING, Site, serving
 from tests.tiny import ROOT, build_tiny
 from tests.triton.hostile import REFUSED
 from tests.triton.server import data_uri
+from tests.waiting import wait_for
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.errors import EnvironmentMissingError, UserError

@@ -22,8 +22,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.serving.site import wait_for
 from tests.tiny import ROOT, build_tiny
+from tests.waiting import wait_for
 from trt_eagle3 import program
 from trt_eagle3.bench.serve import free_ports
 from trt_eagle3.cli import cli

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.serving.site import Site, serving, wait_for
+from tests.serving.site import Site, serving
 from tests.tiny import build_tiny
+from tests.waiting import wait_for
 from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.serving import ServingConfig, connection
 from trt_eagle3.serving import body as body_module

@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.serving.site import wait_for
 from tests.tiny import build_tiny
+from tests.waiting import wait_for
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.llm import LLM

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from tests.decode.steps import held_steps
-from tests.serving.site import Site, serving, wait_for
+from tests.serving.site import Site, serving
 from tests.tiny import build_tiny
+from tests.waiting import wait_for
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.request import Request

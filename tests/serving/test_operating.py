@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.serving.site import SERVING, Site, serving, wait_for
+from tests.serving.site import SERVING, Site, serving
 from tests.tiny import build_tiny
+from tests.waiting import wait_for
 from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.errors import UserError

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.serving.site import Site, serving, wait_for
+from tests.serving.site import Site, serving
 from tests.tiny import build_tiny
+from tests.waiting import wait_for
 from trt_eagle3.decode import loaded_bundle
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.conversation import RawPrompt

@@ -24,6 +24,7 @@ _ASSUMED = 3.0  # that a rate stands for which nobody measured
 _DOUBT = 2.0  # failures that a rate on the safe side counts besides, successes one on the other
 _WINDOW = 1000.0  # observations of a level that count
 _OWN_WINDOW = 32.0  # of one sequence
+_NEW = 16  # observations of a level up to which it is hardly known
 _SLOTS = 512
 
 
@@ -74,6 +75,10 @@ class AcceptanceRates:
     def tried(self, level: Level) -> float:
         """Observations of ``level`` that still count."""
         return self._counts.get(level, (0.0, 0.0))[1]
+
+    def is_new(self, level: Level) -> bool:
+        """Whether next to nothing was seen of ``level``."""
+        return self.tried(level) < _NEW
 
     def rate(self, level: Level) -> float:
         """How often ``level`` holds the target's token, given that the levels above did."""

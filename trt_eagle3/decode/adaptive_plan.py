@@ -20,7 +20,7 @@ from trt_eagle3.decode.device_batch import LAUNCHED_AHEAD
 from trt_eagle3.decode.following import Following
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.loss_account import LossAccount
-from trt_eagle3.decode.outlook import best_rates, most_seconds, rates_of_all
+from trt_eagle3.decode.outlook import LEAST_GAIN, best_rates, most_seconds, rates_of_all
 from trt_eagle3.decode.plan import Cycle, Plan, shrunk
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.switch_cost import SwitchCosts
@@ -30,7 +30,6 @@ from trt_eagle3.decode.width import DecodingBatch, Width
 __all__ = ["AdaptivePlan"]
 
 _DECIDE_EVERY = 16  # cycles
-_GAIN = 1.03  # what a wider tree must promise before it is chosen: less is noise
 _GAIN_OF_LESS = 1.01  # what a narrower one must
 _HORIZON = 128  # cycles over which a switch must have paid
 _LOSS_SHARE = 0.0165  # of the time that may be lost against plain decoding
@@ -43,7 +42,6 @@ _FAR = 2.5  # times that an unknown width may be dearer that is not next to what
 _STRANGE = 2.0  # times what is expected: the first run of a new shape
 _LUCK = 0.5  # tokens that a chance of a draft may bring less than it should, times their root
 _EVIDENCE = 6  # chances of a draft that say something of it
-_NEW = 16  # up to so many it is hardly known
 _FADED = 1e-3  # of what was seen of the draft is forgotten in a plain cycle
 _EARLY = (1, 2, 4, 8)  # cycles of one width after which is thought again
 _HICCUP = 3.0  # times what is expected: what took longer is no width's fault
@@ -119,7 +117,7 @@ class AdaptivePlan:
             batch = DecodingBatch(sequences)
             rates = self._rates(batch)
             best = self._best(batch, rates)
-            self._choices[bucket] = best if rates[best] >= _GAIN * rates[0] else 0
+            self._choices[bucket] = best if rates[best] >= LEAST_GAIN * rates[0] else 0
         return self._candidates[self._choices[bucket]].tree
 
     def follows(self, sequence: SequenceState, others: Sequence[SequenceState]) -> bool:
@@ -147,13 +145,12 @@ class AdaptivePlan:
 
     def observe(self, cycle: Cycle) -> None:
         """Learn from a cycle, and now and then think again."""
+        index, batch = self._index.get(cycle.tree), DecodingBatch(cycle.sequences)
         self._load.observe(cycle)
-        self._following.settle(cycle)
-        index = self._index.get(cycle.tree)
-        if index is None or not any(s.drafting for s in cycle.sequences):
-            self._pass_over(cycle, index)
+        self._following.settle(cycle, batch)
+        if index is None or not batch.drafting:
+            self._pass_over(cycle, batch, index)
             return
-        batch = DecodingBatch(cycle.sequences)
         self._cycles += 1
         self._quiet += self.wants_quiet
         self._learn_acceptance(cycle, index)
@@ -171,13 +168,12 @@ class AdaptivePlan:
         elif self._is_time_to_decide or not self._bears(batch, index):
             self._decide(batch, may_try=self._alike >= TRIAL_CYCLES)
 
-    def _pass_over(self, cycle: Cycle, index: int | None) -> None:
+    def _pass_over(self, cycle: Cycle, batch: DecodingBatch, index: int | None) -> None:
         """A cycle of the fixed plan's (``index`` None), or of nobody whom the draft follows."""
         if index is not None:
             self._overall.fade(_FADED)
             if index == self._last and cycle.seconds is not None:
-                shape = self._candidates[index].shape(DecodingBatch(cycle.sequences))
-                self._costs.observe(shape, cycle.seconds)
+                self._costs.observe(self._candidates[index].shape(batch), cycle.seconds)
         self._trial = None  # one of which nothing comes keeps no prompt waiting
         self._last, self._untimed = index, 0
 
@@ -266,7 +262,7 @@ class AdaptivePlan:
         best = self._best(batch, rates)
         served = _HORIZON * self._load.seconds(self._candidates[best].shape(batch))
         pays = rates[best] * served / (served + self._catch_up_seconds(batch, best))
-        wanted = _GAIN if best > current else _GAIN_OF_LESS
+        wanted = LEAST_GAIN if best > current else _GAIN_OF_LESS
         better = pays > wanted * rates[current] or not self._bears(batch, current)
         chosen = best if better else current
         self._choices[batch_bucket(batch.size)] = chosen
@@ -346,7 +342,7 @@ class AdaptivePlan:
     def _is_new(self, index: int) -> bool:
         """Whether next to nothing was seen of a candidate's first level."""
         levels = self._candidates[index].levels
-        return bool(levels) and self._overall.tried(levels[0]) < _NEW
+        return bool(levels) and self._overall.is_new(levels[0])
 
     def _trial_loss(
         self, batch: DecodingBatch, rates: Sequence[float], current: int, wanted: int

@@ -200,10 +200,9 @@ class Decoder:
             mixed = self._async.launch_beside(beside, rows)
         logits, aux = mixed or self._target.forward(embeds, metadata, last_rows, visual_levels)
         first_tokens = FirstTokens(chunks, [logits[i, 0] for i in last_segments(segments)])
-        start = time.perf_counter()
         try:
-            if aux is not None and self._draft_prompt(segments, aux, first_tokens):
-                self.following_seconds += time.perf_counter() - start
+            if aux is not None:
+                self._draft_prompt(segments, aux, first_tokens)
         except Exception:
             # who is prefilled again, since the draft ran out of memory, has its token
             first_tokens.append()
@@ -283,15 +282,15 @@ class Decoder:
 
     def _draft_prompt(
         self, segments: Sequence[Segment], aux: Tensor, first_tokens: FirstTokens
-    ) -> bool:
-        """Give the draft these rows: features of every row, tokens one ahead; whether it follows
-        any of them.
+    ) -> None:
+        """Give the draft these rows: features of every row, tokens one ahead.
 
         A segment's last row needs the next one's first token, and the prompt's the answer's first.
         """
         rows = [i for i, s in enumerate(segments) if s.sequence.drafting]
         if self._drafting is None or not rows:
-            return False
+            return
+        start = time.perf_counter()
         some = [segments[i] for i in rows]
         runner = self._drafting.proposer.runner
         width = self._prompt_width(some)
@@ -305,7 +304,7 @@ class Decoder:
         # a width that comes again, where others beside the prompt made the target's an odd one
         aux = functional.pad(aux[:, :width], (0, 0, 0, max(width - aux.shape[1], 0)))
         self._drafting.extend(some, embeds, aux)
-        return True
+        self.following_seconds += time.perf_counter() - start
 
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
         if not sequences or tree is None or self._drafting is None:

@@ -12,14 +12,12 @@ from trt_eagle3.decode.acceptance_rate import AcceptanceRates
 from trt_eagle3.decode.cycle_cost import CycleCosts, batch_bucket
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.loss_account import LossAccount
-from trt_eagle3.decode.outlook import best_rates, rates_of_all
+from trt_eagle3.decode.outlook import LEAST_GAIN, best_rates, rates_of_all
 from trt_eagle3.decode.plan import Cycle
 from trt_eagle3.decode.width import DecodingBatch, Width
 
 __all__ = ["Following"]
 
-_GAIN = 1.03  # what a tree must promise: less is noise
-_SEEN = 16  # chances of a draft after which it is known how often it is right
 _HOPE_SHARE = 0.005  # of the time that following may take while nothing is drafted
 _HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
 _MOST_HOPE = 12.0  # plain cycles at once
@@ -74,28 +72,32 @@ class Following:
             return True
         return found.may_gain and (found.is_unseen or self._bears_hope(batch))
 
-    def settle(self, cycle: Cycle) -> None:
-        """Count what following took beside ``cycle``; a tree's pays for it."""
+    def settle(self, cycle: Cycle, batch: DecodingBatch) -> None:
+        """Count what following took beside ``cycle`` of ``batch``; a tree's pays for it."""
         self._cycles += 1
-        if any(s.drafting for s in cycle.sequences):
+        if batch.drafting:
             self._since_tree = 0 if cycle.tree else self._since_tree + 1
         if self._cycles % _LASTS == 0:
             self._outlooks.clear()
-        if not self._costs.is_timed or not cycle.sequences:
+        if not self._costs.is_timed or not batch.size:
             return
-        alone, unit = self._plain_cycles(DecodingBatch(cycle.sequences)), self._costs.one_seconds
+        alone, unit = self._plain_cycles(batch), self._costs.one_seconds
         following = cycle.following / unit if cycle.tree is None else 0.0
         self._hopes.settle(alone + following, alone, alone)
 
     def _reckon(self, batch: DecodingBatch) -> _Outlook:
         rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, batch.context)
         best = best_rates(self._load, self._acceptance, self._widths, batch, rates)
-        tried = self._acceptance.tried(self._widths[1].levels[0])
-        gains, may_gain = self._gains(batch, rates), self._gains(batch, best)
-        return _Outlook(gains, may_gain, is_new=tried < _SEEN, is_unseen=tried < 1.0)
+        first = self._widths[1].levels[0]
+        return _Outlook(
+            gains=self._gains(batch, rates),
+            may_gain=self._gains(batch, best),
+            is_new=self._acceptance.is_new(first),
+            is_unseen=self._acceptance.tried(first) < 1.0,
+        )
 
     def _gains(self, batch: DecodingBatch, rates: Sequence[float]) -> bool:
-        return self._load.followed(self._widths[0].shape(batch), max(rates[1:])) >= _GAIN
+        return self._load.followed(self._widths[0].shape(batch), max(rates[1:])) >= LEAST_GAIN
 
     def _bears_hope(self, batch: DecodingBatch) -> bool:
         return self._hopes.balance(self._plain_cycles(batch)) > 0.0

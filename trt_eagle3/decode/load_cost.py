@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from trt_eagle3.decode.cycle_cost import CycleCosts, Shape
 from trt_eagle3.decode.plan import Cycle
+from trt_eagle3.decode.switch_cost import nearer
 
 __all__ = ["LoadCosts"]
 
@@ -30,8 +31,6 @@ _FOLLOWING = 0.25
 """Of a plain cycle of one sequence that the draft takes over the prompts of a forward, until that
 was seen: 1.05 ms at 1,000 rows of an 8B (``bench.modelled_times``). Launches of the tiny pair's
 take a busy host 2 ms, four such cycles (H200, 2026-11-26)."""
-_NEWS = 0.3  # how much the last forward says of that
-_FAR = 4.0  # times what is known: a capture or an allocation
 _FADED = 1e-3  # of what is known is forgotten in a cycle in which the draft follows nobody
 
 
@@ -52,11 +51,10 @@ class LoadCosts:
         keep = math.exp(-steps / _WINDOW)
         self._riding = keep * self._riding + (1.0 - keep) * (cycle.joining > 0) / steps
         self._joining = keep * self._joining + (1.0 - keep) * cycle.joining
-        if not self._costs.is_timed or not cycle.following:
+        if self._costs.is_timed and cycle.following:
+            self._following = nearer(self._following, cycle.following / self._costs.one_seconds)
+        else:
             self._following += _FADED * (_FOLLOWING - self._following)
-            return
-        found = min(cycle.following / self._costs.one_seconds, _FAR * self._following)
-        self._following += _NEWS * (found - self._following)
 
     def followed(self, shape: Shape, speed: float) -> float:
         """What is left of ``speed``, times that of plain decoding, once the draft also runs over

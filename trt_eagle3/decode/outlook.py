@@ -9,7 +9,10 @@ from trt_eagle3.decode.cycle_cost import Shape
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.width import DecodingBatch, Width
 
-__all__ = ["best_rates", "most_seconds", "rates_of_all"]
+__all__ = ["LEAST_GAIN", "best_rates", "most_seconds", "rates_of_all"]
+
+LEAST_GAIN = 1.03
+"""What a wider tree must promise before it is chosen: less is noise."""
 
 _DEARER = 1.05  # times that a width may be that is unknown, next to a known one
 

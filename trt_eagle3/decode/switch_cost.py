@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trt_eagle3.decode.cycle_cost import on_line
 
-__all__ = ["SwitchCosts"]
+__all__ = ["SwitchCosts", "nearer"]
 
 _CALL = 0.05  # of a plain cycle of one sequence: a forward of the draft that catches up
 _ROW = 1 / 1000  # of such a cycle, for each row that it catches up with
@@ -40,13 +40,13 @@ class SwitchCosts:
 
     def observe_catch_up(self, num_rows: int, seconds: float, one_seconds: float) -> None:
         """Learn from rows that were caught up with in ``seconds``."""
-        self._catch_up = _nearer(self._catch_up, seconds / self._expected(num_rows, one_seconds))
+        self._catch_up = nearer(self._catch_up, seconds / self._expected(num_rows, one_seconds))
 
     def observe_turn(self, seconds: float, plain_seconds: float) -> None:
         """Learn from the first plain cycle after one that drafted, ``seconds`` longer than others
         are.
         """
-        self._turn = _nearer(self._turn, seconds / plain_seconds)
+        self._turn = nearer(self._turn, seconds / plain_seconds)
 
     def _expected(self, num_rows: int, one_seconds: float) -> float:
         """Seconds to catch up with ``num_rows`` rows before any were caught up with."""
@@ -60,5 +60,6 @@ def _reckoned(num_rows: int) -> float:
     return _CALL + _ROW * num_rows if num_rows else 0.0
 
 
-def _nearer(known: float, found: float) -> float:
+def nearer(known: float, found: float) -> float:
+    """What is known of a cost, 0 or more, once it was ``found``."""
     return known + _NEWS * (min(max(found, 0.0), _FAR * known) - known)
