@@ -71,9 +71,12 @@ def test_draft_that_pays_is_followed_whatever_that_took_while_trees_are_drafted(
     assert not found.run(500, PLAIN_S).pays, "no tree for long: it is hope, which has taken enough"
 
 
-def test_draft_of_which_little_was_seen_is_followed_while_it_is_expected_to_pay() -> None:
-    assert Followed(0.006).see(accepted=0, count=3).run(100, PLAIN_S).pays
-    assert not Followed(0.006).see(accepted=0, count=15).run(13, PLAIN_S).pays
+def test_draft_that_pays_is_not_followed_for_ever_where_no_tree_comes_of_it() -> None:
+    """What was seen of it fades meanwhile: that is no reason to begin anew."""
+    found = Followed(0.006).see(accepted=2, count=3).run(1, drafted=True)
+    assert found.run(500, PLAIN_S).pays
+    found.run(20, PLAIN_S).acceptance.fade(1.0)
+    assert not found.run(1).pays
 
 
 def test_draft_that_cannot_pay_is_not_followed() -> None:
@@ -81,14 +84,16 @@ def test_draft_that_cannot_pay_is_not_followed() -> None:
     assert not Followed(0.006).see(accepted=0).pays
 
 
-def test_draft_that_was_never_seen_is_followed_as_long_as_it_may_pay() -> None:
+def test_draft_that_was_never_tried_is_followed_for_long_if_it_may_pay() -> None:
     assert Followed(0.009).pays
-    assert Followed(0.009).run(100, PLAIN_S).pays
+    assert Followed(0.009).run(500, PLAIN_S).pays
+    assert not Followed(0.009).run(520, PLAIN_S).pays
 
 
 def hoped_for() -> Followed:
     """Right in one of ten trees: it would have to be better than that."""
-    return Followed(0.0061).see(accepted=1, count=2).see(accepted=0, count=18)
+    found = Followed(0.0061).see(accepted=1, count=2).see(accepted=0, count=18)
+    return found.run(1, drafted=True)
 
 
 def test_draft_that_may_be_better_than_seen_is_followed_while_time_bears_it() -> None:

@@ -27,14 +27,10 @@ _LASTS = 8  # cycles for which it is not reckoned anew: that takes as long as a 
 
 @dataclass(frozen=True)
 class _Outlook:
-    """Whether following gains by what is expected, and whether it may at best; whether little was
-    seen of the draft, and whether nothing.
-    """
+    """Whether following gains by what is expected, and whether it may at best."""
 
     gains: bool
     may_gain: bool
-    is_new: bool
-    is_unseen: bool
 
 
 class Following:
@@ -58,23 +54,26 @@ class Following:
         self._outlooks: dict[int, _Outlook] = {}  # by bucket of the batch size
         self._cycles = 0
         self._since_tree = 0
+        self._has_drafted = False
 
     def pays(self, batch: DecodingBatch) -> bool:
         """Whether some width is expected to gain, if the draft follows all of ``batch`` and the
-        prompts that come, and trees are drafted, or were too seldom to know. Else where one may
-        gain at best, and nothing was seen of the draft, or the time bears what hope takes.
+        prompts that come, and trees are drafted; before the first one, where a width may gain at
+        best. Later hope is not free: what it takes must be borne.
         """
         bucket = batch_bucket(batch.size)
         if bucket not in self._outlooks:
             self._outlooks[bucket] = self._reckon(batch)
         found = self._outlooks[bucket]
-        if found.gains and (found.is_new or self._since_tree < _RECENT):
+        is_due = found.gains or (found.may_gain and not self._has_drafted)
+        if is_due and self._since_tree < _RECENT:
             return True
-        return found.may_gain and (found.is_unseen or self._bears_hope(batch))
+        return found.may_gain and self._bears_hope(batch)
 
     def settle(self, cycle: Cycle, batch: DecodingBatch) -> None:
         """Count what following took beside ``cycle`` of ``batch``; a tree's pays for it."""
         self._cycles += 1
+        self._has_drafted |= cycle.tree is not None
         if batch.drafting:
             self._since_tree = 0 if cycle.tree else self._since_tree + 1
         if self._cycles % _LASTS == 0:
@@ -88,13 +87,7 @@ class Following:
     def _reckon(self, batch: DecodingBatch) -> _Outlook:
         rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, batch.context)
         best = best_rates(self._load, self._acceptance, self._widths, batch, rates)
-        first = self._widths[1].levels[0]
-        return _Outlook(
-            gains=self._gains(batch, rates),
-            may_gain=self._gains(batch, best),
-            is_new=self._acceptance.is_new(first),
-            is_unseen=self._acceptance.tried(first) < 1.0,
-        )
+        return _Outlook(gains=self._gains(batch, rates), may_gain=self._gains(batch, best))
 
     def _gains(self, batch: DecodingBatch, rates: Sequence[float]) -> bool:
         return self._load.followed(self._widths[0].shape(batch), max(rates[1:])) >= LEAST_GAIN
