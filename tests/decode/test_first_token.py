@@ -19,14 +19,8 @@ def some() -> tuple[SequenceState, SequenceState]:
     return pair().sequence(prompts()[0], pool), pair().sequence(prompts()[3], pool)
 
 
-def logits_of(*best: int) -> tuple[Tensor, ...]:
-    return torch.eye(VOCAB)[list(best)].unbind()
-
-
-class Table:
-    def lookup(self, token_ids: Tensor) -> Tensor:
-        assert token_ids.ndim > 0, "to index by a scalar of the device is to wait for it"
-        return token_ids[..., None].float().expand(*token_ids.shape, 4)
+def logits_of(*best: int) -> Tensor:
+    return torch.eye(VOCAB)[list(best)]
 
 
 def test_first_tokens_are_those_of_prompts_that_end() -> None:
@@ -46,15 +40,24 @@ def test_first_tokens_of_logits_that_are_no_numbers_are_none() -> None:
     assert (ends.tokens, other.tokens) == ([], [7])
 
 
-def test_first_tokens_put_embeds_into_the_last_row_of_the_last_segment() -> None:
+def test_first_tokens_come_after_the_last_row_of_the_last_segment() -> None:
     ends, goes_on = some()
     tokens = FirstTokens([(goes_on, 5), (ends, 9)], logits_of(3, 7))
-    embeds = torch.zeros(3, 5, 4)
+    ids = torch.arange(18).view(3, 6)[:, 1:]
     segments = [Segment(goes_on, 0, 5), Segment(ends, 0, 5, is_last=False), Segment(ends, 5, 4)]
-    tokens.put_embeds(embeds, segments, Table())  # type: ignore[arg-type]
-    assert embeds[2, 3].tolist() == [7.0] * 4
-    embeds[2, 3] = 0
-    assert not embeds.any()
+    found = tokens.put_ids(ids, segments)
+    assert found[2, 3] == 7
+    assert ids[2, 3] == 16, "the prefill's own stay"
+    found[2, 3] = 16
+    assert found.equal(ids)
+
+
+def test_first_tokens_of_those_whom_the_draft_follows_are_put() -> None:
+    first, second = some()
+    tokens = FirstTokens([(first, 9), (second, 17)], logits_of(3, 7))
+    assert (
+        tokens.put_ids(torch.zeros(1, 17, dtype=torch.int64), [Segment(second, 0, 17)])[0, 16] == 7
+    )
 
 
 def test_first_tokens_of_who_starts_again_are_not_sampled_twice() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB
 from tests.decode.recurrent import ANSWERS, CommitBy, HashStates, make_decoder, make_scheduler
 from tests.decode.scheduling import (
     BUSHY,
@@ -30,6 +30,8 @@ from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.kv_manager import KvManager
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.prompt_rows import PromptRows
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, PagedStates, Prefix, layer_states
@@ -228,7 +230,8 @@ def test_cancelled_and_failed_sequences_leave_nothing(monkeypatch: pytest.Monkey
         scheduler.remove(s)
         assert (states.entries, s.snapshots) == ({}, {})
     assert answers(scheduler, pool, [0]) == [expected]
-    bad = pair().sequence(prompts()[4], pool, drafting=True)
+    sampled = SamplingParams(temperature=1.0)
+    bad = SequenceState(prompts()[4], pool, VOCAB, sampled, drafting=True)
     monkeypatch.setattr(bad.sampler, "first", lambda _: torch.tensor(-1))
     scheduler.add(bad)
     errors = [e.error for _ in range(8) for e in scheduler.step() if e.error]
@@ -245,10 +248,10 @@ def test_prefill_that_is_run_again_commits_once(monkeypatch: pytest.MonkeyPatch)
     expected = [alone(i) for i in (0, 3)]
     draft_prompt = Decoder._draft_prompt
 
-    def narrow(self: Decoder, sequences: list[SequenceState], *args: Any) -> None:
-        if len(sequences) > 1:
+    def narrow(self: Decoder, rows: PromptRows, *args: Any) -> None:
+        if len(rows.segments) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        draft_prompt(self, sequences, *args)
+        draft_prompt(self, rows, *args)
 
     monkeypatch.setattr(Decoder, "_draft_prompt", narrow)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)

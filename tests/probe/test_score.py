@@ -77,12 +77,9 @@ def ref_chain(
     embeds = runner.embedding.lookup(ids[1:])
     put_draft_visual(manifest, prompt, embeds[:count], 0)
     text = torch.arange(count, len(ids), dtype=torch.int32) + prompt.rope_delta
-    positions = draft_positions(
-        manifest,
-        0,
-        torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1),
-        torch.full((3,), 10**6),
-    )
+    never = torch.full((3, 1), 10**6, dtype=torch.int32)
+    targets = torch.cat([prompt.position_ids, text.expand(3, -1), never], dim=1)
+    positions = draft_positions(manifest, torch.tensor([0]), targets[:, None])[:, 0]
     features = runner.fuse(recording.aux(manifest, asked.bundle.spec.num_visual_levels))
     pages = PageTable(PagePool(40, 16))
     pages.reserve(length + STEPS)

@@ -5,7 +5,7 @@ Shapes: B sequences, S rows of each in one forward, T tree nodes, H target hidde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -17,14 +17,30 @@ from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import LayerStates
+from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import Tree
 
-__all__ = ["causal_mask_of", "padded", "segment_metadata", "widened"]
+__all__ = [
+    "causal_mask_of",
+    "padded",
+    "rows_of",
+    "segment_inputs",
+    "segment_metadata",
+    "segment_positions",
+    "widened",
+]
 
 
 def padded(rows: Sequence[Tensor], width: int) -> Tensor:
     """[B, width] of ``rows`` [B][n], zeros behind."""
     return torch.stack([functional.pad(row, (0, width - len(row))) for row in rows])
+
+
+def rows_of(tensor: Tensor, rows: Sequence[int], dim: int = 0) -> Tensor:
+    """``tensor`` at ``rows`` of ``dim``; itself where these are all, in their order."""
+    if list(rows) == list(range(tensor.shape[dim])):
+        return tensor
+    return tensor.index_select(dim, to_device(torch.tensor(rows), tensor.device))
 
 
 _small_causal_mask = lru_cache(maxsize=32)(causal_mask)
@@ -36,8 +52,8 @@ _MAX_SMALL_MASK = 256
 
 @lru_cache(maxsize=4)
 def _large_causal_mask(width: int, device: torch.device) -> Tensor:
-    """Of a prompt's chunk: on the host 2048 tokens would take several milliseconds, and as many
-    to be copied.
+    """Of a prompt's chunk, on the device: on the host 2048 tokens would take several milliseconds,
+    and as many to be copied.
     """
     rows = torch.arange(width, device=device)
     return rows[:, None] >= rows
@@ -50,26 +66,46 @@ def causal_mask_of(width: int, device: torch.device) -> Tensor:
     )
 
 
-def segment_metadata(
-    states: LayerStates, segments: Sequence[Segment], positions: Sequence[Tensor], embeds: Tensor
-) -> AttentionMetadata:
-    """The rows of B segments, each of which sees all rows of its sequence before it; ``positions``
-    int32 [B][3, count].
-
-    ``embeds`` [B, S, H] are the rows, padded.
+def segment_positions(segments: Sequence[Segment], width: int) -> Tensor:
+    """int32 [3, B, width + 1]: the target's rope positions of every segment's rows, and of the row
+    after them; zeros behind.
     """
-    width = embeds.shape[1]
-    of_width = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
+    found = torch.zeros(3, len(segments), width + 1, dtype=torch.int32)
+    for i, s in enumerate(segments):
+        found[:, i, : s.count + 1] = s.sequence.prompt.positions(s.start, s.stop + 1)
+    return found
+
+
+def segment_inputs(states: LayerStates, segments: Sequence[Segment]) -> dict[str, Tensor]:
+    """The graph's inputs that say where the states of ``segments`` lie."""
+    return states.inputs(
+        [s.sequence for s in segments],
+        [s.stop for s in segments],
+        certain=[s.count for s in segments],
+    )
+
+
+def segment_metadata(
+    segments: Sequence[Segment],
+    positions: Tensor,
+    state_inputs: Mapping[str, Tensor],
+    device: torch.device,
+) -> AttentionMetadata:
+    """The rows of B segments, each of which sees all rows of its sequence before it.
+
+    Args:
+        positions: int32 [3, B, S]. state_inputs: as of ``segment_inputs``.
+    """
+    width = positions.shape[2]
+    # of one alone a run may be captured; of several a copy on the host would be B times as large
+    alone = len(segments) == 1
+    mask = causal_mask_of(width, device) if alone else _large_causal_mask(width, device)
     return AttentionMetadata(
         past=[s.start for s in segments],
         counts=[s.count for s in segments],
-        state_inputs=states.inputs(
-            [s.sequence for s in segments],
-            [s.stop for s in segments],
-            certain=[s.count for s in segments],
-        ),
-        mask=causal_mask_of(width, embeds.device).expand(len(segments), -1, -1),
-        positions=torch.stack(of_width, dim=1),
+        state_inputs=state_inputs,
+        mask=mask.expand(len(segments), -1, -1),
+        positions=positions,
         is_prompt=True,
     )
 

@@ -17,19 +17,15 @@ from torch.nn import functional
 
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
 from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.batch import padded, segment_metadata, widened
+from trt_eagle3.decode.batch import padded, rows_of, segment_inputs, segment_metadata, widened
 from trt_eagle3.decode.catch_up import CatchUp
 from trt_eagle3.decode.chunks import padded_width
 from trt_eagle3.decode.device_batch import BATCH_SIZES
 from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.drafting import Drafting
 from trt_eagle3.decode.first_token import FirstTokens
-from trt_eagle3.decode.propose import (
-    Drafters,
-    Proposal,
-    draft_decode_position,
-    put_draft_visual,
-)
+from trt_eagle3.decode.prompt_rows import PromptRows
+from trt_eagle3.decode.propose import Drafters, Proposal, draft_decode_position
 from trt_eagle3.decode.row_ref import RowRef
 from trt_eagle3.decode.runner import AttentionMetadata, Rows, TargetRunner, all_rows
 from trt_eagle3.decode.segment import Segment, cut, last_segments
@@ -183,10 +179,11 @@ class Decoder:
         """
         segments = cut(chunks, self.max_segments)
         width = self._prompt_width(segments, len(beside))
-        ids = padded([s.sequence.ids(s.start, s.stop) for s in segments], width)
-        embeds = self._target.embedding.lookup(ids)
-        positions = [s.sequence.prompt.positions(s.start, s.stop) for s in segments]
-        metadata = segment_metadata(self.states, segments, positions, embeds)
+        table = self._target.embedding
+        rows = PromptRows.of(segments, width, table.device)
+        embeds = table.lookup(rows.ids[:, :-1])
+        inputs = segment_inputs(self.states, segments)
+        metadata = segment_metadata(segments, rows.positions[..., :-1], inputs, embeds.device)
         visual_levels = None
         if any(s.sequence.prompt.has_visual(s.start, s.count) for s in segments):
             visual_levels = embeds.new_zeros(self._target.num_visual_levels, *embeds.shape)
@@ -196,13 +193,14 @@ class Decoder:
         last_rows = torch.tensor([[s.count - 1] for s in segments])
         mixed = None
         if beside and self._async is not None:
-            rows = Rows(embeds, metadata, last_rows, visual_levels)
-            mixed = self._async.launch_beside(beside, rows)
+            mixed = self._async.launch_beside(
+                beside, Rows(embeds, metadata, last_rows, visual_levels)
+            )
         logits, aux = mixed or self._target.forward(embeds, metadata, last_rows, visual_levels)
-        first_tokens = FirstTokens(chunks, [logits[i, 0] for i in last_segments(segments)])
+        first_tokens = FirstTokens(chunks, rows_of(logits[:, 0], last_segments(segments)))
         try:
             if aux is not None:
-                self._draft_prompt(segments, aux, first_tokens)
+                self._draft_prompt(rows, inputs["page_table"], aux, first_tokens)
         except Exception:
             # who is prefilled again, since the draft ran out of memory, has its token
             first_tokens.append()
@@ -281,29 +279,19 @@ class Decoder:
         return CycleOutcome(said, tree if speculating else None)
 
     def _draft_prompt(
-        self, segments: Sequence[Segment], aux: Tensor, first_tokens: FirstTokens
+        self, rows: PromptRows, page_table: Tensor, aux: Tensor, first_tokens: FirstTokens
     ) -> None:
-        """Give the draft these rows: features of every row, tokens one ahead.
-
-        A segment's last row needs the next one's first token, and the prompt's the answer's first.
-        """
-        rows = [i for i, s in enumerate(segments) if s.sequence.drafting]
-        if self._drafting is None or not rows:
+        """Give those of the rows to the draft that it follows."""
+        followed = [i for i, s in enumerate(rows.segments) if s.sequence.drafting]
+        if self._drafting is None or not followed:
             return
         start = time.perf_counter()
-        some = [segments[i] for i in rows]
-        runner = self._drafting.proposer.runner
-        width = self._prompt_width(some)
-        ahead = [s.sequence.ids(s.start + 1, s.stop + 1) for s in some]
-        embeds = runner.embedding.lookup(padded(ahead, width))
-        first_tokens.put_embeds(embeds, some, runner.embedding)
-        for i, s in enumerate(some):
-            put_draft_visual(self._drafting.manifest, s.sequence.prompt, embeds[i], s.start)
-        if len(some) < len(segments):
-            aux = torch.stack([aux[i] for i in rows])
         # a width that comes again, where others beside the prompt made the target's an odd one
+        width = self._prompt_width([rows.segments[i] for i in followed])
+        aux = rows_of(aux, followed)
         aux = functional.pad(aux[:, :width], (0, 0, 0, max(width - aux.shape[1], 0)))
-        self._drafting.extend(some, embeds, aux)
+        some = rows.only(followed, width)
+        self._drafting.follow(some, rows_of(page_table, followed), aux, first_tokens)
         self.following_seconds += time.perf_counter() - start
 
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
@@ -361,8 +349,7 @@ class Decoder:
         some, paths = [sequences[i] for i in rows], [found[i].path for i in rows]
         counts = [len(path) for path in paths]
         width = num_nodes if self._fixed_shapes else max(counts)
-        if len(some) < len(sequences):
-            aux = aux[torch.tensor(rows).to(aux.device, non_blocking=True)]
+        aux = rows_of(aux, rows)
         if all(path == tuple(range(len(path))) for path in paths):
             aux = aux[:, :width]
         else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from trt_eagle3.host_copy import to_device
 from trt_eagle3.multimodal.prepared import PixelPatches
 
 __all__ = ["Prompt", "Vision"]
@@ -67,30 +68,34 @@ class Prompt:
         """Write visual embeddings over ``embeds [S, H]``, which are those of rows from ``start``
         on.
         """
-        visual, before = self._visual(start, len(embeds))
-        if count := int(visual.sum()):
-            embeds[: len(visual)][visual] = self._encoded.embeds[before : before + count].to(
-                embeds.dtype
-            )
+        rows, first = self._visual(start, len(embeds))
+        if len(rows):
+            found = self._encoded.embeds[first : first + len(rows)].to(embeds.dtype)
+            embeds.index_copy_(0, to_device(rows, embeds.device), found)
 
     def put_visual_levels(self, rows: Tensor, start: int) -> None:
         """Write deepstack levels into ``rows [L, S, H]``, which stand at rows from ``start`` on."""
-        visual, before = self._visual(start, rows.shape[1])
-        if count := int(visual.sum()):
-            rows[:, : len(visual)][:, visual] = self._encoded.visual_levels[
-                :, before : before + count
-            ].to(rows.dtype)
+        visual, first = self._visual(start, rows.shape[1])
+        if len(visual):
+            found = self._encoded.visual_levels[:, first : first + len(visual)].to(rows.dtype)
+            rows.index_copy_(1, to_device(visual, rows.device), found)
 
     def has_visual(self, start: int, count: int) -> bool:
         """Whether visual rows are among ``count`` rows from ``start`` on."""
         return bool(self.visual_rows[start : start + count].any())
 
     def _visual(self, start: int, count: int) -> tuple[Tensor, int]:
-        return self.visual_rows[start : start + count], int(self.visual_rows[:start].sum())
+        """int64: those of ``count`` rows from ``start`` on that are visual, counted from there; how
+        many are before them.
+        """
+        rows = self.visual_rows[start : start + count].nonzero().flatten()
+        return rows, int(self.visual_rows[:start].sum())
 
     def positions(self, start: int, stop: int) -> Tensor:
         """int32 [3, stop - start]: rope positions of rows, those after the prompt included."""
         num_prompt = self.position_ids.shape[1]
+        if stop <= num_prompt:
+            return self.position_ids[:, start:stop]
         first, last = (
             max(start, num_prompt) + self.rope_delta,
             max(stop, num_prompt) + self.rope_delta,

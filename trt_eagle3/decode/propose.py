@@ -137,26 +137,18 @@ class Proposal:
     mask: Tensor
 
 
-def draft_positions(
-    manifest: DraftManifest, first_row: int, positions: Tensor, following: Tensor
-) -> Tensor:
-    """Rope positions int32 [3, S] of draft rows from ``first_row`` on.
+def draft_positions(manifest: DraftManifest, first_rows: Tensor, positions: Tensor) -> Tensor:
+    """Rope positions int32 [3, B, S] of draft rows from ``first_rows`` [B] on.
 
-    Args:
-        positions: int32 [3, S]: the target's positions of those rows.
-        following: int32 [3]: the target's position of the row after them, used by a draft whose
-            positions are shifted.
+    ``positions`` int32 [3, B, S + 1]: the target's of those rows and of the row after them, where a
+    draft stands whose positions are shifted.
     """
     if manifest.positions == "linear":
-        rows = (
-            torch.arange(positions.shape[1], dtype=torch.int32)
-            + first_row
-            + manifest.position_shift
-        )
-        return rows.expand(3, -1)
-    if manifest.position_shift:
-        positions = torch.cat([positions[:, 1:], following[:, None]], dim=1)
-    return positions[:1].expand(3, -1) if manifest.positions == "temporal" else positions
+        count = torch.arange(positions.shape[2] - 1, dtype=torch.int32)
+        rows = first_rows[:, None].int() + manifest.position_shift + count
+        return rows.expand(3, -1, -1)
+    found = positions[..., 1:] if manifest.position_shift else positions[..., :-1]
+    return found[:1].expand(3, -1, -1) if manifest.positions == "temporal" else found
 
 
 def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Count) -> _Count:

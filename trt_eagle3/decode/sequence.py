@@ -147,6 +147,8 @@ class SequenceState:
     def ids(self, start: int, stop: int) -> Tensor:
         """int64 [stop - start]: tokens of prompt and answer."""
         num_prompt = self.num_prompt
+        if stop <= num_prompt:
+            return self.prompt.token_ids[start:stop]
         output_ids = self.tokens[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
         return torch.cat(
             [self.prompt.token_ids[start:stop], torch.tensor(output_ids, dtype=torch.int64)]

@@ -211,8 +211,8 @@ class Scorer:
         embeds = self._embedding.lookup(recording.token_ids[1:])
         put_draft_visual(manifest, prompt, embeds[:prompt_len], 0)
         text = torch.arange(prompt_len, num_rows + 1, dtype=torch.int32) + prompt.rope_delta
-        targets = torch.cat([prompt.position_ids, text[:-1].expand(3, -1)], dim=1)
-        positions = draft_positions(manifest, 0, targets, text[-1].expand(3))
+        targets = torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1)
+        positions = draft_positions(manifest, torch.tensor([0]), targets[:, None])[:, 0]
         features = runner.fuse(
             recording.aux(manifest, self._bundle.spec.num_visual_levels).to(embeds)
         )

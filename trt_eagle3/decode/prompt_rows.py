@@ -1,0 +1,54 @@
+"""The rows of a prefill: for the target, and for a draft that follows it.
+
+A draft's row t has the token t + 1, and may stand where that does. So of every segment one row more
+is taken down than it has.
+
+Shapes: B segments, S rows of each in one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trt_eagle3.decode.batch import rows_of, segment_positions
+from trt_eagle3.decode.segment import Segment
+from trt_eagle3.decode.transfer import to_device
+
+__all__ = ["PromptRows"]
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Segments side by side, anything behind each.
+
+    Attributes:
+        ids: int64 [B, S + 1], on the device: tokens, 0 where they are not known yet.
+        positions: int32 [3, B, S + 1] on the host: rope positions.
+    """
+
+    segments: Sequence[Segment]
+    ids: Tensor
+    positions: Tensor
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], width: int, device: torch.device) -> PromptRows:
+        """``width``: S."""
+        ids = torch.zeros(len(segments), width + 1, dtype=torch.int64)
+        for i, s in enumerate(segments):
+            known = s.sequence.ids(s.start, s.stop + 1)
+            ids[i, : len(known)] = known
+        return cls(segments, to_device(ids, device), segment_positions(segments, width))
+
+    def only(self, rows: Sequence[int], width: int) -> PromptRows:
+        """The segments at ``rows``, in ``width`` rows each."""
+        more = (0, width + 1 - self.ids.shape[1])
+        return PromptRows(
+            [self.segments[i] for i in rows],
+            functional.pad(rows_of(self.ids, rows), more),
+            functional.pad(rows_of(self.positions, rows, dim=1), more),
+        )
