@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.sampling_params import GREEDY
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
+from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import DeviceMemoryError, UserError
@@ -208,15 +211,63 @@ def test_a_cycle_waits_for_the_device_once(
     next(cycles), next(cycles)
     read, wait = list[Readback](), Readback.wait
     monkeypatch.setattr(Readback, "wait", lambda self: read.append(self) or wait(self))
+    with waits() as found:
+        next(cycles)
+    assert found == []
+    assert len(read) == 1
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """Torch's warnings, line by line, of where the host waits for all that the device has to do."""
+    found = list[str]()
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            next(cycles)
+            yield found
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert not [str(w.message) for w in caught if "synchroniz" in str(w.message)]
-    assert len(read) == 1
+    found += [f"{w.filename}:{w.lineno}" for w in caught if "synchroniz" in str(w.message)]
+
+
+@pytest.mark.parametrize("drafting", [True, False])
+def test_a_prefill_waits_for_nothing(engines: dict[str, LLM], drafting: bool) -> None:
+    """Neither pictures, nor their rows, nor the draft over them: a step may still run."""
+    engine = engines["bfloat16"]
+    bundle, pool = engine.bundle, engine._started().pool
+    prepare, vision = PromptPreprocessor(bundle), VisionEncoder(bundle)
+    asked = examples("heldout", 12, 2, kinds=("image",))
+    prompts = [prepare.prompt(engine.prepare(e.prompt, list(e.images))) for e in asked]
+
+    def prefilled() -> FirstTokens:
+        sequences = [
+            SequenceState(
+                prompt.with_vision(vision.encode(prompt)),
+                pool,
+                bundle.spec.vocab_size,
+                drafting=drafting,
+            )
+            for prompt in prompts
+        ]
+        for s in sequences:
+            bundle.decoder.states.reserve(s, s.num_prefill)
+        return bundle.decoder.prefill([(s, s.num_prefill) for s in sequences])
+
+    with torch.inference_mode():
+        for _ in range(4):
+            prefilled().append()  # shapes seen, captured
+        with waits() as found:
+            launched = prefilled()
+        launched.append()
+    assert found == []
+
+
+def test_rows_that_are_put_by_a_mask_of_the_host_are_caught() -> None:
+    embeds, mask = torch.zeros(8, 4, device="cuda"), torch.arange(8) % 2 > 0
+    with waits() as found:
+        embeds[mask] = 1.0
+    assert len(found) == 1
 
 
 def test_kernels_are_in_use(engines: dict[str, LLM]) -> None:
