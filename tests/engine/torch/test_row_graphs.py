@@ -16,7 +16,8 @@ from trt_eagle3.decode.outcome import greedy_tokens
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
-from trt_eagle3.engine.torch.row_graphs import MAX_ROWS, Values, padded_rows, row_counts
+from trt_eagle3.engine.torch.row_graphs import Values
+from trt_eagle3.engine.torch.row_memory import MAX_ROWS, padded_rows, row_counts
 from trt_eagle3.engine.torch.session import TorchSession
 
 RTOL = 3e-5  # of the largest value: float32 sums of other shapes

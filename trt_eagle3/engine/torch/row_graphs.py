@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -25,40 +24,24 @@ from torch import Tensor
 
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.engine.torch.fusion import Step
-from trt_eagle3.engine.torch.mixed import context_of, flat_rows, row_axis
+from trt_eagle3.engine.torch.mixed import context_of
 from trt_eagle3.engine.torch.program import with_lifetimes
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION
+from trt_eagle3.engine.torch.row_memory import (
+    MAX_ROWS,
+    Row,
+    RowMemory,
+    fill_rows,
+    padded_rows,
+    row_counts,
+)
 
-__all__ = [
-    "MAX_ROWS",
-    "Recorder",
-    "Row",
-    "RowGraphs",
-    "Split",
-    "compute",
-    "padded_rows",
-    "row_counts",
-    "split_at_attention",
-]
+__all__ = ["Recorder", "RowGraphs", "Split", "compute", "computed", "split_at_attention"]
 
-MAX_ROWS = 4096
-"""Of more, a device takes much longer than the host needs to launch them one by one."""
-_STEPS = ((256, 32), (1024, 64), (MAX_ROWS, 128))  # up to so many rows: a multiple of
 _ATTENTION = {"TreeAttention", PROMPT_ATTENTION}
 
 Inputs = Mapping[str, Tensor]
 Values = dict[str, Any]
-
-
-def padded_rows(count: int) -> int:
-    """N for ``count`` rows, ``MAX_ROWS`` at most."""
-    step = next(step for most, step in _STEPS if count <= most)
-    return -(-count // step) * step
-
-
-def row_counts(most: int) -> list[int]:
-    """Every N for up to ``most`` rows, the largest first: the others fit into its memory."""
-    return sorted({padded_rows(n) for n in range(1, min(most, MAX_ROWS) + 1)}, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -118,14 +101,6 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
-    """An input of a graph: its type and shape, where batch and width are 0."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Captured:
     """The graphs of one N.
 
@@ -158,10 +133,9 @@ class RowGraphs:
         self._constants = constants
         self._inputs = inputs
         self._recorder = recorder
-        self._device = device
         self._runs: Counter[int] = Counter()
         self._captured: dict[int, _Captured] = {}
-        self._memory: dict[str, Tensor] = {}  # flat, of the largest N
+        self._memory = RowMemory(device)
 
     def run(self, parts: Sequence[Inputs], bound: Mapping[str, Tensor]) -> Values | None:
         """Run ``parts``, which are on the device, up to the last attention: what the tails read of
@@ -173,7 +147,7 @@ class RowGraphs:
         captured = self._get(padded_rows(count)) if count <= MAX_ROWS else None
         if captured is None:
             return None
-        self._fill(captured, parts)
+        fill_rows(captured.inputs, parts)
         values = {**self._constants, **bound, **captured.left, **captured.inputs}
         values |= context_of(parts, captured.attended)
         for graph, step in zip_longest(captured.graphs, self.split.attention):
@@ -209,55 +183,29 @@ class RowGraphs:
         self, count: int, record: Callable[[Callable[[], Values]], tuple[Any, Values]]
     ) -> _Captured:
         """Run all pieces over ``count`` rows, each by ``record``, attention left out."""
-        inputs = {name: self._rows(name, row, count) for name, row in self._inputs.items()}
+        inputs = {name: self._memory.rows(name, row, count) for name, row in self._inputs.items()}
         values: Values = {**self._constants, **inputs}
         graphs: list[Any] = []
         left: Values = {}
         attended = torch.empty(0)
         for piece, attention in zip_longest(self.split.pieces, self.split.attention):
-            graph, values = record(partial(_computed, piece, dict(values)))
+            graph, values = record(partial(computed, piece, dict(values)))
             graphs.append(graph)
             left |= {n: _unowned(values[n]) for n in self.split.left.intersection(values)}
             if attention is not None:
                 q = values[attention.inputs[0]]
-                attended = self._part_of("attended", q.dtype, q.shape)
+                attended = self._memory.part_of("attended", q.dtype, q.shape)
                 values[attention.outputs[0]] = attended
                 for name in attention.done_with:
                     values.pop(name, None)
         return _Captured(graphs, inputs, attended, left)
-
-    def _fill(self, captured: _Captured, parts: Sequence[Inputs]) -> None:
-        """Copy the rows of ``parts``; those that follow are 0."""
-        for name, static in captured.inputs.items():
-            axis, start = row_axis(name), 0
-            there = flat_rows(name, static)
-            for part in parts:
-                rows = flat_rows(name, part[name])
-                there.narrow(axis, start, rows.shape[axis]).copy_(rows)
-                start += rows.shape[axis]
-            if start < there.shape[axis]:
-                there.narrow(axis, start, there.shape[axis] - start).zero_()
-
-    def _rows(self, name: str, row: Row, count: int) -> Tensor:
-        """Memory for ``count`` rows of an input, of one sequence."""
-        shape = list(row.shape)
-        shape[row_axis(name) - 1], shape[row_axis(name)] = 1, count
-        return self._part_of(name, row.dtype, shape)
-
-    def _part_of(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """The beginning of a memory that all N share, where the largest comes first."""
-        size, memory = prod(shape), self._memory.get(name)
-        if memory is None or len(memory) < size:
-            memory = torch.zeros(size, dtype=dtype, device=self._device)
-            self._memory[name] = memory
-        return memory[:size].view(*shape)
 
 
 def _run(work: Callable[[], Values]) -> tuple[None, Values]:
     return None, work()
 
 
-def _computed(steps: Sequence[Step], given: Values) -> Values:
+def computed(steps: Sequence[Step], given: Values) -> Values:
     """``given`` after ``steps``."""
     values = dict(given)
     for step in steps:

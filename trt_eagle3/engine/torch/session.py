@@ -41,11 +41,11 @@ from trt_eagle3.engine.torch.ops import STANDARD_OPS
 from trt_eagle3.engine.torch.program import ReadWeight, Step, load_program
 from trt_eagle3.engine.torch.row_graphs import (
     Recorder,
-    Row,
     RowGraphs,
     compute,
     split_at_attention,
 )
+from trt_eagle3.engine.torch.row_memory import Row
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec

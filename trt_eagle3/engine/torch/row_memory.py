@@ -1,0 +1,75 @@
+"""Memory that captured graphs read their rows from: one for all numbers of rows.
+
+Shapes: N rows, their padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.torch.mixed import flat_rows, row_axis
+
+__all__ = ["MAX_ROWS", "Row", "RowMemory", "fill_rows", "padded_rows", "row_counts"]
+
+MAX_ROWS = 4096
+"""Of more, a device takes much longer than the host needs to launch them one by one."""
+_STEPS = ((256, 32), (1024, 64), (MAX_ROWS, 128))  # up to so many rows: a multiple of
+
+
+def padded_rows(count: int) -> int:
+    """N for ``count`` rows, ``MAX_ROWS`` at most."""
+    step = next(step for most, step in _STEPS if count <= most)
+    return -(-count // step) * step
+
+
+def row_counts(most: int) -> list[int]:
+    """Every N for up to ``most`` rows, the largest first: the others fit into its memory."""
+    return sorted({padded_rows(n) for n in range(1, min(most, MAX_ROWS) + 1)}, reverse=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An input of a graph: its type and shape, where batch and width are 0."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class RowMemory:
+    """Tensors by name, each the beginning of the largest one that was asked for first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flat: dict[str, Tensor] = {}
+
+    def rows(self, name: str, row: Row, count: int) -> Tensor:
+        """Memory for ``count`` rows of an input, of one sequence."""
+        shape = list(row.shape)
+        shape[row_axis(name) - 1], shape[row_axis(name)] = 1, count
+        return self.part_of(name, row.dtype, shape)
+
+    def part_of(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """Memory of ``shape``."""
+        size, flat = prod(shape), self._flat.get(name)
+        if flat is None or len(flat) < size:
+            flat = torch.zeros(size, dtype=dtype, device=self._device)
+            self._flat[name] = flat
+        return flat[:size].view(*shape)
+
+
+def fill_rows(memory: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> None:
+    """Copy the rows of ``parts`` into ``memory``, of inputs by name; those that follow are 0."""
+    for name, static in memory.items():
+        axis, start = row_axis(name), 0
+        there = flat_rows(name, static)
+        for part in parts:
+            rows = flat_rows(name, part[name])
+            there.narrow(axis, start, rows.shape[axis]).copy_(rows)
+            start += rows.shape[axis]
+        if start < there.shape[axis]:
+            there.narrow(axis, start, there.shape[axis] - start).zero_()
