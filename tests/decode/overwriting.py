@@ -4,7 +4,7 @@ captured CUDA graphs do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,10 +51,6 @@ class OverwritingSession:
     @property
     def mixes(self) -> bool:
         return isinstance(self._session, MixedSession) and self._session.mixes
-
-    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
-        assert isinstance(self._session, MixedSession)
-        return self._session.capture_rows(most, has_room)
 
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]

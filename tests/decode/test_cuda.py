@@ -28,6 +28,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import DeviceMemoryError, UserError
 
@@ -157,6 +158,34 @@ def test_decoding_captures_nothing_after_the_graphs_were_captured(
         answers(engine, 8, speculation=speculation)
     assert [s for s in shapes if len(s) == 3 and s[1] <= num_nodes] == []
     engine.close()
+
+
+def test_prompts_whose_draft_was_captured_are_drafted_for_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is accepted would tell a draft that was given other rows."""
+    limits = {"max_batch_size": 8, "prefix_cache": False}
+    asked = requests()[:24]
+
+    def said(name: str, *, ahead: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        path = build_tiny(tmp_path / name, engine=CUDA, speculation=CHAIN, limits=limits)
+        with trt_eagle3.load(path) as engine:
+            if ahead:
+                engine.capture_graphs()
+            answers = [
+                answer
+                for i in range(0, len(asked), 8)
+                for answer in engine._started().submit_together(asked[i : i + 8], engine)
+            ]
+            found = [answer.finish() for answer in answers]
+        return [(answer.token_ids, answer.accepted_lengths) for answer in found]
+
+    ran, run = list[bool](), PromptGraphs.run
+    monkeypatch.setattr(PromptGraphs, "run", lambda *args: ran.append(True) or run(*args))
+    as_they_come = said("lazy", ahead=False)
+    assert not ran
+    assert said("ahead", ahead=True) == as_they_come
+    assert len(ran) > 3
 
 
 @pytest.mark.parametrize("name", ["float32", "adaptive", "tree", "dynamic"])

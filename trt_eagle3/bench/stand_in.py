@@ -173,11 +173,6 @@ class StandInSession:
             for part, function in zip(parts, reduced, strict=True)
         ]
 
-    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
-        """Nothing is captured."""
-        del most, has_room
-        return 0
-
     def _run(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction], *, is_prompt: bool
     ) -> dict[str, Tensor]:

@@ -54,7 +54,8 @@ def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
         How many widths have run; those for which there is no room are left to whoever asks for
         them.
     """
-    decoder.capture_rows(has_room_for_graphs)
+    if pool.table_len is not None:
+        decoder.capture_rows(pool.table_len, has_room_for_graphs)
     room = min(decoder.max_seq_len, pool.num_free * pool.page_size, decoder.prefill_chunk)
     return sum(
         _run_prompt(decoder, pool, vocab_size, width, _times_to_run(width))

@@ -160,11 +160,14 @@ class Decoder:
         """Whether a prefill may run with a step of sequences that decode."""
         return self.async_cycles is not None and self._target.mixes
 
-    def capture_rows(self, has_room: Callable[[], bool]) -> int:
-        """Capture what can be of prefills, alone and with steps of others, while ``has_room``; how
-        many numbers of rows there are graphs of.
+    def capture_rows(self, table_len: int, has_room: Callable[[], bool]) -> None:
+        """Capture what can be of prefills, the draft's part of them among it, while ``has_room``;
+        ``table_len``: pages in a page table.
         """
-        return self._target.capture_rows(self.prefill_chunk, has_room) if self.mixes else 0
+        self._target.capture_rows(self.prefill_chunk, table_len, has_room)
+        if self._drafting is not None:
+            runner = self._drafting.proposer.runner
+            runner.capture_rows(self.prefill_chunk, table_len, has_room)
 
     def prefill(
         self,

@@ -18,6 +18,7 @@ from torch.nn import functional
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import (
+    CapturingSession,
     MixedSession,
     ReducingSession,
     Reduction,
@@ -148,12 +149,12 @@ class TargetRunner:
         """Whether prompts can run beside rows that decode (``forward_mixed``)."""
         return isinstance(self._session, MixedSession) and self._session.mixes
 
-    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
-        """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``; how
-        many numbers of rows there are graphs of.
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
+        """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``;
+        ``table_len``: pages in a page table.
         """
-        session = self._session
-        return session.capture_rows(most, has_room) if isinstance(session, MixedSession) else 0
+        if isinstance(self._session, CapturingSession):
+            self._session.capture_rows(most, table_len, has_room)
 
     def forward(
         self,
@@ -223,6 +224,11 @@ class DraftRunner:
         self._draft = draft
         self._target_ids = None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
         states.bind(draft)
+
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
+        """As ``TargetRunner.capture_rows``, of the draft's forwards over prompts."""
+        if isinstance(self._draft, CapturingSession):
+            self._draft.capture_rows(most, table_len, has_room)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """Features [..., Hd] of aux hidden states [..., k * H]."""

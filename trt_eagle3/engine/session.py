@@ -15,6 +15,7 @@ from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
 
 __all__ = [
+    "CapturingSession",
     "MixedSession",
     "PromptSession",
     "ReducingSession",
@@ -69,9 +70,15 @@ class MixedSession(Protocol):
         """
         ...
 
-    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
-        """Capture what can be of forwards of up to ``most`` rows, of prompts and others, while
-        ``has_room``; how many numbers of rows there are graphs of.
+
+@runtime_checkable
+class CapturingSession(Protocol):
+    """A session that captures forwards of prompts ahead."""
+
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
+        """Capture what can be of forwards of up to ``most`` rows, of prompts and what runs beside
+        them, while ``has_room``; how many numbers of rows there are graphs of. ``table_len``: pages
+        in a sequence's page table.
         """
         ...
 

@@ -23,10 +23,14 @@ PROMPTS, STEPS = (21, 40), (1, 1, 1)
 
 
 def open_target(
-    bundle: Path, caches: dict[str, Tensor], *intermediates: str, device: str = "cpu"
+    bundle: Path,
+    caches: dict[str, Tensor],
+    *intermediates: str,
+    device: str = "cpu",
+    graph: str = "target",
 ) -> TorchSession:
-    """The tiny target, over a copy of ``caches``; those it lacks are drawn."""
-    session = TorchSession(bundle / "target" / "model.onnx", bundle, intermediates, device)
+    """The tiny target, or its draft, over a copy of ``caches``; those it lacks are drawn."""
+    session = TorchSession(bundle / graph / "model.onnx", bundle, intermediates, device)
     draw = torch.Generator().manual_seed(0)
     for state in session.states:
         shape = (NUM_PAGES * PAGE_SIZE, *state.shape)
@@ -122,7 +126,7 @@ def test_parts_say_what_each_says_alone(
     if captured:
         if not capi.available():
             pytest.skip("the kernel library is not built: make plugins")
-        assert mixed.capture_rows(512, lambda: True) == 12
+        assert mixed.capture_rows(512, 0, lambda: True) == 12
         assert mixed._row_graphs is not None
         count, replayed = len(mixed._row_graphs.split.pieces), count_replays(monkeypatch)
     expected = [alone.run_prompt(prompts), alone.run_reduced(steps, {"logits": greedy_tokens})]

@@ -189,7 +189,7 @@ def test_graphs_say_in_every_type_of_weights_what_the_nodes_say(
     bundle, caches = build(tmp_path, engine=engine), dict[str, Tensor]()
     nodes, graphs = (open_target(bundle, caches, device="cuda") for _ in range(2))
     nodes._row_graphs = None
-    assert graphs.capture_rows(512, lambda: True) == 12
+    assert graphs.capture_rows(512, 0, lambda: True) == 12
     pages = [[*range(1, 9)], [*range(9, 12), *[0] * 5]]
     for counts in ((9,), (120, 33), (120, 40)):
         past = (0,) * len(counts)

@@ -41,11 +41,11 @@ class Row:
 
 
 class RowMemory:
-    """Tensors by name, each the beginning of the largest one that was asked for first."""
+    """Tensors by name, each the beginning of the largest one, which is asked for first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._flat: dict[str, Tensor] = {}
+        self._largest: dict[str, Tensor] = {}
 
     def rows(self, name: str, row: Row, count: int) -> Tensor:
         """Memory for ``count`` rows of an input, of one sequence."""
@@ -55,11 +55,15 @@ class RowMemory:
 
     def part_of(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
         """Memory of ``shape``."""
-        size, flat = prod(shape), self._flat.get(name)
-        if flat is None or len(flat) < size:
-            flat = torch.zeros(size, dtype=dtype, device=self._device)
-            self._flat[name] = flat
-        return flat[:size].view(*shape)
+        largest, size = self._largest.get(name), prod(shape)
+        if largest is None or largest.numel() < size:
+            largest = torch.zeros(*shape, dtype=dtype, device=self._device)
+            self._largest[name] = largest
+        return largest.view(-1)[:size].view(*shape)
+
+    def whole(self, name: str) -> Tensor:
+        """The largest one."""
+        return self._largest[name]
 
 
 def fill_rows(memory: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> None:

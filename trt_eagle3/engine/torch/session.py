@@ -39,6 +39,11 @@ from trt_eagle3.engine.torch.mixed import (
 )
 from trt_eagle3.engine.torch.ops import STANDARD_OPS
 from trt_eagle3.engine.torch.program import ReadWeight, Step, load_program
+from trt_eagle3.engine.torch.prompt_graphs import (
+    DRAFT_ROW_INPUTS,
+    PromptGraphs,
+    has_prompt_graphs,
+)
 from trt_eagle3.engine.torch.row_graphs import (
     Recorder,
     RowGraphs,
@@ -121,6 +126,7 @@ class TorchSession:
         self._captured = CapturedGraphs()
         captures = self.mixes and device == "cuda" and capi.available()
         self._row_graphs = self._new_row_graphs(PieceRecorder()) if captures else None
+        self._prompt_graphs: PromptGraphs | None = None
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
@@ -128,6 +134,7 @@ class TorchSession:
             raise UserError(f"{name}: the graph has no such input or output")
         self._bound[name] = tensor
         self._captured.clear()
+        self._prompt_graphs = None
 
     @property
     def _states_are_bound(self) -> bool:
@@ -138,10 +145,26 @@ class TorchSession:
         inputs = {name: i.row for name, i in self._inputs.items() if name in ROW_INPUTS}
         return RowGraphs(split, self._constants, inputs, recorder, self.device)
 
+    def _new_prompt_graphs(self, recorder: Recorder, table_len: int) -> PromptGraphs | None:
+        """None where they cannot be captured."""
+        steps = self._prompt_steps
+        if steps is None or not has_prompt_graphs(steps, self._inputs, self.states):
+            return None
+        rows = {name: i.row for name, i in self._inputs.items() if name in DRAFT_ROW_INPUTS}
+        constants = {**self._constants, **self._bound}
+        return PromptGraphs(
+            steps, constants, rows, recorder, table_len=table_len, device=self.device
+        )
+
     @torch.inference_mode()
-    def capture_rows(self, most: int, has_room: Callable[[], bool]) -> int:
-        """Implements ``engine.session.MixedSession``."""
-        return self._row_graphs.capture(most, has_room) if self._row_graphs else 0
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
+        """Implements ``engine.session.CapturingSession``."""
+        if self._row_graphs is not None:
+            return self._row_graphs.capture(most, has_room)
+        if self.device.type != "cuda" or not capi.available() or not self._states_are_bound:
+            return 0
+        self._prompt_graphs = self._new_prompt_graphs(PieceRecorder(), table_len)
+        return self._prompt_graphs.capture(most, has_room) if self._prompt_graphs else 0
 
     @torch.inference_mode()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -168,6 +191,9 @@ class TorchSession:
         whole = batch == 1 and width <= MAX_ROWS_OF_ONE  # it is captured as one graph
         if self._row_graphs is not None and self._states_are_bound and not whole:
             return self.run_mixed([inputs], [None])[0]
+        if self._prompt_graphs is not None and not whole and self._prompt_graphs.fit(inputs):
+            self._check(inputs)
+            return self._prompt_graphs.run(inputs)
         left_out = batch * (width - inputs["logit_rows"].shape[1])
         if self._prompt_steps is None or left_out < _LEFT_OUT[self.device.type]:
             return with_picked_rows(self._run(inputs, {}), inputs["logit_rows"])

@@ -1,0 +1,216 @@
+"""A draft's forward over prompts as two CUDA graphs, whoever the rows are of.
+
+It has one layer of attention, and of a prompt only the last row is read after it. So all rows are
+computed up to their keys and values, which are written where they belong: one graph for each of few
+numbers of rows. Attention, and what follows, is of as many rows as there are segments: another one
+for each of few numbers of those.
+
+Shapes: B segments, S rows of each, R rows read of each, N = B * S rows and W = B * R wanted ones,
+both padded, P pages of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trt_eagle3.engine.torch.fusion import Step
+from trt_eagle3.engine.torch.program import with_lifetimes
+from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, ROWS_OF_PROMPTS
+from trt_eagle3.engine.torch.row_graphs import Recorder, Values, computed
+from trt_eagle3.engine.torch.row_memory import (
+    MAX_ROWS,
+    Row,
+    RowMemory,
+    fill_rows,
+    padded_rows,
+    row_counts,
+)
+from trt_eagle3.graph.decoder import CONTEXT_INPUTS
+from trt_eagle3.host_copy import to_device
+from trt_eagle3.spec import StateSpec
+
+__all__ = ["DRAFT_ROW_INPUTS", "MAX_WANTED", "PromptGraphs", "has_prompt_graphs"]
+
+MAX_WANTED = 128
+"""Of B and W: batches have no more sequences."""
+_SIZES = (128, 64, 32, 16, 8, 4, 2, 1)  # every W
+_NUM_NUMBERS = 2 * MAX_ROWS + 3 * MAX_WANTED
+_NOBODY = MAX_WANTED  # the row of the page tables that has page 0 alone
+DRAFT_ROW_INPUTS = ("inputs_embeds", "features", "position_ids")
+"""Inputs of a draft that have rows, and that others than attention read."""
+_NUM_INPUTS = 10  # of attention: there are no scales of FP8 caches
+_OUTPUTS = ("logits", ROWS_OF_PROMPTS)
+
+
+def has_prompt_graphs(
+    steps: Sequence[Step], inputs: Collection[str], states: Sequence[StateSpec]
+) -> bool:
+    """Whether a forward of these prompt ``steps`` can be captured so: that of a draft whose states
+    are paged, and that computes row by row up to its only attention.
+    """
+    ops = [step.op for step in steps]
+    if ops.count(PROMPT_ATTENTION) != 1 or "TreeAttention" in ops:
+        return False
+    cut = ops.index(PROMPT_ATTENTION)
+    read_later = {name for step in steps[cut:] for name in step.inputs}
+    own = {name for state in states for name in (state.name, state.output_name)}
+    return (
+        len(steps[cut].inputs) == _NUM_INPUTS
+        and "Shape" not in ops[:cut]
+        and read_later.isdisjoint(("inputs_embeds", "features"))
+        and all(state.kind == "paged" for state in states)
+        and set(inputs) - own == {*DRAFT_ROW_INPUTS, *CONTEXT_INPUTS}
+    )
+
+
+class PromptGraphs:
+    """The graphs of every N and W that was captured."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        constants: Mapping[str, Any],
+        rows: Mapping[str, Row],
+        recorder: Recorder,
+        *,
+        table_len: int,
+        device: torch.device,
+    ) -> None:
+        """Args:
+        steps: of prompts. constants: the program's, and the caches. rows: the inputs that have
+            rows. table_len: P.
+        """
+        cut = next(i for i, step in enumerate(steps) if step.op == PROMPT_ATTENTION)
+        made = {name for step in steps[:cut] for name in step.outputs}
+        self._left = sorted(made.intersection(name for s in steps[cut:] for name in s.inputs))
+        self._before = with_lifetimes(steps[:cut], self._left)
+        self._after = steps[cut:]
+        self._k, self._v, self._k_cache, self._v_cache = steps[cut].inputs[1:5]
+        self._page_size = steps[cut].attributes["page_size"]
+        self._constants = constants
+        self._rows = rows
+        self._recorder = recorder
+        self._device = device
+        self._memory = RowMemory(device)
+        self._tables = torch.zeros(MAX_WANTED + 1, table_len, dtype=torch.int32, device=device)
+        self._numbers = torch.zeros(_NUM_NUMBERS, dtype=torch.int32, device=device)
+        self._of_rows: dict[int, tuple[Any, Mapping[str, Tensor]]] = {}
+        self._of_wanted: dict[int, tuple[Any, Values]] = {}
+
+    def capture(self, most: int, has_room: Callable[[], bool]) -> int:
+        """Capture every N for up to ``most`` rows, and every W, while ``has_room``; of how many N
+        there are graphs then.
+        """
+        self._tables.zero_()  # what is written meanwhile goes to page 0
+        for count in row_counts(most):
+            if not has_room():
+                break
+            inputs = {name: self._memory.rows(name, row, count) for name, row in self._rows.items()}
+            self._of_rows[count] = self._capture(partial(self._up_to_attention, inputs))[0], inputs
+        for size in _SIZES if self._of_rows else ():
+            self._of_wanted[size] = self._capture(partial(self._from_attention_on, size))
+        return len(self._of_rows)
+
+    def fit(self, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether there are graphs of ``inputs``, and the host knows where their rows stand."""
+        batch, width, _ = inputs["tree_mask"].shape
+        wanted, table = inputs["logit_rows"].numel(), inputs["page_table"]
+        return (
+            inputs["past_lengths"].device.type == "cpu"
+            and max(batch, wanted) <= MAX_WANTED
+            and batch * width <= MAX_ROWS
+            and padded_rows(batch * width) in self._of_rows
+            and _padded(wanted) in self._of_wanted
+            and table.shape[1] == self._tables.shape[1]
+        )
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Values:
+        """What a session's ``run_prompt`` returns, until the next run; ``inputs`` ``fit``."""
+        batch, width, _ = inputs["tree_mask"].shape
+        past, wanted = inputs["past_lengths"], inputs["logit_rows"]
+        numbers = _numbers(past.numpy(), inputs["query_lengths"].numpy(), wanted.numpy(), width)
+        self._numbers.copy_(to_device(torch.from_numpy(numbers), self._device))
+        self._tables[:batch].copy_(to_device(inputs["page_table"], self._device))
+        graph, memory = self._of_rows[padded_rows(batch * width)]
+        fill_rows(memory, [{name: to_device(inputs[name], self._device) for name in memory}])
+        graph.replay()
+        graph, outputs = self._of_wanted[_padded(wanted.numel())]
+        graph.replay()
+        return {
+            name: x[: wanted.numel()].view(*wanted.shape, x.shape[-1])
+            for name, x in outputs.items()
+        }
+
+    def _capture(self, work: Callable[[], Values]) -> tuple[Any, Values]:
+        work()  # loads kernels and takes memory, which may not be while capturing
+        with self._recorder.recording():
+            return self._recorder.record(work)
+
+    def _up_to_attention(self, inputs: Mapping[str, Tensor]) -> Values:
+        """Compute rows, write their keys and values, and leave to ``_from_attention_on`` what that
+        reads of them.
+        """
+        values = computed(self._before, {**self._constants, **inputs})
+        places, seats = self._numbers[: 2 * MAX_ROWS].view(2, -1)[:, : len(values[self._k])]
+        first_pages, page_size = seats * self._tables.shape[1], self._page_size
+        pages = self._tables.view(-1).index_select(0, first_pages + places // page_size)
+        slots = pages.long() * page_size + places % page_size
+        for new, cache in ((self._k, self._k_cache), (self._v, self._v_cache)):
+            rows = values[new].view(-1, *values[cache].shape[1:])
+            values[cache].index_copy_(0, slots, rows)
+        for name in self._left:
+            rows = values[name]
+            self._memory.part_of(name, rows.dtype, rows.shape).copy_(rows)
+        return {}
+
+    def _from_attention_on(self, size: int) -> Values:
+        """Compute W = ``size`` rows, each of them as of a sequence that has this one new row."""
+        rows, past, seats = self._numbers[2 * MAX_ROWS :].view(3, -1)[:, :size]
+        context = {
+            "past_lengths": past,
+            "query_lengths": torch.ones_like(past),
+            "page_table": self._tables.index_select(0, seats),
+            "tree_mask": torch.ones_like(past, dtype=torch.bool)[:, None, None],
+            "logit_rows": torch.zeros_like(past)[:, None],
+            "position_ids": torch.zeros_like(past).expand(3, -1)[..., None],  # its shape is read
+        }
+        left = {name: self._memory.whole(name).index_select(0, rows) for name in self._left}
+        values = computed(self._after, {**self._constants, **left, **context})
+        return {name: values[name].flatten(0, 1) for name in _OUTPUTS}
+
+
+def _padded(wanted: int) -> int:
+    """W for so many wanted rows: a power of two."""
+    return 1 << (wanted - 1).bit_length()
+
+
+def _numbers(
+    past: NDArray[np.int32], counts: NDArray[np.int32], wanted: NDArray[np.int32], width: int
+) -> NDArray[np.int32]:
+    """Of every row its place in its sequence and that one's page table; then of every wanted one,
+    which it is, and the same. What is padding writes to page 0.
+
+    Args:
+        past: [B] rows before. counts: [B] that are none of padding. wanted: [B, R].
+    """
+    found = np.zeros(_NUM_NUMBERS, dtype=np.int32)
+    batch, row = len(past), np.arange(width)
+    seats = np.arange(batch)[:, None]
+    is_real = row < counts[:, None]
+    rows = found[: 2 * MAX_ROWS].reshape(2, -1)
+    rows[1] = _NOBODY
+    rows[0, : batch * width] = np.where(is_real, past[:, None] + row, 0).ravel()
+    rows[1, : batch * width] = np.where(is_real, seats, _NOBODY).ravel()
+    read = found[2 * MAX_ROWS :].reshape(3, -1)
+    read[2] = _NOBODY
+    read[0, : wanted.size] = (seats * width + wanted).ravel()
+    read[1, : wanted.size] = (past[:, None] + wanted).ravel()
+    read[2, : wanted.size] = np.repeat(seats, wanted.shape[1])
+    return found
