@@ -222,3 +222,34 @@ def test_of_several_answers_to_one_prompt_one_computes_it(asynchronous: bool) ->
     assert [answer_of(s) for s in asked] == [alone(1)[0]] * 3
     pages = (len(asked[0].prompt.token_ids) - 1) // PAGE_SIZE
     assert scheduler.num_reused_rows == 2 * pages * PAGE_SIZE
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_prompt_whose_pages_are_known_waits_for_nobody(known: bool) -> None:
+    """Neither for another that asks the same and has no token yet."""
+    pool = pool_of(NUM_PAGES, False)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES["chain"])
+    if known:
+        scheduler.add(sequence(1, pool, True, {}))
+        finish(scheduler)
+    asked = [sequence(1, pool, True, {}) for _ in range(3)]
+    for s in asked:
+        scheduler.add(s)
+    scheduler.step()
+    assert scheduler.running == (asked if known else asked[:1])
+    finish(scheduler)
+    assert [answer_of(s) for s in asked] == [alone(1)[0]] * 3
+
+
+def test_prompt_that_only_an_undrafted_one_has_filled_waits_for_who_drafts() -> None:
+    pool = pool_of(NUM_PAGES, False)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES["chain"])
+    scheduler.add(sequence(1, pool, False, {}))
+    finish(scheduler)
+    asked = [sequence(1, pool, drafting, {}) for drafting in (True, True, False)]
+    for s in asked:
+        scheduler.add(s)
+    scheduler.step()
+    assert scheduler.running == [asked[0], asked[2]]
+    finish(scheduler)
+    assert [answer_of(s) for s in asked] == [alone(1)[0]] * 3

@@ -29,7 +29,8 @@ class KvManager:
 
     def may_begin(self, sequence: SequenceState, running: Sequence[SequenceState]) -> bool:
         """As ``prefix_cache.may_begin``."""
-        return may_begin(sequence, running, self._prefixes)
+        with_snapshot = self._states.has_snapshots
+        return may_begin(sequence, running, self._prefixes, with_snapshot=with_snapshot)
 
     def begin(self, sequence: SequenceState, num_rows: int) -> bool:
         """Give ``sequence`` its known beginning, and pages for ``num_rows`` rows; nothing, and

@@ -76,24 +76,31 @@ def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[b
 
 
 def may_begin(
-    sequence: SequenceState, running: Sequence[SequenceState], cache: PrefixCache | None
+    sequence: SequenceState,
+    running: Sequence[SequenceState],
+    cache: PrefixCache | None,
+    *,
+    with_snapshot: bool = False,
 ) -> bool:
-    """Whether the turn of ``sequence`` has come, as far as its reader and its prompt go.
+    """Whether the turn of ``sequence`` has come, as far as its reader and its prompt go;
+    ``with_snapshot``: as of ``PrefixCache.find``.
 
     Where the very same prompt is being prefilled for another one, it waits for that one's pages:
-    of several answers to one prompt, one computes it. Short texts are not worth the wait.
+    of several answers to one prompt, one computes it. Short texts are not worth the wait, and what
+    ``cache`` knows already needs none.
     """
     prompt = sequence.prompt
     worth = len(prompt.token_ids) > _WORTH_PAGES * sequence.pool.page_size or bool(prompt.media)
     if sequence.backpressured or cache is None or not worth:
         return not sequence.backpressured
-    return not any(
+    is_prefilled = any(
         not s.tokens
         and s.drafting >= sequence.drafting
         and s.prompt.media == prompt.media
         and torch.equal(s.prompt.token_ids, prompt.token_ids)
         for s in running
     )
+    return not is_prefilled or cache.knows(sequence, with_snapshot=with_snapshot)
 
 
 class PrefixCache:
@@ -129,6 +136,12 @@ class PrefixCache:
         """
         keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
         return self.match(keys, with_snapshot=with_snapshot, drafted=sequence.drafting)
+
+    def knows(self, sequence: SequenceState, *, with_snapshot: bool = False) -> bool:
+        """Whether ``find`` would find all that can be known of ``sequence``."""
+        keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
+        is_known = all(self._knows(key, drafted=sequence.drafting) for key in keys)
+        return is_known and not (with_snapshot and keys and keys[-1] not in self._snapshots)
 
     def remember(self, sequence: SequenceState) -> None:
         """Keep what the rows of ``sequence`` fill."""
