@@ -106,10 +106,10 @@ class AdaptivePlan:
         return self._asked
 
     def _tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
-        if any(_is_seeded(s) for s in sequences):
-            return self._fixed.tree_for(sequences)
         if not any(s.drafting for s in sequences):
             return None
+        if any(_is_seeded(s) for s in sequences):
+            return self._fixed.tree_for(sequences)
         if self._trial is not None:
             return self._candidates[self._trial.candidate].tree
         bucket = batch_bucket(len(sequences))

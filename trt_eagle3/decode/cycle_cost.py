@@ -132,6 +132,7 @@ class CycleCosts:
         self._prior = prior
         self._primed: dict[int, dict[int, float]] = {}  # seconds by batch and tree size
         self._cells: dict[tuple[int, int, int], _Cell] = {}
+        self._ratios: dict[tuple[int, int, int], float] = {}  # reckoned since a cell has changed
         self._now = 0
 
     def prime(self, num_nodes: int, batch_size: int, seconds: float) -> None:
@@ -141,6 +142,7 @@ class CycleCosts:
         self._primed.setdefault(batch_size, {})[num_nodes] = seconds
         self._prior = CostPrior(_between(self._primed), self._prior.kv_share, measured=True)
         self._cells.clear()
+        self._ratios.clear()
 
     def observe(self, shape: Shape, seconds: float) -> None:
         """Count a cycle that nothing else disturbed."""
@@ -150,6 +152,7 @@ class CycleCosts:
         self._now += 1
         self._cells[key].add(seconds / self._prior(shape), self._now)
         self._forget()
+        self._ratios.clear()
 
     def seconds(self, shape: Shape) -> float:
         """What a cycle of ``shape`` is expected to take; 1 where nothing was ever timed."""
@@ -208,6 +211,12 @@ class CycleCosts:
         return not self._cells or 1 / _AGREES <= self._ratio(wanted) <= _AGREES
 
     def _ratio(self, wanted: tuple[int, int, int]) -> float:
+        """Of a cost to its prior."""
+        if wanted not in self._ratios:
+            self._ratios[wanted] = self._reckoned_ratio(wanted)
+        return self._ratios[wanted]
+
+    def _reckoned_ratio(self, wanted: tuple[int, int, int]) -> float:
         own = self._cells.get(wanted)
         if own is not None and len(own.ratios) >= _ENOUGH:
             return own.typical

@@ -137,8 +137,9 @@ class Scheduler:
         return self.observer is not None and self.observer.wants_quiet and bool(self._decoding())
 
     def _decoding(self) -> list[SequenceState]:
+        most = self._decoder.max_seq_len
         return [
-            s for s in self.running if s.prefilled and not s.backpressured and not self._is_full(s)
+            s for s in self.running if s.prefilled and not s.backpressured and s.num_tokens < most
         ]
 
     def _admit(self) -> list[Emission]:
@@ -197,15 +198,15 @@ class Scheduler:
         """Launch a prefill, read the first tokens of the one before, and run a cycle of those that
         decode. The new one's first tokens are read by the next step, if there is work meanwhile.
         """
-        before, decodes = self._taken(), bool(self._decoding())
-        joining = self._joining(waiting=self._held_back) if decodes else 0
+        before, decoding = self._taken(), self._decoding()
+        joining = self._joining(waiting=self._held_back) if decoding else 0
         followed = self._decoder.following_seconds
-        launched, found = self._prefill()
+        launched, found = self._prefill(decoding)
         following = self._decoder.following_seconds - followed
         found += self._end_prefill(before)
         self._launched = launched
         # with those first tokens, which are not kept for a cycle of their own, behind the prefill
-        decoding = self._decoding() if decodes else []
+        decoding = self._decoding() if decoding else []
         goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
         if not (goes_on and self._decoder.launches_ahead):
             found += self._end_prefill(self._taken())
@@ -221,10 +222,11 @@ class Scheduler:
         ready = sum(s.length < s.num_prefill and not s.backpressured for s in self.running)
         return ready + sum(not s.backpressured for s in islice(self.waiting, places))
 
-    def _prefill(self) -> tuple[LaunchedPrefill, list[Emission]]:
-        """What was launched, and who failed."""
-        beside = self._beside()
-        launched = launch_prefill(self._decoder, self._chunks(len(beside)), beside)
+    def _prefill(self, decoding: list[SequenceState]) -> tuple[LaunchedPrefill, list[Emission]]:
+        """What was launched, and who failed; ``decoding``: who decodes meanwhile."""
+        beside = self._beside(decoding)
+        chunks = self._chunks(len(decoding), len(beside))
+        launched = launch_prefill(self._decoder, chunks, beside)
         self._kv.save_where_pages_end(launched.sequences)
         if self._vision is not None:  # once they are in the cache, only who starts again asks
             for s in launched.ended:
@@ -248,23 +250,22 @@ class Scheduler:
                 found.append(Emission(s, tuple(s.tokens), begins=True, full=self._is_full(s)))
         return found
 
-    def _beside(self) -> list[SequenceState]:
-        """Sequences whose next step may run in one forward with prompts: those that decode, if
-        plainly.
-        """
-        decoding = self._decoding() if self._decoder.mixes else []
+    def _beside(self, decoding: list[SequenceState]) -> list[SequenceState]:
+        """Those whose next step may run in one forward with prompts: ``decoding``, if plainly."""
+        if not self._decoder.mixes:
+            return []
         if any(s.drafting for s in decoding) and self.tree_for(decoding) is not None:
             return []
         self._free_ahead(decoding, None)
         return decoding
 
-    def _chunks(self, num_beside: int) -> list[tuple[SequenceState, int]]:
+    def _chunks(self, num_decoding: int, num_beside: int) -> list[tuple[SequenceState, int]]:
         """Prompt rows of one pass, ``prefill_chunk`` at most with their padding and ``num_beside``
-        others.
+        others; ``num_decoding``: who decodes meanwhile.
         """
         ready = [s for s in self.running if s.length < s.num_prefill and not s.backpressured]
         left = [s.num_prefill - s.length for s in ready]
-        decoder, num_decoding = self._decoder, len(self._decoding())
+        decoder = self._decoder
         budget = prefill_budget(decoder.prefill_chunk, num_decoding, sum(left))
         rows = chunk_rows(left, max(budget - num_beside, 1), decoder.max_segments)
         ends = {i: self._kv.chunk_end(ready[i], count) for i, count in rows.items()}
