@@ -133,6 +133,7 @@ class CycleCosts:
         self._primed: dict[int, dict[int, float]] = {}  # seconds by batch and tree size
         self._cells: dict[tuple[int, int, int], _Cell] = {}
         self._ratios: dict[tuple[int, int, int], float] = {}  # reckoned since a cell has changed
+        self._one_seconds: float | None = None  # likewise
         self._now = 0
 
     def prime(self, num_nodes: int, batch_size: int, seconds: float) -> None:
@@ -142,7 +143,7 @@ class CycleCosts:
         self._primed.setdefault(batch_size, {})[num_nodes] = seconds
         self._prior = CostPrior(_between(self._primed), self._prior.kv_share, measured=True)
         self._cells.clear()
-        self._ratios.clear()
+        self._reckon_anew()
 
     def observe(self, shape: Shape, seconds: float) -> None:
         """Count a cycle that nothing else disturbed."""
@@ -152,7 +153,7 @@ class CycleCosts:
         self._now += 1
         self._cells[key].add(seconds / self._prior(shape), self._now)
         self._forget()
-        self._ratios.clear()
+        self._reckon_anew()
 
     def seconds(self, shape: Shape) -> float:
         """What a cycle of ``shape`` is expected to take; 1 where nothing was ever timed."""
@@ -163,7 +164,9 @@ class CycleCosts:
     @property
     def one_seconds(self) -> float:
         """Time of a plain cycle of one sequence over a short context."""
-        return self.seconds(Shape(1, 0, 1, 0.0))
+        if self._one_seconds is None:
+            self._one_seconds = self.seconds(Shape(1, 0, 1, 0.0))
+        return self._one_seconds
 
     @property
     def is_timed(self) -> bool:
@@ -194,6 +197,10 @@ class CycleCosts:
         if self.is_known(shape):
             return _KNOWN_DOUBT + min((self._now - (cell.seen if cell else 0)) / 8000, 0.1)
         return _DOUBT[len(cell.ratios) if cell else 0]
+
+    def _reckon_anew(self) -> None:
+        self._ratios.clear()
+        self._one_seconds = None
 
     def _forget(self) -> None:
         """Drop what was not timed for long."""

@@ -22,7 +22,7 @@ _HOPE_SHARE = 0.005  # of the time that following may take while nothing is draf
 _HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
 _MOST_HOPE = 12.0  # plain cycles at once
 _RECENT = 512  # cycles of those whom the draft follows, since it drafted a tree for any
-_LASTS = 8  # cycles for which it is not reckoned anew: that takes as long as a few launches
+_LASTS = 32  # cycles for which it is not reckoned anew: that takes as long as a few launches
 
 
 @dataclass(frozen=True)
