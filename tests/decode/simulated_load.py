@@ -82,6 +82,10 @@ class Sequence:
     sampling: SamplingParams = GREEDY
     deferred: list[None] = field(default_factory=list)
 
+    @property
+    def num_prefill(self) -> int:
+        return self.length
+
 
 @dataclass
 class Load:

@@ -23,8 +23,8 @@ BATCH = DecodingBatch(SEQUENCES)  # type: ignore[arg-type]
 class Followed:
     """One over a chain of 2 that takes ``tree_s``; its draft is right as ``acceptance`` has it."""
 
-    def __init__(self, tree_s: float) -> None:
-        costs = CycleCosts(prior_of(None, 0.0))
+    def __init__(self, tree_s: float, kv_share: float = 0.0) -> None:
+        costs = CycleCosts(prior_of(None, kv_share))
         for size in (1, 8):
             costs.prime(1, size, PLAIN_S)
             costs.prime(3, size, tree_s)
@@ -46,14 +46,15 @@ class Followed:
         drafted: bool = False,
         drafting: bool = True,
         joining: int = 0,
+        size: int = 8,
     ) -> Followed:
-        """Cycles beside each of which following takes ``seconds``; ``drafting``: whether the draft
-        follows any sequence of them. ``joining``: as of ``Cycle``.
+        """Cycles of ``size`` beside each of which following takes ``seconds``; ``drafting``:
+        whether the draft follows any sequence of them. ``joining``: as of ``Cycle``.
         """
         tree, accepted = (TREE, 0) if drafted else (None, None)
-        sequences = [Sequence(100, 0.5, drafting=drafting) for _ in range(8)]
+        sequences = [Sequence(100, 0.5, drafting=drafting) for _ in range(size)]
         for _ in range(cycles):
-            cycle = Cycle(sequences, tree, 8 * [accepted], 0, None, joining, seconds)  # type: ignore[arg-type]
+            cycle = Cycle(sequences, tree, size * [accepted], 0, None, joining, seconds)  # type: ignore[arg-type]
             self.load.observe(cycle)
             self.following.settle(cycle, DecodingBatch(sequences))  # type: ignore[arg-type]
         return self
@@ -77,6 +78,27 @@ def test_draft_that_pays_is_not_followed_for_ever_where_no_tree_comes_of_it() ->
     assert found.run(500, PLAIN_S).pays
     found.run(20, PLAIN_S).acceptance.fade(1.0)
     assert not found.run(1).pays
+
+
+def test_trees_of_few_sequences_say_nothing_of_many() -> None:
+    """As where a crowd goes home, and the next one comes."""
+    found = Followed(0.006).see(accepted=2).run(1, drafted=True).run(520, PLAIN_S)
+    assert not found.pays
+    assert not found.run(20, drafted=True, size=3).pays
+    assert found.run(1, drafted=True, size=4).pays
+
+
+def test_those_that_wait_count_with_the_rows_that_they_will_have() -> None:
+    """Over long contexts a plain step takes so long that the same tree gains."""
+
+    class Waiting(Sequence):
+        num_prefill = 1000
+
+    found = Followed(0.016, kv_share=5e-4).see(accepted=2)
+    wait, begin = ([kind(100, 0.5, length=0) for _ in range(8)] for kind in (Waiting, Sequence))
+    assert found.following.pays(DecodingBatch(wait))  # type: ignore[arg-type]
+    found = Followed(0.016, kv_share=5e-4).see(accepted=2)
+    assert not found.following.pays(DecodingBatch(begin))  # type: ignore[arg-type]
 
 
 def test_draft_that_cannot_pay_is_not_followed() -> None:

@@ -16,6 +16,7 @@ from trt_eagle3.decode.tuning import TuningTable
 from trt_eagle3.spec import SparseMoe, TargetSpec
 
 __all__ = [
+    "BATCHES",
     "CostPrior",
     "CycleCosts",
     "ExpertReads",

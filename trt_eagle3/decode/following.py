@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates
-from trt_eagle3.decode.cycle_cost import CycleCosts, batch_bucket
+from trt_eagle3.decode.cycle_cost import BATCHES, CycleCosts, batch_bucket
 from trt_eagle3.decode.load_cost import LoadCosts
 from trt_eagle3.decode.loss_account import LossAccount
 from trt_eagle3.decode.outlook import LEAST_GAIN, best_rates, rates_of_all
@@ -21,7 +21,7 @@ __all__ = ["Following"]
 _HOPE_SHARE = 0.005  # of the time that following may take while nothing is drafted
 _HOPE_ADVANCE = 12.0  # plain cycles of it, before any time has gone by
 _MOST_HOPE = 12.0  # plain cycles at once
-_RECENT = 512  # cycles of those whom the draft follows, since it drafted a tree for any
+_RECENT = 512  # cycles of those whom the draft follows, since it drafted a tree for as many
 _LASTS = 32  # cycles for which it is not reckoned anew: that takes as long as a few launches
 
 
@@ -53,7 +53,7 @@ class Following:
         self._hopes = LossAccount(_HOPE_SHARE, _HOPE_ADVANCE, _MOST_HOPE)
         self._outlooks: dict[int, _Outlook] = {}  # by bucket of the batch size
         self._cycles = 0
-        self._since_tree = 0
+        self._since_tree = dict.fromkeys(BATCHES, 0)  # cycles of half as many sequences, or more
         self._has_drafted = False
 
     def pays(self, batch: DecodingBatch) -> bool:
@@ -66,7 +66,7 @@ class Following:
             self._outlooks[bucket] = self._reckon(batch)
         found = self._outlooks[bucket]
         is_due = found.gains or (found.may_gain and not self._has_drafted)
-        if is_due and self._since_tree < _RECENT:
+        if is_due and self._since_tree[bucket] < _RECENT:
             return True
         return found.may_gain and self._bears_hope(batch)
 
@@ -74,8 +74,9 @@ class Following:
         """Count what following took beside ``cycle`` of ``batch``; a tree's pays for it."""
         self._cycles += 1
         self._has_drafted |= cycle.tree is not None
-        if batch.drafting:
-            self._since_tree = 0 if cycle.tree else self._since_tree + 1
+        for size in BATCHES if batch.drafting else ():
+            if size <= 2 * batch.size:
+                self._since_tree[size] = 0 if cycle.tree else self._since_tree[size] + 1
         if self._cycles % _LASTS == 0:
             self._outlooks.clear()
         if not self._costs.is_timed or not batch.size:
@@ -85,7 +86,9 @@ class Following:
         self._hopes.settle(alone + following, alone, alone)
 
     def _reckon(self, batch: DecodingBatch) -> _Outlook:
-        rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, batch.context)
+        # those that wait have no rows yet
+        context = sum(s.num_prefill for s in batch.sequences) / max(batch.size, 1)
+        rates = rates_of_all(self._load, self._acceptance, self._widths, batch.size, context)
         best = best_rates(self._load, self._acceptance, self._widths, batch, rates)
         return _Outlook(gains=self._gains(batch, rates), may_gain=self._gains(batch, best))
 
