@@ -29,8 +29,7 @@ _LEAST_RIDE = 0.09
 the 4.1 ms of one sequence (8B, H200) it takes 36 times 9.9 us (docs/measurements.md)."""
 _FOLLOWING = 0.25
 """Of a plain cycle of one sequence that the draft takes over the prompts of a forward, until that
-was seen: 1.05 ms at 1,000 rows of an 8B (``bench.modelled_times``). Launches of the tiny pair's
-take a busy host 2 ms, four such cycles (H200, 2026-11-26)."""
+was seen: 1.05 ms at 1,000 rows of an 8B (``bench.modelled_times``)."""
 _FADED = 1e-3  # of what is known is forgotten in a cycle in which the draft follows nobody
 
 
