@@ -1,0 +1,107 @@
+"""The rows of prefills: what target and draft are given of them, and that a draft whose prompts go
+through graphs drafts alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.decode.heldout import heldout, request_of
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE
+from tests.decode.scheduling import pair, prompts
+from tests.engine.torch.test_row_graphs import Pieces
+from tests.tiny import build_tiny
+from trt_eagle3 import LLM
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.prompt_rows import PromptRows
+from trt_eagle3.decode.segment import Segment
+from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
+from trt_eagle3.engine.torch.session import TorchSession
+
+
+def rows() -> PromptRows:
+    """The first 9 rows of a prompt of 17, its last 8, and another's 9, which are all."""
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    long, short = pair().sequence(prompts()[3], pool), pair().sequence(prompts()[0], pool)
+    segments = [
+        Segment(long, 0, 9, is_last=False),
+        Segment(long, 9, 8),
+        Segment(short, 0, 9),
+    ]
+    return PromptRows.of(segments, 9, torch.device("cpu"))
+
+
+def test_every_segment_has_the_row_after_it_too() -> None:
+    found, (long, short) = rows(), (prompts()[3], prompts()[0])
+    assert found.ids.shape == (3, 10)
+    assert found.positions.shape == (3, 3, 10)
+    assert torch.equal(found.ids[0], long.token_ids[:10])
+    assert torch.equal(found.positions[:, 0], long.positions(0, 10))
+    # the answer's first token is not known, where it stands is
+    assert found.ids[1].tolist() == [*long.token_ids[9:].tolist(), 0, 0]
+    assert torch.equal(found.positions[:, 1, :9], long.positions(9, 18))
+    assert found.ids[2].tolist() == [*short.token_ids.tolist(), 0]
+    assert torch.equal(found.positions[:, 2], short.positions(0, 10))
+
+
+@pytest.mark.parametrize("width", [9, 12])
+def test_some_segments_are_cut_or_padded_to_a_width(width: int) -> None:
+    whole = rows()
+    found = whole.only([2, 0], width)
+    assert found.segments == [whole.segments[2], whole.segments[0]]
+    assert found.ids.shape == (2, width + 1)
+    assert torch.equal(found.ids[:, :10], whole.ids[[2, 0]])
+    assert torch.equal(found.positions[..., :10], whole.positions[:, [2, 0]])
+    narrow = found.only([1], 8)
+    assert torch.equal(narrow.ids, whole.ids[:1, :9])
+
+
+def answers_of(path: Path, *, captured: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Tokens of the held-out questions, six of them admitted at once, and what was accepted."""
+    bundle = replace(LoadedBundle.open(path), fixed_shapes=True)
+    with LLM(bundle, prefix_cache=False) as engine:
+        core = engine._started()
+        if captured:
+            drafting = bundle.decoder._drafting
+            assert drafting is not None
+            session = drafting.proposer.runner._draft
+            assert isinstance(session, TorchSession)
+            assert core.pool.table_len is not None
+            graphs = session._new_prompt_graphs(Pieces(), core.pool.table_len)
+            assert graphs is not None
+            graphs.capture(512, lambda: True)
+            session._prompt_graphs = graphs
+        asked = [request_of(example) for example in heldout()[:18]]
+        found = [
+            answer.finish()
+            for i in range(0, len(asked), 6)
+            for answer in core.submit_together(asked[i : i + 6], engine)
+        ]
+    return [(answer.token_ids, answer.accepted_lengths) for answer in found]
+
+
+def test_draft_whose_prompts_go_through_graphs_drafts_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is accepted would tell a draft that was given other rows."""
+    engine, limits = {"backend": "torch"}, {"max_batch_size": 6}
+    path = build_tiny(tmp_path, engine=engine, limits=limits)
+    expected = answers_of(path, captured=False)
+    ran, run = list[bool](), PromptGraphs.run
+    monkeypatch.setattr(PromptGraphs, "run", lambda *args: ran.append(True) or run(*args))
+    assert answers_of(path, captured=True) == expected
+    assert len(ran) >= 3
+
+    def without_the_last(self: PromptGraphs, inputs: dict[str, torch.Tensor]) -> object:
+        earlier = inputs["logit_rows"] - 1
+        return run(self, inputs | {"logit_rows": earlier.clamp(min=0)})
+
+    monkeypatch.setattr(PromptGraphs, "run", without_the_last)
+    wrong = answers_of(path, captured=True)
+    assert [tokens for tokens, _ in wrong] == [tokens for tokens, _ in expected]
+    assert wrong != expected
