@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -355,9 +356,15 @@ def test_readers_that_stall_in_every_place_give_way_one_by_one(
     narrow.start()
     body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
     with serving(narrow) as site, contextlib.ExitStack() as stack:
-        for _ in range(2):
+        scheduler = narrow._core.scheduler
+
+        def are_stalled(count: int) -> bool:
+            places = len(scheduler.running) + len(scheduler.waiting)
+            return places == count and scheduler.idle and narrow.metrics().kv_pages_used > 0
+
+        for count in (1, 2):
             stack.enter_context(connect(site, body, receive_buffer=2048))
-            wait_for(lambda: narrow._core.scheduler.idle and narrow.metrics().kv_pages_used > 0)
+            wait_for(partial(are_stalled, count))
         assert site.chat(messages=QUESTION, max_tokens=2)[0] == 503
         monkeypatch.setattr(connection, "_HICCUP_S", 0.1)
         wait_for(lambda: site.chat(messages=QUESTION, max_tokens=2)[0] == 200)
