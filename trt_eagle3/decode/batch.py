@@ -17,13 +17,12 @@ from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import LayerStates
-from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import Tree
 
 __all__ = [
     "causal_mask_of",
+    "of_width",
     "padded",
-    "rows_of",
     "segment_inputs",
     "segment_metadata",
     "segment_positions",
@@ -36,11 +35,12 @@ def padded(rows: Sequence[Tensor], width: int) -> Tensor:
     return torch.stack([functional.pad(row, (0, width - len(row))) for row in rows])
 
 
-def rows_of(tensor: Tensor, rows: Sequence[int], dim: int = 0) -> Tensor:
-    """``tensor`` at ``rows`` of ``dim``; itself where these are all, in their order."""
-    if list(rows) == list(range(tensor.shape[dim])):
-        return tensor
-    return tensor.index_select(dim, to_device(torch.tensor(rows), tensor.device))
+def of_width(tensor: Tensor, width: int, dim: int) -> Tensor:
+    """``tensor`` with ``width`` rows in ``dim``: a view of the first ones, or zeros behind."""
+    more = width - tensor.shape[dim]
+    if more <= 0:  # padding by 0 would copy
+        return tensor.narrow(dim, 0, width)
+    return functional.pad(tensor, (0, 0) * (tensor.ndim - 1 - dim) + (0, more))
 
 
 _small_causal_mask = lru_cache(maxsize=32)(causal_mask)

@@ -19,6 +19,7 @@ from trt_eagle3.decode.row_ref import gather_padded
 from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.engine.memory import MAX_DEFERRED
+from trt_eagle3.engine.torch.row_memory import power_of_two
 
 __all__ = ["CatchUp"]
 
@@ -98,7 +99,7 @@ class CatchUp:
         """To how many rows those of a sequence that lacks ``num_rows`` are padded."""
         if not self._fixed_shapes:
             return num_rows
-        return max(num_rows, min(_power_of_two(num_rows), self._max_rows))
+        return max(num_rows, min(power_of_two(num_rows), self._max_rows))
 
     def _most_sequences(self, width: int) -> int:
         """That run together, each padded to ``width``."""
@@ -111,7 +112,7 @@ class CatchUp:
         """
         if not self._fixed_shapes:
             return count
-        return min(_power_of_two(count), most, max(self.max_sequences or most, count))
+        return min(power_of_two(count), most, max(self.max_sequences or most, count))
 
     def _run(self, sequences: Sequence[SequenceState], width: int) -> None:
         """The rows of ``sequences``, those of each padded to ``width``."""
@@ -123,8 +124,3 @@ class CatchUp:
         self.drafting.extend(segments, embeds, aux)
         for s in sequences:
             s.deferred.clear()
-
-
-def _power_of_two(count: int) -> int:
-    """The next power of two that is not less than ``count``."""
-    return 1 << (count - 1).bit_length()

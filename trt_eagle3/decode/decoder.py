@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
 from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.batch import padded, rows_of, segment_inputs, segment_metadata, widened
+from trt_eagle3.decode.batch import of_width, padded, segment_inputs, segment_metadata, widened
 from trt_eagle3.decode.catch_up import CatchUp
 from trt_eagle3.decode.chunks import padded_width
 from trt_eagle3.decode.device_batch import BATCH_SIZES
@@ -26,7 +25,7 @@ from trt_eagle3.decode.drafting import Drafting
 from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.prompt_rows import PromptRows
 from trt_eagle3.decode.propose import Drafters, Proposal, draft_decode_position
-from trt_eagle3.decode.row_ref import RowRef
+from trt_eagle3.decode.row_ref import RowRef, rows_of
 from trt_eagle3.decode.runner import AttentionMetadata, Rows, TargetRunner, all_rows
 from trt_eagle3.decode.segment import Segment, cut, last_segments
 from trt_eagle3.decode.sequence import SequenceState
@@ -291,8 +290,7 @@ class Decoder:
         start = time.perf_counter()
         # a width that comes again, where others beside the prompt made the target's an odd one
         width = self._prompt_width([rows.segments[i] for i in followed])
-        aux = rows_of(aux, followed)
-        aux = functional.pad(aux[:, :width], (0, 0, 0, max(width - aux.shape[1], 0)))
+        aux = of_width(rows_of(aux, followed), width, dim=1)
         some = rows.only(followed, width)
         self._drafting.follow(some, rows_of(page_table, followed), aux, first_tokens)
         self.following_seconds += time.perf_counter() - start

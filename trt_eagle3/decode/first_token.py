@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.batch import rows_of
 from trt_eagle3.decode.logprobs import token_logprobs
+from trt_eagle3.decode.row_ref import rows_of
 from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback, to_device

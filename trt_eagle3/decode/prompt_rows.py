@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from trt_eagle3.decode.batch import rows_of, segment_positions
+from trt_eagle3.decode.batch import of_width, padded, segment_positions
+from trt_eagle3.decode.row_ref import rows_of
 from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.transfer import to_device
 
@@ -38,17 +38,13 @@ class PromptRows:
     @classmethod
     def of(cls, segments: Sequence[Segment], width: int, device: torch.device) -> PromptRows:
         """``width``: S."""
-        ids = torch.zeros(len(segments), width + 1, dtype=torch.int64)
-        for i, s in enumerate(segments):
-            known = s.sequence.ids(s.start, s.stop + 1)
-            ids[i, : len(known)] = known
+        ids = padded([s.sequence.ids(s.start, s.stop + 1) for s in segments], width + 1)
         return cls(segments, to_device(ids, device), segment_positions(segments, width))
 
     def only(self, rows: Sequence[int], width: int) -> PromptRows:
         """The segments at ``rows``, in ``width`` rows each."""
-        more = (0, width + 1 - self.ids.shape[1])
         return PromptRows(
             [self.segments[i] for i in rows],
-            functional.pad(rows_of(self.ids, rows), more),
-            functional.pad(rows_of(self.positions, rows, dim=1), more),
+            of_width(rows_of(self.ids, rows), width + 1, dim=1),
+            of_width(rows_of(self.positions, rows, dim=1), width + 1, dim=2),
         )

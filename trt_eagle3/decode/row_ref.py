@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.transfer import to_device
 
-__all__ = ["RowRef", "gather_padded", "gather_rows"]
+__all__ = ["RowRef", "gather_padded", "gather_rows", "rows_of"]
 
 
 class RowRef(NamedTuple):
@@ -22,14 +22,19 @@ class RowRef(NamedTuple):
     row: int
 
 
+def rows_of(tensor: Tensor, rows: Sequence[int], dim: int = 0) -> Tensor:
+    """``tensor`` at ``rows`` of ``dim``; itself where these are all, in their order."""
+    if list(rows) == list(range(tensor.shape[dim])):
+        return tensor
+    return tensor.index_select(dim, to_device(torch.tensor(rows), tensor.device))
+
+
 def gather_rows(refs: Sequence[RowRef]) -> Tensor:
     """[len(refs), ...]: the rows in their order; perhaps a view."""
     parts, places = _parts(refs)
     every = parts[0] if len(parts) == 1 else torch.cat(parts)
     index = [places[id(ref.tensor), ref.row] for ref in refs]
-    if index == list(range(len(every))):
-        return every
-    return every.index_select(0, to_device(torch.tensor(index), every.device))
+    return rows_of(every, index)
 
 
 def gather_padded(refs: Sequence[Sequence[RowRef]], width: int) -> Tensor:

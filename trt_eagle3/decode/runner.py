@@ -18,11 +18,11 @@ from torch.nn import functional
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import (
-    CapturingSession,
     MixedSession,
     ReducingSession,
     Reduction,
     Session,
+    capture_rows,
     run_prompt,
     run_reduced,
 )
@@ -153,8 +153,7 @@ class TargetRunner:
         """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``;
         ``table_len``: pages in a page table.
         """
-        if isinstance(self._session, CapturingSession):
-            self._session.capture_rows(most, table_len, has_room)
+        capture_rows(self._session, most, table_len, has_room)
 
     def forward(
         self,
@@ -227,8 +226,7 @@ class DraftRunner:
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """As ``TargetRunner.capture_rows``, of the draft's forwards over prompts."""
-        if isinstance(self._draft, CapturingSession):
-            self._draft.capture_rows(most, table_len, has_room)
+        capture_rows(self._draft, most, table_len, has_room)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """Features [..., Hd] of aux hidden states [..., k * H]."""

@@ -177,9 +177,9 @@ class Sampler:
         return self._bias
 
     def first(self, logits: Tensor) -> Tensor:
-        """int64: the first token, from the prompt's last logits f32 [V]."""
-        if not self.needs_probs:
-            return logits.argmax()
+        """int64: the first token, from the prompt's last logits f32 [V]; where it ``needs_probs``,
+        else that is the likeliest.
+        """
         no_tokens = torch.full((1,), -1, device=logits.device)
         mask = torch.ones(1, 1, dtype=torch.bool)
         allowed = None

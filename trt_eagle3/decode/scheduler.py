@@ -137,9 +137,8 @@ class Scheduler:
         return self.observer is not None and self.observer.wants_quiet and bool(self._decoding())
 
     def _decoding(self) -> list[SequenceState]:
-        most = self._decoder.max_seq_len
         return [
-            s for s in self.running if s.prefilled and not s.backpressured and s.num_tokens < most
+            s for s in self.running if s.prefilled and not s.backpressured and not self._is_full(s)
         ]
 
     def _admit(self) -> list[Emission]:

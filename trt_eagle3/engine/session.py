@@ -21,6 +21,7 @@ __all__ = [
     "ReducingSession",
     "Reduction",
     "Session",
+    "capture_rows",
     "check_names",
     "open_session",
     "run_prompt",
@@ -148,6 +149,12 @@ def with_picked_rows(outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, T
     index = to_device(rows, features.device).to(torch.int64)[..., None]
     picked = features.gather(1, index.expand(-1, -1, features.shape[2]))
     return {**outputs, "features_out": picked}
+
+
+def capture_rows(session: Session, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
+    """As ``CapturingSession`` says, where ``session`` is one."""
+    if isinstance(session, CapturingSession):
+        session.capture_rows(most, table_len, has_room)
 
 
 def check_names(inputs: Collection[str], known: Collection[str], bound: Collection[str]) -> None:

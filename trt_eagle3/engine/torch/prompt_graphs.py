@@ -30,6 +30,7 @@ from trt_eagle3.engine.torch.row_memory import (
     RowMemory,
     fill_rows,
     padded_rows,
+    power_of_two,
     row_counts,
 )
 from trt_eagle3.graph.decoder import CONTEXT_INPUTS
@@ -40,7 +41,7 @@ __all__ = ["DRAFT_ROW_INPUTS", "MAX_WANTED", "PromptGraphs", "has_prompt_graphs"
 
 MAX_WANTED = 128
 """Of B and W: batches have no more sequences."""
-_SIZES = (128, 64, 32, 16, 8, 4, 2, 1)  # every W
+_SIZES = sorted({power_of_two(n) for n in range(1, MAX_WANTED + 1)}, reverse=True)  # every W
 _NUM_NUMBERS = 2 * MAX_ROWS + 3 * MAX_WANTED
 _NOBODY = MAX_WANTED  # the row of the page tables that has page 0 alone
 DRAFT_ROW_INPUTS = ("inputs_embeds", "features", "position_ids")
@@ -127,7 +128,7 @@ class PromptGraphs:
             and max(batch, wanted) <= MAX_WANTED
             and batch * width <= MAX_ROWS
             and padded_rows(batch * width) in self._of_rows
-            and _padded(wanted) in self._of_wanted
+            and power_of_two(wanted) in self._of_wanted
             and table.shape[1] == self._tables.shape[1]
         )
 
@@ -141,7 +142,7 @@ class PromptGraphs:
         graph, memory = self._of_rows[padded_rows(batch * width)]
         fill_rows(memory, [{name: to_device(inputs[name], self._device) for name in memory}])
         graph.replay()
-        graph, outputs = self._of_wanted[_padded(wanted.numel())]
+        graph, outputs = self._of_wanted[power_of_two(wanted.numel())]
         graph.replay()
         return {
             name: x[: wanted.numel()].view(*wanted.shape, x.shape[-1])
@@ -184,11 +185,6 @@ class PromptGraphs:
         left = {name: self._memory.whole(name).index_select(0, rows) for name in self._left}
         values = computed(self._after, {**self._constants, **left, **context})
         return {name: values[name].flatten(0, 1) for name in _OUTPUTS}
-
-
-def _padded(wanted: int) -> int:
-    """W for so many wanted rows: a power of two."""
-    return 1 << (wanted - 1).bit_length()
 
 
 def _numbers(

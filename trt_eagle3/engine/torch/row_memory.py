@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trt_eagle3.engine.torch.mixed import flat_rows, row_axis
 
-__all__ = ["MAX_ROWS", "Row", "RowMemory", "fill_rows", "padded_rows", "row_counts"]
+__all__ = ["MAX_ROWS", "Row", "RowMemory", "fill_rows", "padded_rows", "power_of_two", "row_counts"]
 
 MAX_ROWS = 4096
 """Of more, a device takes much longer than the host needs to launch them one by one."""
@@ -25,6 +25,11 @@ def padded_rows(count: int) -> int:
     """N for ``count`` rows, ``MAX_ROWS`` at most."""
     step = next(step for most, step in _STEPS if count <= most)
     return -(-count // step) * step
+
+
+def power_of_two(count: int) -> int:
+    """The next power of two that is not less than ``count``."""
+    return 1 << (count - 1).bit_length()
 
 
 def row_counts(most: int) -> list[int]:

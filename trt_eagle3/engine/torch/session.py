@@ -124,8 +124,9 @@ class TorchSession:
         self._mixed_prompt_steps = mixed_steps(program.prompt_steps or ())
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
-        captures = self.mixes and device == "cuda" and capi.available()
-        self._row_graphs = self._new_row_graphs(PieceRecorder()) if captures else None
+        self._captures = device == "cuda" and capi.available()
+        captures_rows = self.mixes and self._captures
+        self._row_graphs = self._new_row_graphs(PieceRecorder()) if captures_rows else None
         self._prompt_graphs: PromptGraphs | None = None
 
     def bind(self, name: str, tensor: Tensor) -> None:
@@ -161,7 +162,7 @@ class TorchSession:
         """Implements ``engine.session.CapturingSession``."""
         if self._row_graphs is not None:
             return self._row_graphs.capture(most, has_room)
-        if self.device.type != "cuda" or not capi.available() or not self._states_are_bound:
+        if not self._captures or not self._states_are_bound:
             return 0
         self._prompt_graphs = self._new_prompt_graphs(PieceRecorder(), table_len)
         return self._prompt_graphs.capture(most, has_room) if self._prompt_graphs else 0
