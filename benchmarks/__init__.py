@@ -1,0 +1,1 @@
+"""Measuring programs of developers. They are not part of the wheel."""

@@ -1,0 +1,271 @@
+"""Record the steps of a served load under every tree: ``python -m benchmarks.record_load BUNDLE
+OUT.json.gz``.
+
+Clients in this process ask a real engine one request after the other, as ``bench.served_load``
+does. Each load is served once without the draft, once with the draft admitted but no tree, once
+with each tree, and once with a plan that alternates between no tree and the widest one. Drafts are
+right by chance (``simulated_acceptance``), so that acceptance is known. A speculation policy is
+judged by replaying these steps.
+
+Every step is one row of ``FIELDS``. Files are small: integers, microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
+from trt_eagle3.bench.step_trace import StepTrace
+from trt_eagle3.bench.traffic import drawn_bodies, pauses
+from trt_eagle3.bench.workload import fill_prefix_cache, open_engine, request_of
+from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.plan import Cycle, Plan, shrunk, widths
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.io.run_command import run_command
+from trt_eagle3.serving.warm_up import warm_up
+
+__all__ = ["FIELDS", "RecordingPlan", "main"]
+
+FIELDS = (
+    "us",  # since the end of the step before, waiting for requests left out
+    "prompt_rows",  # of prompts, padding included
+    "mixed",  # 1: prompts and sequences ran in one forward
+    "batch",  # sequences that decoded; 0: none did
+    "tree",  # nodes verified for each, root included
+    "context",  # mean tokens of those sequences
+    "tokens",  # that they emitted
+    "drafting",  # sequences to which the draft was admitted
+    "accepted",  # drafted tokens that were accepted, of all of them
+    "backfilled",  # rows that the draft computed late
+    "prefilling",  # sequences that decode as soon as their prompts are through
+    "draft_us",  # that the host took to launch the draft over prompts
+)
+_PAUSE_S = 0.2  # mean, before each request of a client (bench.served_load's)
+_PICTURES = 0.3  # share of the requests with a picture, likewise
+_MAX_TOKENS = 256
+_TURN = 24  # cycles of each kind under the alternating plan
+
+
+class RecordingPlan:
+    """A plan that does as it is told, and keeps the cycle of the step under way.
+
+    Attributes:
+        cycle: the last one observed; the recorder takes it away.
+    """
+
+    speculates = True
+    wants_quiet = False
+
+    def __init__(self, trees: Sequence[AnyTree | None]) -> None:
+        """``trees``: that may be served, no tree first."""
+        self.trees = trees
+        self.cycle: Cycle | None = None
+        self._turns: Iterator[AnyTree | None] = itertools.repeat(None)
+        self._now: AnyTree | None = None
+        self._admits = False
+
+    def serve(self, trees: Sequence[AnyTree | None], *, admits: bool) -> None:
+        """Serve ``trees`` in turn, ``_TURN`` cycles each. ``admits``: the draft gets prompts."""
+        spread = itertools.chain.from_iterable(itertools.repeat(t, _TURN) for t in trees)
+        self._turns = itertools.cycle(list(spread))
+        self._now, self._admits = next(self._turns), admits
+
+    def tree_for(self, _sequences: Sequence[SequenceState]) -> AnyTree | None:
+        """The tree of this turn."""
+        return self._now
+
+    def follows(self, *_: object) -> bool:
+        """As ``serve`` was told."""
+        return self._admits
+
+    def trees_at(self, _batch_size: int) -> Sequence[AnyTree | None]:
+        """All."""
+        return self.trees
+
+    def prime(self, *_: object) -> None:
+        """Nothing is learnt."""
+
+    def prime_catch_up(self, *_: object) -> None:
+        """Nothing is learnt."""
+
+    def observe(self, cycle: Cycle) -> None:
+        """Keep ``cycle`` for the recorder, and go on to the next turn."""
+        self.cycle = cycle
+        self._now = next(self._turns)
+
+
+class _Recorder(StepTrace):
+    """``StepTrace`` that keeps the plan's cycle of each step, too."""
+
+    def __init__(self, plan: RecordingPlan) -> None:
+        super().__init__()
+        self.cycles: list[Cycle | None] = []
+        self._plan = plan
+
+    def _traced_step(self, true: Any) -> Any:
+        traced = super()._traced_step(true)
+
+        def step(scheduler: Any) -> Any:
+            self._plan.cycle = None
+            try:
+                return traced(scheduler)
+            finally:
+                self.cycles.append(self._plan.cycle)
+
+        return step
+
+    def rows(self) -> list[list[int]]:
+        """``FIELDS`` of every step."""
+        found = []
+        for step, cycle in zip(self.steps, self.cycles, strict=True):
+            row = [round(1e6 * (step.before - step.waited + step.seconds)), step.prompt_rows]
+            row += [int(step.mixed), *_cycle_fields(cycle)]
+            found.append(row)
+        return found
+
+
+def _cycle_fields(cycle: Cycle | None) -> list[int]:
+    if cycle is None or not cycle.sequences:
+        return [0] * 9
+    size = len(cycle.sequences)
+    return [
+        size,
+        cycle.tree.num_nodes if cycle.tree else 1,
+        round(sum(s.length for s in cycle.sequences) / size),
+        cycle.num_tokens,
+        sum(s.drafting for s in cycle.sequences),
+        cycle.num_tokens - size,
+        cycle.caught_up,
+        cycle.joining,
+        round(1e6 * cycle.following),
+    ]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One load under one plan.
+
+    Attributes:
+        length: acceptance length that a chain of ``chain`` has. admits: whether the draft got
+            prompts. trees: nodes of those served in turn.
+        tokens: of answers, in ``seconds``, of which ``waited_s`` without work.
+    """
+
+    clients: int
+    length: float
+    chain: int
+    admits: bool
+    trees: tuple[int, ...]
+    tokens: int
+    seconds: float
+    waited_s: float
+    steps: list[list[int]]
+
+
+async def _serve(engine: LLM, requests: Iterator[Request], clients: int, seconds: float) -> int:
+    """Closed loops of ``clients`` for ``seconds``; tokens read by then."""
+    breaks, end, tokens = pauses(1, _PAUSE_S), time.perf_counter() + seconds, 0
+
+    async def read() -> None:
+        nonlocal tokens
+        while time.perf_counter() < end:
+            await asyncio.sleep(next(breaks))
+            async for chunk in engine.submit(next(requests)):
+                if time.perf_counter() < end:
+                    tokens += len(chunk.token_ids)
+
+    readers = [asyncio.create_task(read()) for _ in range(clients)]
+    await asyncio.sleep(seconds)
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    return tokens
+
+
+def _requests(salt: int) -> Iterator[Request]:
+    """Of the same sizes for every run, of other contents for each ``salt``."""
+    for seed in itertools.count():
+        bodies = drawn_bodies(
+            256, seed=seed, salt=salt, pictures=_PICTURES, max_tokens=_MAX_TOKENS
+        )
+        for body in bodies:
+            yield request_of(body, speculation=True)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--clients", multiple=True, type=click.IntRange(1), default=(1, 8, 32, 64, 128))
+@click.option("--length", "lengths", multiple=True, type=float, default=(1.0, 2.0, 3.0))
+@click.option("--seconds", default=5.0, show_default=True, help="Of each run.")
+@click.option("--limit", default=480.0, show_default=True, help="Seconds in all; then it ends.")
+def main(
+    bundle: Path,
+    out: Path,
+    clients: Sequence[int],
+    lengths: Sequence[float],
+    seconds: float,
+    limit: float,
+) -> None:
+    """Record BUNDLE's steps into OUT.json.gz."""
+    start = time.perf_counter()
+    traces: list[Trace] = []
+    with open_engine(bundle, prefix_cache=True, plan=Plan({1: None})) as engine:
+        config = engine.bundle.record.config.speculation
+        counts = widths(configured_tree(config).num_nodes)
+        trees = [shrunk(config, count) for count in counts]
+        chain, plan = counts[-1] - 1, RecordingPlan(trees)
+        engine.use_plan(plan)
+        with simulated_acceptance(0.0):
+            click.echo(f"ready after {warm_up(engine):.1f} s")
+            fill_prefix_cache(engine)
+        served = itertools.count()
+        for count in clients:
+            runs: list[tuple[float, tuple[AnyTree | None, ...], bool]] = [
+                (1.0, (None,), False),
+                (1.0, (None,), True),
+                (lengths[-1], (None, trees[-1]), True),
+            ]
+            runs += [(length, (tree,), True) for length in lengths for tree in trees[1:]]
+            for length, wanted, admits in runs:
+                if time.perf_counter() - start > limit:
+                    break
+                plan.serve(wanted, admits=admits)
+                rate = acceptance_rate(length, chain) if length > 1 else 0.0
+                before = time.perf_counter()
+                with simulated_acceptance(rate), _Recorder(plan) as recorder:
+                    tokens = asyncio.run(_serve(engine, _requests(next(served)), count, seconds))
+                rows = recorder.rows()
+                waited = sum(step.waited for step in recorder.steps)
+                nodes = tuple(t.num_nodes if t else 1 for t in wanted)
+                taken = time.perf_counter() - before
+                traces.append(
+                    Trace(count, length, chain, admits, nodes, tokens, taken, waited, rows)
+                )
+                drafted = [row for row in rows if row[4] > 1]
+                emitted = sum(r[6] for r in drafted) / max(sum(r[3] for r in drafted), 1)
+                click.echo(
+                    f"{count} clients, length {length}, trees {nodes}, admits {admits}: "
+                    f"{tokens / seconds:.0f} tokens/s, {len(rows)} steps, drafts {emitted:.2f}"
+                )
+    data = {"fields": FIELDS, "bundle": str(bundle.name), "traces": [asdict(t) for t in traces]}
+    with gzip.open(out, "wt") as file:
+        json.dump(data, file, separators=(",", ":"))
+    click.echo(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    run_command(main)
