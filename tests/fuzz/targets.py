@@ -89,7 +89,7 @@ def _override(text: bytes, _: Path) -> None:
 
 def _template(text: bytes, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_bytes(text)
-    ChatTemplate.from_directory(folder).render([{"role": "user", "content": "hi"}])
+    ChatTemplate.from_directory(folder, processor=True).render([{"role": "user", "content": "hi"}])
 
 
 def _prompts(text: bytes, folder: Path) -> None:

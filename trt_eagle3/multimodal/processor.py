@@ -149,7 +149,8 @@ class Processor:
                 f"{directory}: no such directory. Give the folder that holds tokenizer.json."
             )
         tokenizer = load_tokenizer(directory)
-        template, made = ChatTemplate.from_directory(directory), rules(spec, tokenizer)
+        template = ChatTemplate.from_directory(directory, processor=spec.vision is not None)
+        made = rules(spec, tokenizer)
         pixels = made.pixels(directory)
         return cls(
             spec,
