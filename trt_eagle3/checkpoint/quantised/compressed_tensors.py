@@ -36,8 +36,10 @@ _PACKED = {4: "int4_packed", 8: "int8_packed"}
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of ``config_groups``: which modules are meant (``linear``: all that are no other group's),
-    and how their weights are quantised."""
+    """A group of ``config_groups``: which modules are meant, and how their weights are quantised.
+
+    ``linear``: it means every linear module that is in no other group.
+    """
 
     name: str
     targets: ModulePatterns
