@@ -18,6 +18,8 @@ import numpy as np
 
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.quantised.claim import Claim
+from trt_eagle3.checkpoint.quantised.module_patterns import ModulePatterns
 from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
 from trt_eagle3.config import load_config
 from trt_eagle3.decode.sampling_params import GREEDY
@@ -70,6 +72,16 @@ def _target(text: bytes, folder: Path) -> None:
     (folder / "config.json").write_bytes(text)
     _link(TARGET / "model.safetensors", folder / "model.safetensors")
     read_target(folder)
+
+
+def _patterns(text: bytes, _: Path) -> None:
+    """Patterns of modules in a quantisation config, a list of JSON."""
+    given = parse_json(text, "ignore")
+    texts = given if isinstance(given, list) else [given]
+    claim = Claim("compressed-tensors", {}, Path("config.json"), "quantization_config")
+    patterns = ModulePatterns([t for t in texts if isinstance(t, str)], claim)
+    for module in ("lm_head", "model.language_model.layers.10.mlp.experts.127.down_proj"):
+        patterns.first(module)
 
 
 def _draft(text: bytes, folder: Path) -> None:
@@ -174,6 +186,7 @@ TARGETS: Mapping[str, Callable[[bytes, Path], None]] = {
     "safetensors": _safetensors,
     "index": _index,
     "target": _target,
+    "patterns": _patterns,
     "draft": _draft,
     "yaml": _yaml,
     "override": _override,
