@@ -9,6 +9,8 @@ from zlib import crc32
 
 # two workers and the processes that they start share two cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# of tests that import ONNX Runtime themselves
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import pytest
 from hypothesis import HealthCheck, settings

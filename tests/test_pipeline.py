@@ -19,15 +19,19 @@ import trt_eagle3
 from tests.atomic_io.points import CRASHED, in_child, start, watch
 from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
 from trt_eagle3.atomic_io import create_file, directory
+from trt_eagle3.commands.report import inspection, inspection_lines
 from trt_eagle3.decode.tuning import TUNING_FILE
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.trt.folder import ENGINE_FILE
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.pipeline import STAGES, build
 
 QUESTION = "What is 12 plus 30?"
+
+END_OF_TEXT, IM_END = 632, 634
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +96,41 @@ def test_target_without_draft_decodes_plainly(answer: tuple[int, ...], tmp_path:
     generation = trt_eagle3.load(build_tiny(tmp_path, draft=None)).generate(QUESTION)
     assert generation.token_ids == answer
     assert (generation.accepted_lengths, generation.acceptance_length) == ((), None)
+
+
+@pytest.mark.parametrize("named", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_tokenizers_eos_token_ends_answers_and_is_warned_of_where_no_config_names_it(
+    named: str, answer: tuple[int, ...], tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    (target / "generation_config.json").unlink()
+    _edit_config(target, lambda config: config.update(eos_token_id=[END_OF_TEXT]))
+    tokens = json.loads((target / "tokenizer_config.json").read_text())
+    eos = {"eos_token": {"content": tokens.pop("eos_token")}}
+    (target / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (target / named).write_text(json.dumps((tokens | eos) if named.startswith("tok") else eos))
+
+    report = build(tiny_config(target=target, draft=None), output=tmp_path)
+    [warning] = [line for line in report.warnings if line.startswith("end tokens: ")]
+    assert f"the configs name <|endoftext|> ({END_OF_TEXT}); the tokenizer's eos_token" in warning
+    assert f"Add {IM_END} to eos_token_id in generation_config.json." in warning
+    spec = read_target(target)
+    assert inspection(spec, None)["target"]["warnings"] == [warning]
+    assert f"warning: {warning}" in inspection_lines(spec, None)
+
+    with trt_eagle3.load(report.path) as llm:
+        found = llm.generate(QUESTION)
+        assert (found.token_ids, found.finish_reason) == (answer, "stop")
+        assert answer[-1] == IM_END
+        longer = llm.generate(QUESTION, ignore_eos=True, max_tokens=len(answer) + 4)
+        assert (longer.token_ids[: len(answer)], longer.finish_reason) == (answer, "length")
+
+
+def test_end_tokens_that_configs_name_are_not_warned_of() -> None:
+    spec = read_target(TARGET)
+    assert spec.eos_token_ids == (IM_END, END_OF_TEXT)
+    assert inspection(spec, None)["target"]["warnings"] == []
 
 
 def test_progress_names_every_stage_in_order(tmp_path: Path) -> None:

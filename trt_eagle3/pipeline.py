@@ -46,6 +46,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.multimodal import copy_processor_files
+from trt_eagle3.multimodal.end_tokens import end_token_warnings
 from trt_eagle3.prompts.kept import keep_questions
 from trt_eagle3.prompts.prompt_file import read_questions
 
@@ -170,7 +171,10 @@ def build(
         memory,
         written.engines,
         _calibrated_on(prompts, found),
-        tuple(setting_warnings(config.limits, spec)),
+        (
+            *setting_warnings(config.limits, spec),
+            *end_token_warnings(spec.path, spec.eos_token_ids),
+        ),
     )
 
 

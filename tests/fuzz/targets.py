@@ -18,6 +18,8 @@ import numpy as np
 
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.quantised.claim import Claim
+from trt_eagle3.checkpoint.quantised.module_patterns import ModulePatterns
 from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
 from trt_eagle3.config import load_config
 from trt_eagle3.decode.sampling_params import GREEDY
@@ -72,6 +74,16 @@ def _target(text: bytes, folder: Path) -> None:
     read_target(folder)
 
 
+def _patterns(text: bytes, _: Path) -> None:
+    """Patterns of modules in a quantisation config, a list of JSON."""
+    given = parse_json(text, "ignore")
+    texts = given if isinstance(given, list) else [given]
+    claim = Claim("compressed-tensors", {}, Path("config.json"), "quantization_config")
+    patterns = ModulePatterns([t for t in texts if isinstance(t, str)], claim)
+    for module in ("lm_head", "model.language_model.layers.10.mlp.experts.127.down_proj"):
+        patterns.first(module)
+
+
 def _draft(text: bytes, folder: Path) -> None:
     (folder / "config.json").write_bytes(text)
     _link(DRAFT / "model.safetensors", folder / "model.safetensors")
@@ -89,7 +101,7 @@ def _override(text: bytes, _: Path) -> None:
 
 def _template(text: bytes, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_bytes(text)
-    ChatTemplate.from_directory(folder).render([{"role": "user", "content": "hi"}])
+    ChatTemplate.from_directory(folder, processor=True).render([{"role": "user", "content": "hi"}])
 
 
 def _prompts(text: bytes, folder: Path) -> None:
@@ -174,6 +186,7 @@ TARGETS: Mapping[str, Callable[[bytes, Path], None]] = {
     "safetensors": _safetensors,
     "index": _index,
     "target": _target,
+    "patterns": _patterns,
     "draft": _draft,
     "yaml": _yaml,
     "override": _override,

@@ -96,7 +96,7 @@ def test_messages_that_say_nothing_may_be_dropped() -> None:
 )
 def test_template_is_found_in(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert ChatTemplate.from_directory(tmp_path).render([]) == "found"
+    assert ChatTemplate.from_directory(tmp_path, processor=True).render([]) == "found"
 
 
 def test_special_tokens_come_from_the_tokenizer_config(tmp_path: Path) -> None:
@@ -104,18 +104,18 @@ def test_special_tokens_come_from_the_tokenizer_config(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": {"content": "E"}, "pad_token": "P"})
     )
-    assert ChatTemplate.from_directory(tmp_path).render([]) == "EP"
+    assert ChatTemplate.from_directory(tmp_path, processor=True).render([]) == "EP"
 
 
 def test_directory_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no chat_template\.json"):
-        ChatTemplate.from_directory(tmp_path)
+        ChatTemplate.from_directory(tmp_path, processor=True)
 
 
 def test_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"chat_template\.jinja: not UTF-8"):
-        ChatTemplate.from_directory(tmp_path)
+        ChatTemplate.from_directory(tmp_path, processor=True)
 
 
 def test_template_that_does_not_parse_is_refused() -> None:
@@ -236,7 +236,7 @@ def test_text_that_is_no_unicode_comes_back_as_it_went() -> None:
 def test_malformed_template_of_a_config_is_one_line(tmp_path: Path, value: Any) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
     with pytest.raises(UserError, match=r"tokenizer_config\.json: chat_template: expected"):
-        ChatTemplate.from_directory(tmp_path)
+        ChatTemplate.from_directory(tmp_path, processor=True)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_malformed_template_of_a_config_is_one_line(tmp_path: Path, value: Any) 
 def test_template_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match="got a FIFO"):
-        ChatTemplate.from_directory(tmp_path)
+        ChatTemplate.from_directory(tmp_path, processor=True)
 
 
 TOOLS = (

@@ -173,7 +173,7 @@ def test_random_pair_passes_every_check(number: int, monkeypatch: pytest.MonkeyP
     """Sets of options take turns."""
     pair = PAIRS[number]
     with pair.open() as engine:
-        sets = list(options.option_sets(engine.spec.eos_token_ids, engine.processor.tokenizer))
+        sets = list(options.option_sets(engine.processor.end_token_ids, engine.processor.tokenizer))
         ask_few_options(monkeypatch, sets[number :: len(PAIRS)])
         case = Case("drawn", "drawn", QUESTIONS[pair.question])
         check = Validation(engine, left_out=without("sampling", "batch"))

@@ -64,8 +64,10 @@ def serving(
     config: ServingConfig = SERVING,
     api_key: str | None = None,
     http: HttpOptions | None = None,
+    hosts: frozenset[str] | None = None,
 ) -> Iterator[Site]:
-    server = Server(engine, config, HttpOptions(api_key=api_key) if http is None else http)
+    options = HttpOptions(api_key=api_key) if http is None else http
+    server = Server(engine, config, options, hosts=hosts)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

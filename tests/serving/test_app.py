@@ -469,13 +469,15 @@ def test_client_that_does_not_read_loses_its_place_in_time(engine: LLM) -> None:
 
 
 def test_key_is_asked_for(engine: LLM) -> None:
-    with serving(engine, api_key="secret") as site:
+    with serving(engine, api_key="s\xe9cret") as site:
         for path, method in (("/v1/models", "GET"), ("/v1/chat/completions", "POST")):
             assert site.request(method, path)[0] == 401
-            assert site.request(method, path, headers={"Authorization": "Bearer wrong"})[0] == 401
-        assert (
-            site.request("GET", "/v1/models", headers={"Authorization": "Bearer secret"})[0] == 200
-        )
+            for wrong in ("Bearer wrong", "s\xe9cret", "Basic s\xe9cret", "Bearer", ""):
+                given = {"Authorization": wrong.encode().decode("latin-1")}
+                assert site.request(method, path, headers=given)[0] == 401
+        for scheme in ("Bearer", "bearer", "BEARER", "bEaReR "):
+            given = {"Authorization": f"{scheme} s\xe9cret".encode().decode("latin-1")}
+            assert site.request("GET", "/v1/models", headers=given)[0] == 200
         assert site.request("GET", "/health")[0] == 200
 
 

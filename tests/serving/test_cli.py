@@ -13,8 +13,10 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +165,13 @@ def test_empty_key_does_not_open_the_door(bundle: Path) -> None:
         run("serve", bundle, "--api-key", "")
 
 
+PICTURE = next((ROOT / "examples/tiny/images").glob("*.png"))
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 
 
 @contextmanager
 def serving(
-    bundle: Path, *words: str, drain_s: int = 30
+    bundle: Path, *words: str, drain_s: int = 30, environment: dict[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``trt-eagle3 serve`` as a process, and its port, once it says that it answers."""
     (port,) = free_ports(1)
@@ -178,7 +181,7 @@ def serving(
         f"{drain_s}; cli.main()"
     )
     program = [sys.executable, "-c", code, "serve", str(bundle), "--port", str(port), *words]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         try:
             line = process.stderr.readline()
@@ -189,12 +192,13 @@ def serving(
             process.kill()
 
 
-def ask(port: int, **body: Any) -> http.client.HTTPConnection:
+def ask(port: int, key: str = "", **body: Any) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(
         "POST",
         "/v1/chat/completions",
         json.dumps({"messages": QUESTION, "ignore_eos": True, **body}),
+        {"Authorization": f"Bearer {key}"},
     )
     return connection
 
@@ -207,17 +211,74 @@ def metric(port: int, name: str) -> list[str]:
         )
 
 
-def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path) -> None:
-    with serving(bundle, "--set", "log_prompts=true") as (process, port):
-        assert metric(port, "requests_total") == ["0.0"] * 5  # the warm-up is nobody's request
-        with closing(ask(port, max_tokens=150, stream=True)) as connection:
+@dataclass
+class Served:
+    """What is left of a server that was asked twice and then told to end.
+
+    Attributes:
+        counted: requests by outcome before the first. stream: the answer that SIGTERM met.
+        children: command line -> environment of each process that it had. home: its user's.
+    """
+
+    counted: list[str]
+    stream: bytes
+    status: int
+    log: str
+    children: dict[str, str]
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def served(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    home = tmp_path_factory.mktemp("home")
+    environment = {name: os.environ[name] for name in os.environ if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    environment |= {"TRT_EAGLE3_API_KEY": "sesame", "HF_TOKEN": "sesame"}
+    url = f"data:image/png;base64,{b64encode(PICTURE.read_bytes()).decode()}"
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    with serving(bundle, "--set", "log_prompts=true", environment=environment) as (process, port):
+        counted = metric(port, "requests_total")
+        constrained = {"response_format": {"type": "json_object"}, "max_tokens": 2}
+        with closing(ask(port, "sesame", messages=picture, **constrained)) as connection:
+            assert connection.getresponse().status == 200
+        children = {
+            Path(f"/proc/{pid}/cmdline").read_text(): Path(f"/proc/{pid}/environ").read_text()
+            for pid in _descendants(process.pid)
+        }
+        with closing(ask(port, "sesame", max_tokens=150, stream=True)) as connection:
             answer = connection.getresponse()
             assert b"assistant" in answer.readline()
             process.terminate()
-            assert answer.read().endswith(b"data: [DONE]\n\n")
-        assert process.wait(60) == 0
+            stream = answer.read()
+        status = process.wait(60)
         assert process.stderr is not None
-        assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
+        return Served(counted, stream, status, process.stderr.read(), children, home)
+
+
+def _descendants(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(n) for task in tasks for n in (task / "children").read_text().split()]
+    return children + [below for child in children for below in _descendants(child)]
+
+
+def test_sigterm_lets_a_stream_end(served: Served) -> None:
+    assert served.counted == ["0.0"] * 5  # the warm-up is nobody's request
+    assert served.stream.endswith(b"data: [DONE]\n\n")
+    assert served.status == 0
+    assert "What is 12 plus 30?" in served.log  # log_prompts asked for it
+
+
+@pytest.mark.parametrize(
+    "program", ["engine_process", "decoder_process", "template_worker", "grammar_worker"]
+)
+def test_child_process_has_no_key_in_its_environment(served: Served, program: str) -> None:
+    found = [env for command, env in served.children.items() if program in command]
+    assert found
+    assert not [env for env in found if "sesame" in env or "PATH=" not in env]
+
+
+def test_engine_leaves_no_telemetry_in_the_users_cache(served: Served) -> None:
+    assert not [path for path in served.home.rglob("*") if "onnxruntime" in path.name]
 
 
 def _is_open(port: int) -> bool:

@@ -107,6 +107,27 @@ def test_half_sent_body_is_answered_with_408_in_time(engine: LLM, dribbles: bool
     assert engine.metrics().requests["rejected"] == before + 1
 
 
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/nowhere"])
+def test_request_of_two_lengths_is_answered_and_closes_its_connection(
+    engine: LLM, path: bytes
+) -> None:
+    """What one reader takes for the body is the next request for another."""
+    with serving(engine) as site:
+        head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" % path
+        body = b'{"prompt": "x", "max_tokens": 1}'
+        chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        smuggled = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+        both = connect(site, head + b"Content-Length: 4\r\n\r\n" + chunk + smuggled)
+        answer = read_all(both)
+        assert answer.startswith(b"HTTP/1.1 200" if path != b"/nowhere" else b"HTTP/1.1 404")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        one = connect(
+            site, head + b"\r\n" + chunk + smuggled.replace(b"x", b"x\r\nConnection: close")
+        )
+        assert read_all(one).count(b"HTTP/1.1 ") == 2
+
+
 def test_body_that_comes_slowly_but_in_time_is_answered(engine: LLM) -> None:
     with serving(engine, ServingConfig(body_timeout_s=30)) as site, connect(site) as client:
         data = ask(max_tokens=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +24,12 @@ from tests.tiny import build_tiny
 from tests.waiting import wait_for
 from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.decode.metrics import EngineMetrics
-from trt_eagle3.errors import UserError
+from trt_eagle3.decode.request import Request
+from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.access_log import RequestLog
 from trt_eagle3.serving.http_options import HttpOptions
+from trt_eagle3.serving.request_guard import checked_hosts
 from trt_eagle3.serving.served_model import ServedModel
 from trt_eagle3.serving.server import Server
 from trt_eagle3.serving.throughput_log import (
@@ -50,6 +54,7 @@ NAMES = HttpOptions(
     names=("first", "org/second"), cors_origins=("https://a.example",), api_key="secret"
 )
 KEY = {"Authorization": "Bearer secret"}
+EVIL = ("evil.example", "127.0.0.1.evil.example:8000", "localhost.evil.example", "")
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +149,122 @@ def test_each_request_is_a_line_but_probes_are_not(
     assert "GET /nowhere\\nforged 404" in first
     assert "id=abc" in first
     assert "POST /v1/chat/completions 200" in second
+
+
+FORGED = "203.0.113.9 GET /v1/models 200 \x1b[2J\u202e" + "x" * 60_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "client", "headers", "line"),
+    [
+        ("A" * 60_000, "/x", "::1", [], f"::1 {'A' * 13}... /x 404 *s 2B id=*"),
+        (
+            "GET",
+            "/a b\x1b[2J\u202e" + "x" * 60_000,
+            "::1",
+            [(b"x-request-id", b"1 200 9s id=2")],
+            f"::1 GET /a%20b\\x1b[2J\\u202e{'x' * 60}... 404 *s 2B id=1%20200%209s%20id=2",
+        ),
+        (
+            "GET",
+            "/x",
+            FORGED,
+            [],
+            "203.0.113.9%20GET%20/v1/models%20200%20\\x1b[2J\\u20... GET /x 404 *s 2B id=*",
+        ),
+    ],
+)
+def test_each_field_of_a_line_is_one_bounded_printable_word(
+    method: str,
+    path: str,
+    client: str,
+    headers: list[tuple[bytes, bytes]],
+    line: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def nowhere(_message: Any = None) -> None:
+        """Takes and gives nothing."""
+
+    scope = {
+        "type": "http",
+        "path": path,
+        "method": method,
+        "client": (client, 1),
+        "headers": headers,
+    }
+    with caplog.at_level(logging.INFO, "trt_eagle3"):
+        asyncio.run(RequestLog(app)(scope, nowhere, nowhere))
+    [record] = caplog.records
+    assert fnmatchcase(record.getMessage(), line.replace("[", "[[]"))
+    assert len(record.getMessage().split(" ")) == 7
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "expected"),
+    [
+        ("", "203.0.113.9", "127.0.0.1"),
+        ("10.0.0.0/8", "203.0.113.9", "127.0.0.1"),
+        ("10.0.0.0/8, 127.0.0.1", "\x1b[2J, 203.0.113.9, 10.1.2.3", "203.0.113.9"),
+        ("*", "203.0.113.9", "203.0.113.9"),
+        ("*", "\x9b2J" + "y" * 5000, "\\x9b2J" + "y" * 55 + "..."),
+    ],
+)
+def test_forwarded_address_counts_only_from_a_proxy_that_is_trusted(
+    engine: LLM, trusted: str, forwarded: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def submit(request: Request) -> None:
+        asked.append(request.client)
+        raise OverloadedError("enough")
+
+    monkeypatch.setattr(engine, "submit", submit)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn's own
+    with serving(engine, http=HttpOptions(forwarded_allow_ips=trusted)) as site:
+        body, headers = {"messages": QUESTION}, {"X-Forwarded-For": forwarded}
+        assert site.request("POST", "/v1/chat/completions", body, headers)[0] == 503
+    assert asked == [expected]
+
+
+def test_prompts_in_the_log_are_one_bounded_line() -> None:
+    assert Request("a\x1b[2J\nb" + "c" * 10**5).prompt_text == f"a\\x1b[2J\\nb{'c' * 9986}..."
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "has_key", "answered", "refused"),
+    [
+        ("127.0.0.1", (), False, ("127.0.0.1", "localhost:80", "[::1]:80", "LocalHost."), EVIL),
+        ("127.0.0.2", (), False, ("127.0.0.2:8000", "localhost"), ("127.0.0.3", *EVIL)),
+        ("localhost", ("LLM.example.com",), False, ("llm.example.com:80", "localhost"), EVIL),
+        ("127.0.0.1", ("*",), False, EVIL, ()),
+        ("127.0.0.1", (), True, EVIL, ()),
+        ("0.0.0.0", (), False, EVIL, ()),
+        ("0.0.0.0", ("llm.example.com",), True, ("llm.example.com", "localhost"), EVIL),
+    ],
+)
+def test_loopback_server_without_a_key_answers_only_for_its_own_hosts(
+    engine: LLM,
+    host: str,
+    names: tuple[str, ...],
+    has_key: bool,
+    answered: tuple[str, ...],
+    refused: tuple[str, ...],
+) -> None:
+    hosts = checked_hosts(host, names, has_key=has_key)
+    with serving(engine, hosts=hosts) as site:
+        for name in answered:
+            assert site.request("GET", "/v1/models", headers={"Host": name})[0] == 200
+        for name in refused:
+            for path in ("/v1/models", "/", "/metrics"):
+                status, text, _ = site.request("GET", path, headers={"Host": name})
+                error = json.loads(text)["error"]
+                assert (status, error["code"]) == (421, "host_not_allowed")
+                assert "Host: " in error["message"]
+                assert "--allow-host-header" in error["message"]
 
 
 def test_flood_of_requests_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -275,6 +396,9 @@ def test_sampling_is_as_the_checkpoint_says_unless_told_otherwise(
         ({"cors_origins": ("a.example",)}, "--cors-origin: expected"),
         ({"cors_origins": ("https://a.example/",)}, "--cors-origin: expected"),
         ({"cors_origins": ("https://A.example",)}, "--cors-origin: expected"),
+        ({"forwarded_allow_ips": "10.0.0.0/8,proxy"}, "--forwarded-allow-ips: expected addresses"),
+        ({"forwarded_allow_ips": "10.0.0.1/8"}, "--forwarded-allow-ips: expected addresses"),
+        ({"host_headers": ("https://a.example",)}, "--allow-host-header: expected a host"),
         ({"tls_cert": Path("x")}, "--tls-key: missing"),
         ({"tls_key": Path("x")}, "--tls-cert: missing"),
     ],

@@ -19,6 +19,7 @@ from trt_eagle3.engine.backend import all_backends, backend_named
 from trt_eagle3.engine.bundle import BundleRecord
 from trt_eagle3.engine.requirement import Requirement, package
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
+from trt_eagle3.io.child_environment import child_environment
 
 __all__ = [
     "Ability",
@@ -190,10 +191,16 @@ def bundle_line(path: Path, record: BundleRecord) -> str:
     return f"{path}: backend {engine.backend}, {engine.dtype}{kv}, built{made}{chips}"
 
 
+def _output(command: list[str]) -> str:
+    environment = child_environment()
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=20
+    ).stdout
+
+
 def _driver(_: EngineConfig | None) -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-    return done.stdout.splitlines()[0].strip()
+    return _output(command).splitlines()[0].strip()
 
 
 def _python(_: EngineConfig | None) -> str:
@@ -206,13 +213,10 @@ def _nvcc(_: EngineConfig | None) -> str | None:
     )
     if nvcc is None:
         return None
-    done = subprocess.run(
-        [nvcc, "--version"], capture_output=True, text=True, check=True, timeout=20
-    )
     release = next(
         (
             word
-            for line in done.stdout.splitlines()
+            for line in _output([nvcc, "--version"]).splitlines()
             for word in line.split(", ")
             if "release" in word
         ),

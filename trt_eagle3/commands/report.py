@@ -17,6 +17,7 @@ from trt_eagle3.engine.bundle import BUILD_SCRIPT
 from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.errors import clip
 from trt_eagle3.families.registry import family_of
+from trt_eagle3.multimodal.end_tokens import end_token_warnings
 from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
@@ -42,6 +43,7 @@ def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[s
             "path": str(spec.path),
             **target_to_dict(spec),
             "quantisation": spec.quantisation.as_dict() if spec.quantisation else None,
+            "warnings": list(end_token_warnings(spec.path, spec.eos_token_ids)),
         },
         "draft": None
         if manifest is None
@@ -62,7 +64,9 @@ def inspection_lines(
     elif spec.mtp:
         parts.append("  has an MTP head: to draft with it, draft.checkpoint: mtp")
     parts.append(_kv_line(spec, manifest))
-    return parts + [f"warning: {warning}" for warning in (manifest.warnings if manifest else ())]
+    warnings = [*end_token_warnings(spec.path, spec.eos_token_ids)]
+    warnings += manifest.warnings if manifest else ()
+    return parts + [f"warning: {warning}" for warning in warnings]
 
 
 def _target_line(spec: TargetCheckpoint) -> str:

@@ -17,6 +17,7 @@ from trt_eagle3.commands.console import (
     set_option,
 )
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.child_environment import API_KEY_VARIABLE
 from trt_eagle3.io.log_levels import LOG_LEVELS
 
 __all__ = ["deploy", "serve"]
@@ -93,7 +94,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
 )
 @click.option(
     "--api-key",
-    envvar="TRT_EAGLE3_API_KEY",
+    envvar=API_KEY_VARIABLE,
     help="Answer only clients that send this key; safer in TRT_EAGLE3_API_KEY.",
 )
 @click.option(
@@ -113,6 +114,17 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     "cors_origins",
     multiple=True,
     help="Let web pages of this origin ask, or * for all; may be repeated.",
+)
+@click.option(
+    "--forwarded-allow-ips",
+    default="",
+    help="Trust X-Forwarded-For of these proxies, such as 10.0.0.0/8, or * for any.",
+)
+@click.option(
+    "--allow-host-header",
+    "host_headers",
+    multiple=True,
+    help="Answer requests whose Host names this, or * for any; may be repeated.",
 )
 @click.option(
     "--tls-cert",

@@ -265,6 +265,7 @@ class EngineCore:
     def _begin(self, answer: Answer, prepared: PreparedRequest) -> SequenceState:
         """The sequence that answers a request, and the text of its answer."""
         request, prompt, spec = prepared.request, prepared.prompt, self._bundle.spec
+        ends = self._bundle.processor.end_token_ids
         drafting = request.speculation and self._bundle.manifest is not None
         sequence = SequenceState(
             prompt,
@@ -273,10 +274,10 @@ class EngineCore:
             request.sampling,
             drafting and self._plan.speculates,
             prepared.grammar,
-            () if request.sampling.ignore_eos else spec.eos_token_ids,
+            () if request.sampling.ignore_eos else ends,
         )
         decoder = self._bundle.processor.stream_decoder()
-        answer.output = Output(request.sampling, decoder, spec.eos_token_ids)
+        answer.output = Output(request.sampling, decoder, ends)
         answer.prompt_tokens = len(prompt.token_ids)
         self._meter.begun(answer.prompt_tokens)
         return sequence

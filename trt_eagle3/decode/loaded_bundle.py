@@ -208,7 +208,7 @@ class LoadedBundle:
     def grammars(self) -> GrammarCompiler:
         """What makes matchers of requests' grammars."""
         return GrammarCompiler(
-            self.processor.tokenizer, self.spec.vocab_size, self.spec.eos_token_ids
+            self.processor.tokenizer, self.spec.vocab_size, self.processor.end_token_ids
         )
 
     @cached_property

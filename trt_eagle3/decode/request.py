@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trt_eagle3.decode.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams, as_tuple
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "TokenLogprob",
 ]
 
+_MAX_LOGGED_LEN = 10_000  # characters of a prompt in a log
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, as ``multimodal.Processor.messages`` takes it."""
@@ -73,12 +74,12 @@ class Request:
 
     @property
     def prompt_text(self) -> str:
-        """The prompt for a log: a text as it is, all else as JSON."""
+        """The prompt for a log: a text as it is, all else as JSON, in one bounded line."""
         match self.prompt:
             case str() as text:
-                return text
+                return clip(text, _MAX_LOGGED_LEN)
             case Conversation(inner) | RawPrompt(inner) | inner:
-                return json.dumps(inner, ensure_ascii=False)
+                return clip(json.dumps(inner, ensure_ascii=False), _MAX_LOGGED_LEN)
 
     @property
     def has_media(self) -> bool:

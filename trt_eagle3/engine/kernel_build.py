@@ -14,6 +14,7 @@ from typing import Any
 from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.engine.kernel_libraries import installed_folder, kernel_sources
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.io.child_environment import child_environment
 
 __all__ = ["InstalledKernels", "install_kernels"]
 
@@ -114,7 +115,14 @@ def _program(name: str) -> str:
 def _architectures_here() -> list[str]:
     """Of this machine's GPUs, such as ``90``."""
     try:
-        done = subprocess.run(_CAPABILITY, capture_output=True, text=True, check=True, timeout=20)
+        done = subprocess.run(
+            _CAPABILITY,
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise EnvironmentMissingError(
             "install-kernels: nvidia-smi names no GPU here. Name the architecture, for example "
@@ -132,7 +140,10 @@ def _architecture(word: str) -> str:
 
 
 def _run(command: Sequence[str | Path]) -> None:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    words = list(map(str, command))
+    done = subprocess.run(
+        words, env=child_environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         said = " ".join((done.stdout + done.stderr)[-_TAIL:].split())
         raise UserError(f"install-kernels: {Path(command[0]).name} failed: ...{said}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.io.child_environment import child_environment
 
 __all__ = ["WorkerProcess"]
 
@@ -87,6 +88,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C is its parent's
             )
         except OSError as error:

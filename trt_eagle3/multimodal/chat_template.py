@@ -8,16 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.errors import UserError, quote
-from trt_eagle3.io.bounded_read import read_text_bounded
+from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.assistant_message import ReasoningMode
 from trt_eagle3.multimodal.processor_files import read_processor_json
+from trt_eagle3.multimodal.template_files import MAX_SOURCE_LEN, find_templates
 from trt_eagle3.multimodal.template_marks import Marks
 from trt_eagle3.multimodal.template_process import render_template
 
 __all__ = ["NO_OPTIONS", "ChatTemplate"]
 
-_MAX_SOURCE_LEN = 1 << 20  # characters; the longest in use have 20,000
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -26,37 +25,39 @@ class ChatTemplate:
     bounded process.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """Check that ``source`` compiles; ``variables`` are the tokenizer's special tokens
-        (``eos_token`` and so on).
+    def __init__(
+        self, source: str, variables: Mapping[str, str], with_tools: str | None = None
+    ) -> None:
+        """Check that ``source`` compiles.
 
+        Args:
+            variables: the tokenizer's special tokens (``eos_token`` and so on).
+            with_tools: the template of requests with tools, where that is another.
         Raises:
-            UserError: the template does not parse.
+            UserError: a template does not parse.
         """
-        if len(source) > _MAX_SOURCE_LEN:
-            raise UserError(
-                f"chat template: {len(source)} characters, expected at most {_MAX_SOURCE_LEN}"
-            )
         self._source, self._variables = source, dict(variables)
-        render_template(source, [])
+        self._with_tools = source if with_tools is None else with_tools
+        for text in dict.fromkeys((source, self._with_tools)):
+            if len(text) > MAX_SOURCE_LEN:
+                raise UserError(
+                    f"chat template: {len(text)} characters, expected at most {MAX_SOURCE_LEN}"
+                )
+            render_template(text, [])
 
     @classmethod
-    def from_directory(cls, directory: Path) -> ChatTemplate:
-        """Find the template as transformers does: chat_template.json, then .jinja, then inside
-        tokenizer_config.json.
+    def from_directory(cls, directory: Path, *, processor: bool) -> ChatTemplate:
+        """Find the template where transformers finds it (see ``find_templates``).
 
+        Args:
+            processor: whether the checkpoint takes images or videos.
         Raises:
-            UserError: none of them holds one.
+            UserError: there is none, or it cannot be read.
         """
-        tokenizer_path = directory / "tokenizer_config.json"
-        tokenizer = read_processor_json(tokenizer_path) if tokenizer_path.exists() else {}
-        source = _find_source(directory, tokenizer)
-        if source is None:
-            raise UserError(
-                f"{directory}: no chat_template.json or chat_template.jinja. Copy it from the "
-                "checkpoint."
-            )
-        return cls(source, _special_tokens(tokenizer))
+        found = find_templates(directory, processor=processor)
+        path = directory / "tokenizer_config.json"
+        tokenizer = read_processor_json(path) if path.exists() else {}
+        return cls(found.default, _special_tokens(tokenizer), found.tool_use)
 
     def render(
         self,
@@ -80,7 +81,7 @@ class ChatTemplate:
         turns = [marks.message(i, message) for i, message in enumerate(messages)]
         marked_tools = [marks.tool(tool) for tool in tools]
         with_marks, text = render_template(
-            self._source,
+            self._with_tools if tools else self._source,
             [self._values(turns, marked_tools, options), self._values(messages, tools, options)],
         )
         marks.check(with_marks)
@@ -89,7 +90,7 @@ class ChatTemplate:
     @property
     def text_arguments(self) -> bool:
         """Whether arguments of past calls may be JSON text; else the template wants objects."""
-        return "arguments is string" in self._source
+        return all("arguments is string" in text for text in (self._source, self._with_tools))
 
     def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> ReasoningMode:
         """Whether answers begin with reasoning.
@@ -122,51 +123,6 @@ class ChatTemplate:
             "add_generation_prompt": True,
         }
         return {**options, **values, **self._variables}
-
-
-def _find_source(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
-    path = directory / "chat_template.json"
-    if path.exists():
-        return _default(read_processor_json(path).get("chat_template"), path)
-    path = directory / "chat_template.jinja"
-    if path.exists():
-        return _read_text(path)
-    path = directory / "processor_config.json"
-    nested = (
-        _default(read_processor_json(path).get("chat_template"), path) if path.exists() else None
-    )
-    return nested or _default(tokenizer.get("chat_template"), directory / "tokenizer_config.json")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_text_bounded(path, 4 * _MAX_SOURCE_LEN)
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again."
-        ) from error
-
-
-def _default(value: object, path: Path) -> str | None:
-    """A template is a string, or a list of {name, template}, or {name: template}; of several,
-    the one named default.
-    """
-    if isinstance(value, list):
-        if not all(
-            isinstance(entry, Mapping) and isinstance(entry.get("name"), str) for entry in value
-        ):
-            raise UserError(
-                f"{path}: chat_template: expected a list of {{name, template}}, got "
-                f"{quote(value, 80)}"
-            )
-        value = {entry["name"]: entry.get("template") for entry in value}
-    if isinstance(value, Mapping):
-        value = value.get("default")
-    if value is not None and not isinstance(value, str):
-        raise UserError(
-            f"{path}: chat_template: expected a text, got {quote(value, 80)}. Copy the file again."
-        )
-    return value
 
 
 def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:

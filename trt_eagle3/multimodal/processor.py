@@ -20,6 +20,7 @@ from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
 from trt_eagle3.multimodal.control_tokens import ControlTokens
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.multimodal.end_tokens import tokenizer_eos_id
 from trt_eagle3.multimodal.image import ImageSource, describe
 from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.message_reader import MediaSlot, MessageReader
@@ -97,9 +98,11 @@ class Processor:
         media: MediaPolicy = LOCAL_MEDIA,
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
+        eos_token_id: int | None = None,
     ) -> None:
         """``split_special_tokens``: control tokens in the text of messages are text, and no
-        tokens; ``image_config``, ``video_config``: None where ``rules`` take neither.
+        tokens; ``image_config``, ``video_config``: None where ``rules`` take neither;
+        ``eos_token_id``: the tokenizer's.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -111,6 +114,11 @@ class Processor:
         self.media = media
         self.decoders = decoders
         _check_table(tokenizer, spec.vocab_size)
+        known = eos_token_id is not None and eos_token_id < spec.vocab_size
+        self.end_token_ids = tuple(
+            dict.fromkeys((*spec.eos_token_ids, *((eos_token_id,) if known else ())))
+        )
+        """What ends an answer: the end tokens of the configs, and the tokenizer's."""
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
         self._reader = MessageReader(
@@ -149,7 +157,8 @@ class Processor:
                 f"{directory}: no such directory. Give the folder that holds tokenizer.json."
             )
         tokenizer = load_tokenizer(directory)
-        template, made = ChatTemplate.from_directory(directory), rules(spec, tokenizer)
+        template = ChatTemplate.from_directory(directory, processor=spec.vision is not None)
+        made = rules(spec, tokenizer)
         pixels = made.pixels(directory)
         return cls(
             spec,
@@ -162,6 +171,7 @@ class Processor:
             media,
             decoders,
             split_special_tokens,
+            tokenizer_eos_id(directory, tokenizer),
         )
 
     def prompt(

@@ -9,8 +9,9 @@ from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.json_file import read_json_object
 
-__all__ = ["PROCESSOR_FILES", "copy_processor_files", "read_processor_json"]
+__all__ = ["PROCESSOR_FILES", "TEMPLATE_FOLDER", "copy_processor_files", "read_processor_json"]
 
+TEMPLATE_FOLDER = "additional_chat_templates"
 PROCESSOR_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -20,6 +21,8 @@ PROCESSOR_FILES = (
     "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
+    f"{TEMPLATE_FOLDER}/default.jinja",
+    f"{TEMPLATE_FOLDER}/tool_use.jinja",
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
@@ -42,10 +45,10 @@ def copy_processor_files(source: Path, target: Path) -> list[Path]:
         raise UserError(
             f"{source}: no tokenizer.json. Copy the tokenizer files into the checkpoint."
         )
-    copies = [Path(target) / name for name in names]
-    for copy in copies:
-        place_file(Path(source) / copy.name, copy, link=False)
-    return copies
+    copies = {name: Path(target) / name for name in names}
+    for name, copy in copies.items():
+        place_file(Path(source) / name, copy, link=False)
+    return list(copies.values())
 
 
 def read_processor_json(path: Path) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def record(
         prompt = prompt.with_vision(encoder.encode(prompt))
         session.runs.clear()
         passes = decoder.run(SequenceState(prompt, pool, bundle.spec.vocab_size))
-        answer = _answer(passes, frozenset(bundle.spec.eos_token_ids), max_tokens)
+        answer = _answer(passes, frozenset(bundle.processor.end_token_ids), max_tokens)
         if len(answer) > 1:
             recordings.append(_recording(prompt, answer, session.runs, draft_ids))
         progress()

@@ -66,13 +66,13 @@ class RequestLog:
         client = scope.get("client")
         _log.info(
             "%s %s %s %d %.3fs %dB id=%s",
-            client[0] if client else "-",
-            scope["method"],
-            clip(scope["path"], 80),
+            _field(client[0] if client else "-", 45),
+            _field(scope["method"], 16),
+            _field(scope["path"], 80),
             status,
             seconds,
             num_bytes,
-            request_id,
+            _field(request_id, _MAX_ID_LEN),
         )
 
     def _may_write(self) -> bool:
@@ -84,6 +84,11 @@ class RequestLog:
             self._since, self._num_lines = now, 0
         self._num_lines += 1
         return self._num_lines <= _MAX_LINES
+
+
+def _field(text: str, most: int) -> str:
+    """What a client sent as one word of a line: printable, bounded, without spaces."""
+    return clip(text, most).replace(" ", "%20")
 
 
 def _request_id(scope: _Message) -> str:

@@ -24,18 +24,20 @@ from trt_eagle3.serving.access_log import RequestLog
 from trt_eagle3.serving.body import BodyEvictedError, BodyTimeoutError
 from trt_eagle3.serving.errors import describe, error_object, status_of
 from trt_eagle3.serving.front import Front
+from trt_eagle3.serving.request_guard import RequestGuard
 
 __all__ = ["Front", "make_app"]
 
 
-def make_app(front: Front) -> RequestLog:
-    """The application over a loaded engine."""
+def make_app(front: Front, hosts: frozenset[str] | None = None) -> RequestLog:
+    """The application over a loaded engine; ``hosts`` as for ``RequestGuard``."""
     kinds = (TrtEagle3Error, TimeoutError, ClientDisconnect, HTTPException, Exception)
     app = Starlette(
         routes=_routes(front),
         exception_handlers=dict.fromkeys(kinds, _refuse),
     )
-    return RequestLog(_cors(app, front.http.cors_origins), enabled=front.http.access_log)
+    guarded = RequestGuard(_cors(app, front.http.cors_origins), hosts)
+    return RequestLog(guarded, enabled=front.http.access_log)
 
 
 def _routes(front: Front) -> list[Route]:

@@ -24,7 +24,7 @@ from starlette.responses import (
 
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.request import PromptSource, Request
-from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.errors import OverloadedError, UserError, clip
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
@@ -171,7 +171,7 @@ class Front:
         """All of a call's requests, or none."""
         if self._serving.log_prompts:
             _log.info("request: %s", wanted[0].prompt_text)
-        client = request.client.host if request.client else ""
+        client = _client_of(request)
         answers: list[Answer] = []
         try:
             for one in wanted:
@@ -197,7 +197,7 @@ class Front:
     async def _token_ids(self, request: HTTPRequest, prompt: PromptSource) -> list[int]:
         """Of a prompt, whose images are decoded as long as there is time and the client waits."""
         over = threading.Event()
-        caller = Caller(request.client.host if request.client else "", over.is_set)
+        caller = Caller(_client_of(request), over.is_set)
         gone = asyncio.create_task(_call_when_gone(request, over.set))
 
         def count() -> list[int]:
@@ -281,11 +281,16 @@ class Front:
         return PlainTextResponse(to_text(metrics, labels))
 
     def _check_key(self, request: HTTPRequest) -> None:
-        # latin-1, as all headers
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else ""
         key = self.http.api_key
-        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+        if key is not None and not hmac.compare_digest(given.encode("latin-1"), key.encode()):
             raise RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
+
+
+def _client_of(request: HTTPRequest) -> str:
+    """The client's address; a proxy may forward any text as one."""
+    return clip(request.client.host, 64) if request.client else ""
 
 
 async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from trt_eagle3.errors import UserError
 __all__ = ["HttpOptions"]
 
 # as browsers send it: in small letters, and without a slash at the end
+_HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
 
 
@@ -23,10 +25,14 @@ class HttpOptions:
         names: that requests may give the model; the bundle's, where there are none.
         cors_origins: web pages of which origins may read answers; ``*`` is all.
         tls_cert, tls_key: PEM files of the certificate chain and its key; None: plain HTTP.
+        forwarded_allow_ips: proxies whose ``X-Forwarded-For`` names the client: addresses and
+            networks, separated by commas, or ``*`` for any; empty: none.
+        host_headers: that requests may name, beside those of ``checked_hosts``; ``*`` is any.
         access_log: one line for each request.
         chat_page: whether ``/`` is a page to chat on.
     Raises:
-        UserError: an empty key or name, or only one of the two PEM files.
+        UserError: an empty key or name, a proxy that is no address, a host that is none, or only
+            one of the two PEM files.
     """
 
     api_key: str | None = None
@@ -34,6 +40,8 @@ class HttpOptions:
     cors_origins: tuple[str, ...] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    forwarded_allow_ips: str = ""
+    host_headers: tuple[str, ...] = ()
     access_log: bool = True
     chat_page: bool = True
 
@@ -51,6 +59,25 @@ class HttpOptions:
                     f"--cors-origin: expected * or an origin such as https://example.com, got "
                     f"{origin!r:.80}"
                 )
+        if self.forwarded_allow_ips not in {"", "*"}:
+            for proxy in self.forwarded_allow_ips.split(","):
+                _check_proxy(proxy.strip())
+        for name in self.host_headers:
+            if name != "*" and not _HOST.fullmatch(name):
+                raise UserError(
+                    f"--allow-host-header: expected a host such as llm.example.com, without scheme "
+                    f"and port, or *, got {name!r:.80}"
+                )
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "--tls-key" if self.tls_key is None else "--tls-cert"
             raise UserError(f"{missing}: missing. A certificate and its key belong together.")
+
+
+def _check_proxy(proxy: str) -> None:
+    try:
+        ipaddress.ip_network(proxy)
+    except ValueError as error:
+        raise UserError(
+            f"--forwarded-allow-ips: expected addresses and networks separated by commas, or *, "
+            f"got {proxy!r:.80}"
+        ) from error

@@ -27,6 +27,7 @@ from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Chunk, Generation, PromptSource, Request
 from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.errors import ClosedError, EngineFailedError, EnvironmentMissingError
+from trt_eagle3.io.child_environment import child_environment
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.serving.channel import (
@@ -346,6 +347,7 @@ def _start(descriptor: int) -> subprocess.Popen[bytes]:
             [sys.executable, "-P", "-u", "-c", *words],
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C is the server's, which lets answers end
         )
     except OSError as error:

@@ -24,6 +24,7 @@ from trt_eagle3.serving.engine_process import EngineJob
 from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.log import set_up_log
 from trt_eagle3.serving.remote_engine import RemoteEngine
+from trt_eagle3.serving.request_guard import checked_hosts, is_loopback
 from trt_eagle3.serving.throughput_log import ThroughputLog
 from trt_eagle3.serving.tls import encrypted, tls_context
 
@@ -44,7 +45,6 @@ FLUSH_S = 3  # after that, to send what is left to say
 _SWEEP_S = 0.5
 # descriptors that are no connections: the bundle's, Python's, sockets of fetched images
 _OTHER_FILES = 128
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
@@ -73,7 +73,7 @@ def serve(
         set_up_log(log_level)
         tls = tls_context(http)
         sockets = [stack.enter_context(bound) for bound in _bind(host, port)]
-        if http.api_key is None and host not in _LOOPBACK:
+        if http.api_key is None and not is_loopback(host):
             _log.warning(
                 "listening on %s without an API key: whoever reaches this port is answered", host
             )
@@ -84,7 +84,8 @@ def serve(
         if engine.bundle.manifest is None:
             _log.warning("draft: the bundle has none, so nothing is speculated.")
         seconds = engine.wait_until_ready()
-        server = Server(engine, serving, http, tls=tls)
+        hosts = checked_hosts(host, http.host_headers, has_key=http.api_key is not None)
+        server = Server(engine, serving, http, tls=tls, hosts=hosts)
         for bound in sockets:
             bound.listen(server.config.backlog)
         _log.info(
@@ -140,14 +141,18 @@ class Server(uvicorn.Server):
         http: HttpOptions | None = None,
         *,
         tls: ssl.SSLContext | None = None,
+        hosts: frozenset[str] | None = None,
     ) -> None:
-        """``tls``: with which connections are encrypted; None: they are not."""
+        """``tls``: with which connections are encrypted; None: they are not. ``hosts``: that
+        requests may name (``checked_hosts``).
+        """
         self._engine = engine
         self._front = Front(engine, serving, http)
+        proxies = self._front.http.forwarded_allow_ips
         plain = connection_class(serving)
         connection: Any = plain if tls is None else encrypted(plain, tls, serving)
         config = uvicorn.Config(
-            make_app(self._front),
+            make_app(self._front, hosts),
             port=0,
             http=connection,
             ws="none",
@@ -155,6 +160,8 @@ class Server(uvicorn.Server):
             log_config=None,
             log_level="warning",
             access_log=False,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=proxies,
             timeout_graceful_shutdown=DRAIN_S + FLUSH_S + 1,
         )
         super().__init__(config)

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trt_eagle3.io.child_environment import child_environment
+
 __all__ = ["Watchdog"]
 
 GRACE_S = 5  # what other models of that server may still finish
@@ -58,6 +60,7 @@ class Watchdog:
                 *_regions(),
             ],
             stdin=subprocess.PIPE,
+            env=child_environment(),
             start_new_session=True,
             close_fds=True,
         )

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from trt_eagle3.checkpoint.config_value import Kind, config_value
 from trt_eagle3.checkpoint.model_config import ModelConfig, read_json
-from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.errors import UserError, quote
 
-__all__ = ["Claim", "find_claim", "matches"]
+__all__ = ["Claim", "find_claim"]
 
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
 """Files beside ``config.json`` -> ``quant_method`` where they name none."""
-# of a stranger's regular expression; of what matches anything, each squares the time
-_MAX_PATTERN_LEN, _MAX_REPEATS, _MAX_ANYTHING = 200, 6, 3
 
 
 @dataclass(frozen=True)
@@ -105,33 +101,3 @@ def _method(values: Mapping[str, Any]) -> str:
     if method is None and "config_groups" in values:
         method = "compressed-tensors"
     return method if isinstance(method, str) else "unknown"
-
-
-def matches(pattern: str, name: str, claim: Claim) -> bool:
-    """Whether a module called ``name`` is meant: by its name, a part of it between dots, a glob,
-    or ``re:`` and a regular expression, as producers write them.
-
-    Raises:
-        UserError: a regular expression that is none, or that may take for ever.
-    """
-    if not pattern.startswith("re:"):
-        inside = f".{pattern}." in f".{name}."
-        return inside or fnmatchcase(name, pattern)
-    text = pattern.removeprefix("re:")
-    repeats = len(re.findall(r"[*+{]", text))
-    anything = len(re.findall(r"[.\]SDW][*+{]", text))
-    nested = re.search(r"\)[*+{?]", text)
-    deep = repeats > _MAX_REPEATS or anything > _MAX_ANYTHING or nested
-    if len(text) > _MAX_PATTERN_LEN or deep:
-        raise claim.error(
-            f"regular expression {clip(text, 80)}: too long or too deep to be matched"
-        )
-    try:
-        return re.match(text, name) is not None
-    except (re.error, OverflowError) as error:
-        raise claim.error(f"regular expression {clip(text, 80)}: {error}") from error
-
-
-def any_match(patterns: Iterable[str], name: str, claim: Claim) -> str | None:
-    """The first of ``patterns`` that means ``name``."""
-    return next((pattern for pattern in patterns if matches(pattern, name, claim)), None)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_eagle3.checkpoint.quantised.awq import group_columns
-from trt_eagle3.checkpoint.quantised.claim import Claim, any_match
+from trt_eagle3.checkpoint.quantised.claim import Claim
+from trt_eagle3.checkpoint.quantised.module_patterns import ModulePatterns
 from trt_eagle3.checkpoint.quantised.producer import Found, need
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef, quantised_ref
 from trt_eagle3.checkpoint.tensor_file import read_integers
@@ -35,10 +36,14 @@ _PACKED = {4: "int4_packed", 8: "int8_packed"}
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of ``config_groups``: who is meant, and how its weights are quantised."""
+    """A group of ``config_groups``: which modules are meant, and how their weights are quantised.
+
+    ``linear``: it means every linear module that is in no other group.
+    """
 
     name: str
-    targets: tuple[str, ...]
+    targets: ModulePatterns
+    linear: bool
     weights: Mapping[str, Any]
     activations: Mapping[str, Any] | None
     format: str
@@ -97,7 +102,8 @@ class CompressedTensors:
                     f"config_groups.{clip(name, 80)}: {key}: expected a word or a number, got "
                     f"{quote(weights[key], 80)}"
                 )
-        return _Group(name, tuple(targets), weights, given, stored)
+        meant = ModulePatterns(targets, self._claim)
+        return _Group(name, meant, "Linear" in targets, weights, given, stored)
 
     def weight(self, module: str, found: Found) -> QuantisedRef:
         group = self._group_of(module)
@@ -161,8 +167,8 @@ class CompressedTensors:
 
     def _group_of(self, module: str) -> _Group:
         """The group that means ``module``: by its name before by a class of modules."""
-        named = [g for g in self._groups if any_match(g.targets, module, self._claim)]
-        classes = [g for g in self._groups if "Linear" in g.targets]
+        named = [g for g in self._groups if g.targets.first(module)]
+        classes = [g for g in self._groups if g.linear]
         found = named or classes
         if not found:
             raise self._claim.error(

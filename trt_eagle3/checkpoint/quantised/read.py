@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.awq import Awq
-from trt_eagle3.checkpoint.quantised.claim import Claim, any_match, find_claim
+from trt_eagle3.checkpoint.quantised.claim import Claim, find_claim
 from trt_eagle3.checkpoint.quantised.compressed_tensors import CompressedTensors
 from trt_eagle3.checkpoint.quantised.fine_grained_fp8 import FineGrainedFp8
 from trt_eagle3.checkpoint.quantised.gptq import Gptq
 from trt_eagle3.checkpoint.quantised.modelopt import ModelOpt
+from trt_eagle3.checkpoint.quantised.module_patterns import ModulePatterns
 from trt_eagle3.checkpoint.quantised.producer import Found, Producer
 from trt_eagle3.checkpoint.quantised.scales import check_scale, checked
 from trt_eagle3.checkpoint.quantised.weight import Quantisation, titles
@@ -92,11 +93,12 @@ def _weights(
     for name, ref in tensors.items():
         module, _, last = name.rpartition(".")
         modules.setdefault(module, {})[last] = ref
+    excluded = ModulePatterns(producer.excluded, claim)
     made: dict[str, TensorRef] = {}
     for module, found in modules.items():
         own = {last for last in found if last in producer.suffixes}
         if own or not _is_dense(found):
-            made[f"{module}.weight"] = _weight(module, found, producer, claim)
+            made[f"{module}.weight"] = _weight(module, found, producer, claim, excluded)
             own |= {"weight"}
         made |= {f"{module}.{last}": ref for last, ref in found.items() if last not in own}
     return made
@@ -106,7 +108,9 @@ def _is_dense(found: Found) -> bool:
     return "weight" not in found or found["weight"].dtype in FLOAT_DTYPES
 
 
-def _weight(module: str, found: Found, producer: Producer, claim: Claim) -> TensorRef:
+def _weight(
+    module: str, found: Found, producer: Producer, claim: Claim, excluded: ModulePatterns
+) -> TensorRef:
     first = next(iter(found.values()))
     stored = first.name.rpartition(".")[0]
     if module.startswith(_DENSE_ONLY):
@@ -114,7 +118,7 @@ def _weight(module: str, found: Found, producer: Producer, claim: Claim) -> Tens
             f"{claim.directory}: {clip(first.name)}: a quantised table: not supported. Leave "
             f"{clip(module)} out of the quantisation."
         )
-    if pattern := any_match(producer.excluded, stored, claim):
+    if pattern := excluded.first(stored):
         raise UserError(
             f"{claim.directory}: {clip(stored)} is quantised, and {claim.place} excludes it "
             f"({clip(pattern, 80)}). Correct the config, or use the checkpoint's own files alone."

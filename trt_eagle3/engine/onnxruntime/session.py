@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 from onnx.inliner import inline_local_functions
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx, dtype_of_torch
+from trt_eagle3.engine.onnxruntime.library import onnxruntime as ort
 from trt_eagle3.engine.onnxruntime.packed_products import with_packed_products
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.weights import integer_rows

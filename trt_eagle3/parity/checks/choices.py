@@ -57,7 +57,7 @@ def _choice(e: Evidence, asked: Asked, prompt: Tensor, logits: Tensor) -> Choice
 
 def _allowed(e: Evidence, sampling: SamplingParams, tokens: Sequence[int], vocab: int) -> Tensor:
     """bool [V]: by the grammar; without one, end tokens have to wait for ``min_tokens``."""
-    ends = {*sampling.stop_token_ids, *e.spec.eos_token_ids}
+    ends = {*sampling.stop_token_ids, *e.engine.processor.end_token_ids}
     if sampling.grammar is None:
         allowed = torch.ones(vocab, dtype=torch.bool)
         allowed[list(ends)] = len(tokens) >= sampling.min_tokens

@@ -101,7 +101,7 @@ def answer_options(
 ) -> OptionAnswers:
     """Ask some of the cases again, with every set of options."""
     engine.recording.only = "none"
-    sets = option_sets(engine.spec.eos_token_ids, engine.processor.tokenizer)
+    sets = option_sets(engine.processor.end_token_ids, engine.processor.tokenizer)
     some = _some(answers)
     asked = [(a, name, s) for a in some for name, s in sets.items()]
     engine.begin_service()

@@ -1,0 +1,15 @@
+"""The environment of child processes."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["API_KEY_VARIABLE", "child_environment"]
+
+API_KEY_VARIABLE = "TRT_EAGLE3_API_KEY"
+_SECRETS = frozenset({API_KEY_VARIABLE, "ADMIN_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """This process's variables without its secrets, which no child needs, and ``more``."""
+    return {name: value for name, value in os.environ.items() if name not in _SECRETS} | more

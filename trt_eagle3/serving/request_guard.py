@@ -1,0 +1,86 @@
+"""Checks of a request before its route: the host that it names, and how its body is framed."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from trt_eagle3.errors import quote
+from trt_eagle3.serving.errors import RefusedError, error_object
+
+__all__ = ["RequestGuard", "checked_hosts", "is_loopback"]
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def checked_hosts(host: str, names: Iterable[str], *, has_key: bool) -> frozenset[str] | None:
+    """The hosts that requests may name; None: any.
+
+    A page of a domain that its owner points at 127.0.0.1 (DNS rebinding) reaches a server on
+    loopback through the user's browser. Its requests name the domain.
+
+    Args:
+        host: that the server listens on. names: further ones, ``*`` for any.
+        has_key: whether requests need a key, which no such page has.
+    """
+    given = {name.lower() for name in names}
+    if "*" in given or not (given or (is_loopback(host) and not has_key)):
+        return None
+    return frozenset({*_LOOPBACK_NAMES, host.lower(), *given})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class RequestGuard:
+    """ASGI middleware: refuses requests for hosts that are not served, and closes a connection
+    whose request has both Content-Length and Transfer-Encoding, as RFC 9112 demands.
+    """
+
+    def __init__(self, app: _App, hosts: frozenset[str] | None) -> None:
+        """``hosts``: as ``checked_hosts`` gives them."""
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        ambiguous = {b"content-length", b"transfer-encoding"} <= headers.keys()
+
+        async def send_and_close(message: _Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            await send(message)
+
+        app, host = self._app, headers.get(b"host")
+        if self._hosts is not None and host is not None:
+            name = _name_of(host.decode("latin-1"))
+            app = app if name in self._hosts else _refusal(name)
+        await app(scope, receive, send_and_close if ambiguous else send)
+
+
+def _name_of(header: str) -> str:
+    """``[::1]:8000`` and ``LocalHost.:8000`` without brackets, port and the last dot."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower().removesuffix(".")
+
+
+def _refusal(name: str) -> _App:
+    message = f"Host: {quote(name, 80)} is not served here. Allow it: serve --allow-host-header"
+    return JSONResponse(error_object(RefusedError(421, message, "host_not_allowed")), 421)
