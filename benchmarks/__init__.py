@@ -1,0 +1,1 @@
+"""Measuring programs of developers; they are not part of the wheel."""
