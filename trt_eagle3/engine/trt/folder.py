@@ -73,13 +73,18 @@ def describe_engine(
 
 
 class EngineFolder:
-    """``target/``, ``draft/``, ``fuse/`` or ``vision/`` of a TensorRT bundle."""
+    """``target/``, ``draft/``, ``fuse/`` or ``vision/`` of a TensorRT bundle.
+
+    Attributes:
+        intermediates: tensors inside the graph that are outputs of the engine, for those who ask.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.engine = path / ENGINE_FILE
         self.onnx = path / ONNX_FOLDER / "model.onnx"
         raw = self._read_config()
+        self.intermediates: tuple[str, ...] = tuple(raw.get("intermediates", ()))
         self.states = decode_states(raw.get("states", []), str(path / "config.json"))
         try:
             self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
