@@ -84,10 +84,10 @@ class EngineFolder:
         self.engine = path / ENGINE_FILE
         self.onnx = path / ONNX_FOLDER / "model.onnx"
         raw = self._read_config()
-        self.intermediates: tuple[str, ...] = tuple(raw.get("intermediates", ()))
         self.states = decode_states(raw.get("states", []), str(path / "config.json"))
         try:
             self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
+            self.intermediates: tuple[str, ...] = tuple(raw.get("intermediates", ()))
             self.facts = (
                 EngineDescription.model_validate(raw["engine"]) if raw.get("engine") else None
             )
