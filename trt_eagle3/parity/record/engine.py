@@ -62,7 +62,7 @@ class Forward:
 @dataclass
 class Recording:
     """The record, which columns of the target's logits go into it, and of which graph alone
-    (None: of all).
+    (None: of all); of one graph alone no router logits are kept.
     """
 
     forwards: list[Forward] = field(default_factory=list)
@@ -111,6 +111,7 @@ class RecordingSession:
                 else tensor[..., columns.to(tensor.device)]
             )
             for name, tensor in outputs.items()
+            if self._recording.only is None or not name.endswith(ROUTER)
         }
         self._recording.forwards.append(Forward(self._graph, given, found))
         return outputs
