@@ -22,7 +22,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NEEDED:
         shutil.copy(ROOT / name, folder)
     skip = shutil.ignore_patterns("__pycache__", "build")
-    for name in ("trt_eagle3", "plugins"):
+    for name in ("trt_eagle3", "plugins", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=skip)
     return folder
 
@@ -47,6 +47,7 @@ def test_wheel_carries_sources_of_kernels_and_finds_them(source: Path, tmp_path:
     kernels = [path.relative_to(source) for path in (source / "plugins/kernels").glob("*.cu*")]
     assert len(kernels) > 20
     assert {f"trt_eagle3/{path}" for path in kernels} <= names
+    assert not [name for name in names if name.startswith("benchmarks/")]
     assert {"trt_eagle3/plugins/CMakeLists.txt", "trt_eagle3/plugins/capi/capi.cpp"} <= names
     data = [path for path in (source / "trt_eagle3").rglob("templates/*") if path.is_file()]
     assert {str(path.relative_to(source)) for path in data} <= names

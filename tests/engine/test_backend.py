@@ -107,7 +107,6 @@ class Mirror(OnnxRuntimeBackend):
     """Another backend, in one class: ONNX Runtime, which needs something that nobody has."""
 
     name = "mirror"
-    inspectable = False
     exact_packages: Mapping[str, str] = {"onnxruntime": "Mirror's runtime"}
 
     def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -171,6 +171,19 @@ def test_experts_become_a_plugin(tmp_path: Path) -> None:
     }
     assert [ready.weights[name].shape for name in node.input[2:]] == [(5, 40, 24), (5, 24, 20)]
     assert len(others) == 2
+    assert ready.intermediates == tuple(f"layers.{k}.mlp.router_logits" for k in range(3))
+    assert node.input[1] == ready.intermediates[0]
+    *_, last = ready.model.graph.output
+    assert last.name == ready.intermediates[-1]
+    assert last.type.tensor_type.elem_type == TensorProto.FLOAT16
+    assert [d.dim_param or d.dim_value for d in last.type.tensor_type.shape.dim] == ["num_rows", 5]
+
+
+def test_dense_target_has_no_outputs_for_validation() -> None:
+    model = graphs()["target"]
+    ready = trt_export(model)
+    assert ready.intermediates == ()
+    assert ready.model.graph.output == model.graph.output
 
 
 def test_op_that_no_plugin_computes_is_refused_by_name() -> None:

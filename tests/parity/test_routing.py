@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from tests.families.gates import failed, validate_pair
 from tests.tiny import build_tiny_moe
-from trt_eagle3.parity.reference.routing import RouterChoice, Routes, chosen_experts, routed
+from trt_eagle3.graph.ops.fused_moe import routing
+from trt_eagle3.parity.record.routes import chosen_experts
+from trt_eagle3.parity.reference.routing import RouterChoice, Routes, routed
 from trt_eagle3.prompts.prompt_file import Question
 
 LOGITS = torch.tensor([[4.0, 2.01, 2.0, -3.0], [4.0, 3.0, 1.0, -3.0]])
@@ -65,14 +67,15 @@ def test_float32_leaves_no_such_tie_open() -> None:
     assert float(choice.leads[0]) == pytest.approx(0.01 / size, rel=1e-4)
 
 
-@pytest.mark.parametrize(("engine", "others"), [([0, 1], [[0, 2]]), ([0, 2], [[0, 1]])])
-def test_row_whose_experts_tie_has_the_ones_that_it_does_not_take_as_alternative(
-    engine: list[int], others: list[list[int]]
-) -> None:
-    _, _, choice = through([engine, [0, 1]], 0.01)
-    assert [x.tolist() for x in choice.alternatives(0, 0.01)] == others
-    assert choice.alternatives(0, 2e-5) == []
-    assert choice.alternatives(1, 0.01) == []
+def test_experts_are_behind_by_the_logits_that_change_places() -> None:
+    _, _, choice = through([[0, 2], [2, 3]], 0.01)
+    sizes = LOGITS.square().mean(dim=-1).sqrt()
+    expected = [0.01, 4.0 - -3.0]  # of the second row 0 and 1 are lost, 2 and 3 came
+    assert choice.behind.tolist() == pytest.approx(
+        [x / float(s) for x, s in zip(expected, sizes, strict=True)], rel=1e-4
+    )
+    _, _, same = through([[1, 0], [0, 1]], 0.01)
+    assert same.behind.tolist() == [0.0, 0.0]
 
 
 def test_router_that_takes_every_expert_leaves_nothing_open() -> None:
@@ -80,15 +83,14 @@ def test_router_that_takes_every_expert_leaves_nothing_open() -> None:
     with routed(mlp, None) as choices:
         mlp.gate(LOGITS[:, :2])
     assert choices[0].leads.isinf().all()
-    assert choices[0].alternatives(0, 1.0) == []
 
 
-def test_equal_logits_give_both_choices() -> None:
-    equal = torch.tensor([[4.0, 2.0, 2.0, -3.0]])
-    found = {tuple(sorted(x[0].tolist())) for x in chosen_experts(equal, 2)}
-    assert (0, 1) in found
-    assert found <= {(0, 1), (0, 2)}
-    assert len(chosen_experts(LOGITS, 2)) == 1
+def test_of_equal_logits_the_first_expert_is_chosen_by_op_and_reading_alike() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randint(0, 5, (200, 32), generator=generator).bfloat16()
+    expected = [sorted(range(32), key=lambda e: (-row[e], e))[:4] for row in logits.tolist()]
+    assert routing(logits, 4, 1)[0].tolist() == expected
+    assert chosen_experts(logits, 4).tolist() == expected
 
 
 @pytest.fixture(scope="module")

@@ -68,11 +68,6 @@ class Backend(Protocol):
         ...
 
     @property
-    def inspectable(self) -> bool:
-        """Whether sessions return intermediate tensors of a graph when asked."""
-        ...
-
-    @property
     def exact_packages(self) -> Mapping[str, str]:
         """Python packages that a bundle runs with in the version of its build and no other -> what
         users call them.
@@ -113,6 +108,10 @@ class Backend(Protocol):
         self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
     ) -> Session:
         """Load a graph; as ``engine.session.open_session``."""
+        ...
+
+    def intermediates(self, folder: Path) -> frozenset[str]:
+        """Tensors inside a graph's ``folder`` of a bundle that its sessions return when asked."""
         ...
 
     def check_folder(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ from trt_eagle3.engine.weight_locations import FileLocations
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.activations import write_activations
 
-__all__ = ["check_graph_file", "write_graphs"]
+__all__ = ["check_graph_file", "tensors_inside", "write_graphs"]
 
 
 def write_graphs(folder: Path, job: BuildJob, package: str) -> Written:
@@ -52,3 +52,12 @@ def check_graph_file(folder: Path) -> None:
         ) from error
     if not graph.output:
         raise UserError(f"{file}: holds no graph. Rebuild the bundle.")
+
+
+def tensors_inside(folder: Path) -> frozenset[str]:
+    """What the nodes of a graph give; nothing where there is no such graph."""
+    file = folder / "model.onnx"
+    if not file.is_file():
+        return frozenset()
+    nodes = onnx.load(file, load_external_data=False).graph.node
+    return frozenset(output for node in nodes for output in node.output)

@@ -10,6 +10,8 @@ our plugins);
 - ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the
 attribute;
 - ``Gelu``, which opset 17 lacks, is written out;
+- router logits of mixtures of experts become outputs too, which validation reads: they are written
+  to memory for the plugin anyway;
 - where it is asked for, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions
   between layout copies.
 """
@@ -51,11 +53,15 @@ _LINEAR_MULTIPLE = 32  # of K: what the kernel of the Linear plugin takes
 class TrtExport:
     """The model, which refers to ``WEIGHTS_FILE`` beside it, and what that file holds: weight ->
     byte offset.
+
+    Attributes:
+        intermediates: tensors inside the graph that are outputs of this model as well.
     """
 
     model: onnx.ModelProto
     offsets: Mapping[str, int]
     weights: Mapping[str, WeightExpr]
+    intermediates: tuple[str, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -73,6 +79,7 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
     """
     values = _Values(model, linear)
     nodes = [new for node in model.graph.node for new in values.rewritten(node)]
+    routers = values.router_logits(model.graph.node)
     values.shorten_names(nodes)
     used = {name for node in nodes for name in node.input}
     weights = {name: expr for name, expr in values.weights.items() if name in used}
@@ -82,15 +89,14 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
         end += -(-expr.num_bytes // _ALIGNMENT) * _ALIGNMENT
     initializers = [_reference(name, expr, offsets[name]) for name, expr in weights.items()]
     initializers += [proto for name, proto in values.constants.items() if name in used]
-    graph = helper.make_graph(
-        nodes, model.graph.name, model.graph.input, model.graph.output, initializers
-    )
+    outputs = [*model.graph.output, *routers]
+    graph = helper.make_graph(nodes, model.graph.name, model.graph.input, outputs, initializers)
     opsets = [helper.make_opsetid("", OPSET_17), helper.make_opsetid(DOMAIN, 1)]
     made = helper.make_model(
         graph, producer_name="trt-eagle3", opset_imports=opsets, ir_version=_IR_VERSION
     )
     copy_states(model, made)
-    return TrtExport(made, offsets, weights)
+    return TrtExport(made, offsets, weights, tuple(router.name for router in routers))
 
 
 def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -170,6 +176,16 @@ class _Values:
         inputs = [self.types[name] for name in node.input]
         types = PLUGINS[node.op_type].output_types(inputs, self._compute)
         self.types |= zip(node.output, types, strict=True)
+
+    def router_logits(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.ValueInfoProto]:
+        """[n, E] of each mixture of experts, once the types of all values are known."""
+        found = []
+        for node in nodes:
+            if node.domain == DOMAIN and node.op_type == "FusedMoe":
+                name, num_experts = node.input[1], self.weights[node.input[2]].shape[0]
+                shape = ["num_rows", num_experts]
+                found.append(helper.make_tensor_value_info(name, self.types[name], shape))
+        return found
 
     def shorten_names(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Take the file's place off the names of weights, where what is left is still one name."""

@@ -30,17 +30,15 @@ from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, rea
 from trt_eagle3.parity.reference.draft_rows import compare_drafts
 from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer, expect_prompts
-from trt_eagle3.parity.reference.followed import Follower
+from trt_eagle3.parity.reference.followed import with_speculation
 from trt_eagle3.parity.reference.overflow import explain_overflow
 from trt_eagle3.parity.reference.quantisation_cost import quantisation_cost
 from trt_eagle3.parity.reference.rounding import RoundingReference
-from trt_eagle3.parity.reference.route_search import RouteSearch
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.reference.target import TargetReference, load_reference
 from trt_eagle3.parity.reference.target_rows import RouterSlack, run_layers
 from trt_eagle3.parity.report.result import Report
 from trt_eagle3.parity.report.summary import Found, summarise
-from trt_eagle3.spec import SparseMoe
 
 __all__ = ["MAX_TOKENS", "Progress", "Validation", "run_validation", "validate"]
 
@@ -232,33 +230,25 @@ class Validation:
         with self._stage("reference: decoder layers", reference.num_layers) as step:
             run_layers(reference, expected, manifest, step, self._router_slack)
         rounding = self._rounding(spec, expected)
-        search = self._route_search(reference, spec, manifest)
-        if search is not None:
-            with self._stage("reference: open experts", 1) as step:
-                expected = self._follower(search, record, manifest)(expected)
-                step()
-        pytorch = PyTorch(reference, None, rounding, search)
+        self._follow_speculation(record, reference, expected, manifest)
+        pytorch = PyTorch(reference, None, rounding)
         evidence = Evidence(record, spec, manifest, expected, pytorch=pytorch)
         return self._refer_draft(evidence, manifest) if manifest else evidence
 
-    def _route_search(
+    def _follow_speculation(
         self,
+        record: Record,
         reference: TargetReference,
-        spec: TargetCheckpoint,
+        expected: Sequence[ExpectedAnswer],
         manifest: DraftManifest | None,
-    ) -> RouteSearch | None:
-        """None of a dense target, and in float32: nothing ties there."""
-        mixture = any(isinstance(layer.mlp, SparseMoe) for layer in spec.layers)
-        if not mixture or self.engine.precision == "float32":
-            return None
-        return RouteSearch(reference, manifest, self._router_slack)
-
-    def _follower(
-        self, search: RouteSearch, record: Record, manifest: DraftManifest | None
-    ) -> Follower:
-        limits = self.recorder.thresholds
-        aux, logits = limits["aux"].value, limits["logits_l2"].value
-        return Follower(search, record, manifest, aux, logits)
+    ) -> None:
+        """Compute answers once more whose forwards with speculation took other experts."""
+        for e in expected:
+            e.with_speculation = with_speculation(record, reference, e)
+        others = [e.with_speculation for e in expected if e.with_speculation is not None]
+        if others:
+            with self._stage("reference: experts with speculation", reference.num_layers) as step:
+                run_layers(reference, others, manifest, step, self._router_slack)
 
     @property
     def _router_slack(self) -> RouterSlack:

@@ -246,9 +246,9 @@ def target_build(library: Path, folder: Path, kind: str, linear: str) -> str:
 
 
 def experts_build(library: Path, folder: Path) -> str:
-    """The folder of a mixture of experts' engine."""
+    """The folder of a mixture of experts' engine; of 8 experts, which products need not pad."""
     target = folder / "checkpoint_experts"
-    save_qwen3_moe(target, hidden_size=32, moe_intermediate_size=24)
+    save_qwen3_moe(target, hidden_size=32, moe_intermediate_size=24, num_experts=8)
     return build_target(target, engine_config(library), folder / "experts")
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import trt_eagle3
 from tests.graph.test_trt_export import GRAPHS, ROWS, graphs, inputs_of, written
-from tests.tiny import build_tiny, tiny_config
+from tests.tiny import build_tiny, build_tiny_moe, tiny_config
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import reference_location
@@ -44,6 +44,7 @@ from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.graph.word_states import with_word_states
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.parity.record.engine import RecordingEngine
 
 pytestmark = pytest.mark.trt
 
@@ -637,3 +638,28 @@ def test_missing_library_is_refused_at_build(
     monkeypatch.setenv("TRT_EAGLE3_PLUGINS", str(tmp_path / "none.so"))
     with pytest.raises(EnvironmentMissingError, match="make plugins"):
         build_tiny(tmp_path, engine=engine_of("float32"))
+
+
+@pytest.mark.xdist_group("experts")
+@pytest.mark.usefixtures("bundles")
+def test_router_logits_are_given_where_they_are_asked_for_and_change_no_answer(
+    tmp_path: Path,
+) -> None:
+    """All layers write to one buffer where they are not, in captured graphs too."""
+    bundle = build_tiny_moe(tmp_path, limits=LIMITS, engine=engine_of("float16"))
+    routers = EngineFolder(bundle / "target").intermediates
+    assert len(routers) > 1
+    prompts = [example.prompt for example in examples("heldout", 11, 40) if example.kind == "text"]
+    with trt_eagle3.load(bundle) as serving:
+        expected = [serving.generate(prompt, max_tokens=24).token_ids for prompt in prompts]
+    recorded = RecordingEngine(bundle)
+    found = [recorded.generate(prompt, max_tokens=24).token_ids for prompt in prompts]
+    forwards = [forward for forward in recorded.take() if forward.graph == "target"]
+    recorded.close()
+    assert found == expected
+    for forward in forwards:
+        rows = forward.inputs["inputs_embeds"].shape[:2].numel()
+        logits = [forward.outputs[name] for name in routers]
+        assert {len(x) for x in logits} == {rows}
+        assert all(x.isfinite().all() for x in logits)
+        assert not torch.equal(logits[0], logits[1])

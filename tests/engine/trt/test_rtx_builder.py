@@ -196,6 +196,22 @@ def test_experts_are_built_as_a_plugin(found: Any) -> None:
     assert inspection["copied_inputs"] == []
 
 
+def test_router_logits_that_are_outputs_too_are_read_where_the_product_wrote_them(
+    found: Any,
+) -> None:
+    """So they cost no launch."""
+    routers = read(found["experts"], "target", "config.json")["intermediates"]
+    assert routers == [f"layers.{k}.mlp.router_logits" for k in range(3)]
+    layers = read(found["experts"], "target", "inspection.json")["layers"]
+    for router in routers:
+        (product,) = (x for x in layers if router in (t["Name"] for t in x["Outputs"]))
+        assert product["LayerType"] == "gemm"
+        assert "Gemm" in product["Name"]
+        readers = [x["Name"] for x in layers if router in (t["Name"] for t in x["Inputs"])]
+        assert [name for name in readers if "FusedMoe" not in name] == []
+        assert len(readers) == 1
+
+
 def test_linear_attention_is_built_and_is_given_its_states_themselves(found: Any) -> None:
     layers = read(found["hybrid"], "target", "inspection.json")["layers"]
     states = read(found["hybrid"], "target", "config.json")["states"]

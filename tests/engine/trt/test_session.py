@@ -22,6 +22,7 @@ from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis
 from trt_eagle3.commands.report import build as report_json
 from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
 from trt_eagle3.engine.session import open_session
@@ -519,6 +520,18 @@ def test_doctor_says_what_a_bundle_was_built_for(
     (path / "draft" / "rank0.engine").unlink()
     with pytest.raises(UserError, match="draft: its engine is not built yet"):
         runner.invoke(cli, ["doctor", str(path)], catch_exceptions=False)
+
+
+def test_engine_gives_the_tensors_that_it_was_built_with_and_an_older_one_none(
+    tmp_path: Path,
+) -> None:
+    folder = made_folder(tmp_path, tiny_config(engine=ENGINE)) / "target"
+    backend = backend_named("tensorrt")
+    assert backend.intermediates(folder) == frozenset()
+    raw = json.loads((folder / "config.json").read_text())
+    routers = ["layers.0.mlp.router_logits"]
+    (folder / "config.json").write_text(json.dumps({**raw, "intermediates": routers}))
+    assert backend.intermediates(folder) == frozenset(routers)
 
 
 def test_damaged_engine_folder_is_one_line(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ class OnnxRuntimeBackend:
     """Implements ``engine.backend.Backend``."""
 
     name = "onnxruntime"
-    inspectable = True
     exact_packages: Mapping[str, str] = {}
 
     def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,6 +67,12 @@ class OnnxRuntimeBackend:
         from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 
         return OnnxRuntimeSession(model, weights_root, intermediates, device)
+
+    def intermediates(self, folder: Path) -> frozenset[str]:
+        """All."""
+        from trt_eagle3.engine.graph_files import tensors_inside
+
+        return tensors_inside(folder)
 
     def check_folder(self, folder: Path) -> None:
         """Refuse a graph that cannot be read."""

@@ -28,7 +28,6 @@ class TorchBackend:
     """Implements ``engine.backend.Backend``."""
 
     name = "torch"
-    inspectable = True
     exact_packages: Mapping[str, str] = {}
 
     def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -63,6 +62,12 @@ class TorchBackend:
         from trt_eagle3.engine.torch.session import TorchSession
 
         return TorchSession(model, weights_root, intermediates, device)
+
+    def intermediates(self, folder: Path) -> frozenset[str]:
+        """All."""
+        from trt_eagle3.engine.graph_files import tensors_inside
+
+        return tensors_inside(folder)
 
     def check_folder(self, folder: Path) -> None:
         """Refuse a graph that cannot be read."""

@@ -33,7 +33,6 @@ class TensorRTBackend:
     """Implements ``engine.backend.Backend``."""
 
     name = "tensorrt"
-    inspectable = False
     exact_packages: Mapping[str, str] = {name: found.label for name, found in PACKAGES.items()}
 
     def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,6 +101,12 @@ class TensorRTBackend:
         from trt_eagle3.engine.trt.session import TensorRTSession
 
         return TensorRTSession(model, weights_root, intermediates, device)
+
+    def intermediates(self, folder: Path) -> frozenset[str]:
+        """Those that the engine was built with as outputs."""
+        from trt_eagle3.engine.trt.folder import EngineFolder
+
+        return frozenset(EngineFolder(folder).intermediates)
 
     def check_folder(self, folder: Path) -> None:
         """Refuse an engine that is not built, or was built for something else."""

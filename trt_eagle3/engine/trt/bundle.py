@@ -158,9 +158,10 @@ def write_engines(
     built: dict[str, BuiltEngine] = {}
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
-        _update_config(folder / name, {"states": encode_states(read_states(model))})
         show(f"{name}: weights")
         ready = _as_stored(trt_export(model, linear=linear), onnx_folder, config)
+        facts = {"states": encode_states(read_states(model)), "intermediates": ready.intermediates}
+        _update_config(folder / name, facts)
         if missing is None:
             need = find_dialect(config).host_bytes(_weight_bytes(ready, onnx_folder))
             tell_need(name, need, show)

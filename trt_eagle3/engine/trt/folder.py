@@ -73,7 +73,11 @@ def describe_engine(
 
 
 class EngineFolder:
-    """``target/``, ``draft/``, ``fuse/`` or ``vision/`` of a TensorRT bundle."""
+    """``target/``, ``draft/``, ``fuse/`` or ``vision/`` of a TensorRT bundle.
+
+    Attributes:
+        intermediates: tensors inside the graph that are outputs of the engine, for those who ask.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,6 +87,7 @@ class EngineFolder:
         self.states = decode_states(raw.get("states", []), str(path / "config.json"))
         try:
             self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
+            self.intermediates: tuple[str, ...] = tuple(raw.get("intermediates", ()))
             self.facts = (
                 EngineDescription.model_validate(raw["engine"]) if raw.get("engine") else None
             )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import IO
 
 import onnx
@@ -68,7 +69,7 @@ def with_packed(
         model.graph.ClearField(field)
         getattr(model.graph, field).extend(values)
     weights = {name: expr for name, expr in ready.weights.items() if name not in packed}
-    return TrtExport(model, ready.offsets, weights)
+    return replace(ready, model=model, weights=weights)
 
 
 def packed_counts(model: onnx.ModelProto) -> Mapping[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,15 @@ class TensorRTSession:
         device: str = "cuda",
     ) -> None:
         del weights_root  # an engine holds its weights
-        if intermediates:
-            raise UserError(
-                f"{intermediates[0]}: a TensorRT engine has no intermediates to look at. "
-                "Build with engine.backend: torch."
-            )
         if device != "cuda":
             raise UserError(f"engine.device: TensorRT runs on cuda, got {device!r}")
         folder = EngineFolder(model.parent)
+        for name in intermediates:
+            if name not in folder.intermediates:
+                raise UserError(
+                    f"{name}: a TensorRT engine has no such intermediate to look at. "
+                    "Build with engine.backend: torch."
+                )
         folder.check()
         load_plugins(folder.config)
         self._file = folder.engine
@@ -70,8 +72,19 @@ class TensorRTSession:
         # TensorRT waits for the device where it is given the default stream
         self._stream = torch.cuda.Stream()
         self._memory = _allocate(self._dialect.device_bytes(self._engine), self._file)
-        # empty tensors have no address of their own
-        self._nothing = torch.empty(256, dtype=torch.uint8, device="cuda")
+        unread = set(folder.intermediates) - set(intermediates)
+        self._unread = {name: self._outputs.pop(name) for name in unread}
+        # of outputs that are not asked for, and of empty tensors, which have no address of their
+        # own: every layer is done with its router logits before the next one writes others there
+        self._scratch = torch.empty(self._scratch_bytes(), dtype=torch.uint8, device="cuda")
+
+    def _scratch_bytes(self) -> int:
+        """Of the largest of ``_unread``, a row for each token of the largest run."""
+        if not self._unread:
+            return 256
+        rows = max(math.prod(most[:2]) for _, most in self._inputs["inputs_embeds"].ranges)
+        widths = (port.shape[-1] * port.dtype.itemsize for port in self._unread.values())
+        return max(256, rows * max(widths))
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` (contiguous, CUDA) be the static buffer of input or output ``name``."""
@@ -175,10 +188,14 @@ class TensorRTSession:
             **{n: t for n, t in self._bound.items() if n in self._outputs},
             **outputs,
         }.items():
-            address = tensor.data_ptr() or self._nothing.data_ptr()
-            if not context.set_tensor_address(name, address):
-                self._dialect.log.fail(f"{name}: its address", _FIX)
+            self._set_address(context, name, tensor)
+        for name in self._unread:
+            self._set_address(context, name, self._scratch)
         return outputs
+
+    def _set_address(self, context: Any, name: str, tensor: Tensor) -> None:
+        if not context.set_tensor_address(name, tensor.data_ptr() or self._scratch.data_ptr()):
+            self._dialect.log.fail(f"{name}: its address", _FIX)
 
     def _enqueue(self, context: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = self._prepare(context, inputs)

@@ -3,7 +3,8 @@
     p = softmax(router_logits) over all experts, in float32
     y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x))
 
-where w is p, with ``renormalise`` divided by the sum of the row's top_k. The inner values are
+where w is p, with ``renormalise`` divided by the sum of the row's top_k. Of equal probabilities the
+expert with the lower index comes first, in every implementation. The inner values are
 rounded to T once, sums and the weighted sum over experts are float32, and y is rounded once.
 
 Shapes: n rows, H hidden, E experts, I inner width. x T [n, H]; router_logits T [n, E]; gate_up T
@@ -28,7 +29,9 @@ def routing(router_logits: Tensor, top_k: int, renormalise: int) -> tuple[Tensor
     """Which experts a row goes through, int64 [n, k], and what each counts, float32 [n, k]."""
     import torch
 
-    weights, experts = torch.softmax(router_logits.float(), dim=-1).topk(top_k)
+    probabilities = torch.softmax(router_logits.float(), dim=-1)
+    weights, experts = probabilities.sort(dim=-1, descending=True, stable=True)
+    weights, experts = weights[:, :top_k], experts[:, :top_k]
     return experts, weights / weights.sum(-1, keepdim=True) if renormalise else weights
 
 

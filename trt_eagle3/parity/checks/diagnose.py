@@ -18,7 +18,7 @@ from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import errors_or_infinite
 from trt_eagle3.parity.record.cycles import Committed, DraftRecord
-from trt_eagle3.parity.record.engine import Forward, replay
+from trt_eagle3.parity.record.engine import ROUTER, Forward, replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.trace import embeds_of, outputs_of
 from trt_eagle3.parity.reference.draft import DraftRows
@@ -68,7 +68,8 @@ def diagnose(recorder: CheckRecorder, evidence: Evidence) -> Diagnosis | None:
     found = recorder.first_failure()
     if found is None:
         return None
-    return _look_closer(recorder, found, evidence) or diagnose_coarsely(recorder)
+    closer = _look_closer(recorder, found, evidence) or _strayed(recorder, found, evidence)
+    return closer or diagnose_coarsely(recorder)
 
 
 def diagnose_coarsely(recorder: CheckRecorder) -> Diagnosis | None:
@@ -105,6 +106,22 @@ def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) ->
             detail = f"the first of the tensors inside; seen at {m.tensor} ({m.value:.3g})"
             row = int(errors.argmax())
             return Diagnosis(stage, m.check, m.case, name, row, worst, limit.value, detail)
+    return None
+
+
+def _strayed(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
+    """The first layer whose rows went through other experts than the reference's, beyond a tie."""
+    expected = next((e for e in evidence.expected if e.answer.name == m.case), None)
+    if expected is None or not m.check.startswith("target."):
+        return None
+    bound = recorder.thresholds["layer_output"].value
+    for k, behind in sorted(expected.strays.items()):
+        if not float(behind.max()) <= bound:
+            row, name = int(behind.argmax()), f"layers.{k}.{ROUTER}"
+            detail = "the first layer with other experts than the reference's, whose router logits "
+            detail += f"do not tie; seen at {m.tensor} ({m.value:.3g})"
+            stage, value = recorder[m.check].check.stage, float(behind[row])
+            return Diagnosis(stage, m.check, m.case, name, row, value, bound, detail)
     return None
 
 

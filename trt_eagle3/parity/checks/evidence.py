@@ -17,7 +17,6 @@ from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.quantisation_cost import QuantisationCost
 from trt_eagle3.parity.reference.rounding import RoundingReference
-from trt_eagle3.parity.reference.route_search import RouteSearch
 from trt_eagle3.parity.reference.target import TargetReference
 from trt_eagle3.spec import TargetSpec
 
@@ -26,14 +25,11 @@ __all__ = ["Evidence", "PyTorch"]
 
 @dataclass(frozen=True)
 class PyTorch:
-    """The references; ``drafting`` is absent of a bundle without a draft, ``search`` where rounding
-    chooses no experts.
-    """
+    """The references; ``drafting`` is absent of a bundle without a draft."""
 
     target: TargetReference
     drafting: DraftReference | None
     rounding: RoundingReference | None = None
-    search: RouteSearch | None = None
 
 
 @dataclass(frozen=True)

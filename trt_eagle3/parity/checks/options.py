@@ -27,7 +27,6 @@ from trt_eagle3.parity.record.options import (
     OptionAnswers,
 )
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
-from trt_eagle3.parity.reference.route_search import Told
 
 __all__ = ["check_grammar", "check_logprobs", "check_seeds", "check_tokens"]
 
@@ -169,12 +168,6 @@ def check_logprobs(e: Evidence, m: Measurements) -> None:
     """
     expected = [x.verified for x in e.expected]
     given = [_logprobs(*pair) for pair in zip(expected, _options(e).logprobs, strict=True)]
-    if e.pytorch is not None and e.pytorch.search is not None:
-        told = [
-            _tell(e, x, logprobs, m.limit.value)
-            for x, logprobs in zip(expected, given, strict=True)
-        ]
-        expected = e.pytorch.search.follow(expected, told)
     for x, logprobs in zip(expected, given, strict=True):
         if len(logprobs.values):
             first = x.answer.prompt_len
@@ -191,10 +184,10 @@ class _Logprobs:
     ids: Tensor
     values: Tensor
 
-    def errors(self, logits: Tensor, of: Tensor | slice = slice(None)) -> Tensor:
+    def errors(self, logits: Tensor) -> Tensor:
         """float64 [a]: the largest difference to those of ``logits`` [a, V], in nats."""
         raw = logits.double().cpu().log_softmax(dim=-1)
-        return (self.values[of] - raw.gather(1, self.ids[of])).abs().amax(dim=1)
+        return (self.values - raw.gather(1, self.ids)).abs().amax(dim=1)
 
 
 def _logprobs(expected: ExpectedAnswer, found: Generation) -> _Logprobs:
@@ -203,13 +196,3 @@ def _logprobs(expected: ExpectedAnswer, found: Generation) -> _Logprobs:
     tops = [((x.token_id, x.logprob), *x.top) for x in found.logprobs[:same]]
     values = torch.tensor([[y for _, y in top] for top in tops], dtype=torch.float64)
     return _Logprobs(torch.tensor([[token for token, _ in top] for top in tops]), values)
-
-
-def _tell(e: Evidence, expected: ExpectedAnswer, given: _Logprobs, tolerance: float) -> list[Told]:
-    first = expected.answer.prompt_len - 1
-
-    def excess(rows: Tensor, logits: Tensor) -> Tensor:
-        return given.errors(logits, rows - first) / tolerance
-
-    rows = torch.arange(first, first + len(given.values))
-    return [Told(e.spec.num_layers - 1, rows, None, excess)]

@@ -25,20 +25,33 @@ from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.decode.tuning import TUNING_FILE
+from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.bundle import BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 from trt_eagle3.multimodal import Processor
-from trt_eagle3.spec import StateSpec, TargetSpec
+from trt_eagle3.spec import SparseMoe, StateSpec, TargetSpec
 
-__all__ = ["Recording", "Forward", "Recorder", "RecordingEngine", "RecordingSession", "replay"]
+__all__ = [
+    "ROUTER",
+    "Recording",
+    "Forward",
+    "Recorder",
+    "RecordingEngine",
+    "RecordingSession",
+    "replay",
+]
+
+
+ROUTER = "mlp.router_logits"
+"""Of a layer with a mixture of experts, in the target graph."""
 
 
 @dataclass(frozen=True)
 class Forward:
     """One run of a graph: what it was given and gave, on the CPU in the engine's type.
 
-    The layers' states are bound, and so not among them.
+    The layers' states are bound, and so not among them. The target gives router logits, too.
     """
 
     graph: str
@@ -49,7 +62,7 @@ class Forward:
 @dataclass
 class Recording:
     """The record, which columns of the target's logits go into it, and of which graph alone
-    (None: of all).
+    (None: of all); of one graph alone no router logits are kept.
     """
 
     forwards: list[Forward] = field(default_factory=list)
@@ -98,6 +111,7 @@ class RecordingSession:
                 else tensor[..., columns.to(tensor.device)]
             )
             for name, tensor in outputs.items()
+            if self._recording.only is None or not name.endswith(ROUTER)
         }
         self._recording.forwards.append(Forward(self._graph, given, found))
         return outputs
@@ -122,6 +136,8 @@ class Recorder:
         self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()
     ) -> Session:
         """A new, recorded session of ``graph``."""
+        if graph == "target" and not intermediates:
+            intermediates = _routers(bundle)
         session = self.sessions[graph] = RecordingSession(
             self._open(bundle, graph, intermediates), graph, self.recording
         )
@@ -129,6 +145,16 @@ class Recorder:
 
     def _open(self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
         return open_graph_of(bundle, graph, intermediates)
+
+
+def _routers(bundle: LoadedBundle) -> list[str]:
+    """Router logits of the target's mixtures, as far as its sessions give them."""
+    layers = [k for k, layer in enumerate(bundle.spec.layers) if isinstance(layer.mlp, SparseMoe)]
+    if not layers:
+        return []
+    backend = backend_named(bundle.record.engine.backend)
+    known = backend.intermediates(bundle.path / "target")
+    return [name for k in layers if (name := f"layers.{k}.{ROUTER}") in known]
 
 
 class RecordingEngine(LLM):

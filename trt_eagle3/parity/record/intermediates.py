@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import onnx
 from torch import Tensor
 
 from trt_eagle3.engine.backend import backend_named
@@ -14,7 +13,7 @@ from trt_eagle3.parity.record.trace import outputs_of
 
 __all__ = ["layer_intermediates", "tensor_names"]
 
-_TENSORS = ("mlp.router_logits", "output_pre_deepstack", "output")
+_TENSORS = ("output_pre_deepstack", "output")
 
 
 def layer_intermediates(
@@ -24,7 +23,7 @@ def layer_intermediates(
     progress: Callable[[], object],
 ) -> list[dict[str, Tensor]]:
     """Run each answer's forwards again, over the caches ``bound``, in a session that also returns
-    layer outputs [n, H], and router logits [n, E] of mixtures; those by name.
+    layer outputs [n, H]; those by name.
     """
     known = tensor_names(engine, "target")
     layers = range(engine.spec.num_layers)
@@ -43,11 +42,5 @@ def layer_intermediates(
 
 
 def tensor_names(engine: RecordingEngine, graph: str) -> frozenset[str]:
-    """Tensors that a session of ``graph`` can be asked for; none where the backend
-    cannot be looked into.
-    """
-    file = engine.path / graph / "model.onnx"
-    if not backend_named(engine.record.engine.backend).inspectable or not file.is_file():
-        return frozenset()
-    nodes = onnx.load(file, load_external_data=False).graph.node
-    return frozenset(output for node in nodes for output in node.output)
+    """Tensors inside ``graph`` that a session of it can be asked for."""
+    return backend_named(engine.record.engine.backend).intermediates(engine.path / graph)

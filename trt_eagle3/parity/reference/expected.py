@@ -16,6 +16,7 @@ from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.metrics import RowErrors
 from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.record import Record
+from trt_eagle3.parity.record.routes import Experts, recorded_experts
 from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
 from trt_eagle3.parity.reference.target import TargetReference, VisionStates
 
@@ -37,8 +38,8 @@ class ExpectedAnswer:
             text: of the answer, None where nobody decodes it again.
         vision: of the prompt's images. hidden: [n, H], after the layers that have run.
         aux: [n, H] by layer. logits: float32 [A, V], of every token of the answer.
-        experts: int64 [n, k] by layer, those of a mixture that the engine's rows went through.
-        taken: the same of the reference's rows, of every layer of a mixture.
+        experts: those of a mixture that the engine's rows went through.
+        strays: float64 [n] by layer, how far these are behind the reference's own choice.
         open_rows: bool [n], where the experts of a layer all but tie: other forwards of the engine
             may choose others.
         layer_errors, step_errors, aux_errors: of decoder layers end to end, of each alone, and of
@@ -56,8 +57,8 @@ class ExpectedAnswer:
     hidden: Tensor = field(default_factory=_nothing)
     logits: Tensor = field(default_factory=_nothing)
     aux: dict[int, Tensor] = field(default_factory=dict)
-    experts: dict[int, Tensor] = field(default_factory=dict)
-    taken: dict[int, Tensor] = field(default_factory=dict)
+    experts: Experts = field(default_factory=dict)
+    strays: dict[int, Tensor] = field(default_factory=dict)
     open_rows: Tensor = field(default_factory=_nothing)
     layer_errors: list[RowErrors] = field(default_factory=list)
     step_errors: list[RowErrors] = field(default_factory=list)
@@ -93,7 +94,10 @@ def expect_prompts(
         progress()
         vision = _encode_images(reference, _comparable(answer.inputs, inputs))
         positions = _positions(reference, answer)
-        found.append(ExpectedAnswer(answer, intermediates, positions, inputs, text, vision))
+        experts = recorded_experts(record.engine.spec, answer)
+        found.append(
+            ExpectedAnswer(answer, intermediates, positions, inputs, text, vision, experts=experts)
+        )
         progress()
     return found
 

@@ -1,80 +1,48 @@
-"""Followed answers: what is expected of them along the experts that the engine took.
-
-Without speculation where the engine does not tell its experts, and with it in any case: no
-forward of those tells them.
+"""Followed answers: what is expected of the forwards with speculation, along the experts that they
+took of a mixture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.parity.record.cycles import read_draft_forwards
 from trt_eagle3.parity.record.record import Record
-from trt_eagle3.parity.record.trace import logits_of, outputs_of
-from trt_eagle3.parity.record.trees import verified_logits
-from trt_eagle3.parity.reference.draft_rows import committed_rows
+from trt_eagle3.parity.record.routes import speculative_experts
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
-from trt_eagle3.parity.reference.route_search import RouteSearch, Told, tell_aux, tell_logits
+from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["Follower"]
+__all__ = ["with_speculation"]
 
 
-@dataclass(frozen=True)
-class Follower:
-    """Follows the engine of ``record``; ``aux``, ``logits``: tolerances of what it tells."""
+def with_speculation(
+    record: Record, reference: TargetReference, e: ExpectedAnswer
+) -> ExpectedAnswer | None:
+    """The answer, to be computed along the experts of the forwards with speculation; None where
+    those are the ones of the forwards without it.
+    """
+    answer = e.answer
+    if not e.experts or not answer.speculative_forwards:
+        return None
+    ids = answer.token_ids[: answer.prompt_len + answer.agreed]
+    table = reference.embed(ids).cpu().to(record.engine.dtype)
+    experts = speculative_experts(record.engine.spec, answer, table, e.experts)
+    if _same(experts, e.experts):
+        return None
+    return replace(
+        e,
+        experts=experts,
+        intermediates={},
+        aux={},
+        strays={},
+        layer_errors=[],
+        step_errors=[],
+    )
 
-    search: RouteSearch
-    record: Record
-    manifest: DraftManifest | None
-    aux: float
-    logits: float
 
-    def __call__(self, expected: Sequence[ExpectedAnswer]) -> list[ExpectedAnswer]:
-        """The answers as they are expected of the engine, ``with_speculation`` too."""
-        told = [[] if e.intermediates else self._tell_recorded(e) for e in expected]
-        alone = self.search.follow(expected, told)
-        speculative = self.search.follow(alone, [self._tell_speculative(e) for e in alone])
-        pairs = zip(alone, speculative, strict=True)
-        return [e if other is e else replace(e, with_speculation=other) for e, other in pairs]
-
-    def _tell_recorded(self, e: ExpectedAnswer) -> list[Told]:
-        """What the forwards without speculation tell."""
-        forwards, name = e.answer.autoregressive_forwards, "aux_hidden_states"
-        given = {x.row: x.values for f in forwards for x in logits_of(f)}
-        given = {row: x for row, x in given.items() if row >= e.answer.prompt_len - 1}
-        told = self._tell_logits(given, None)
-        if self.manifest is None or name not in forwards[0].outputs:
-            return told
-        aux = outputs_of(forwards, [f.outputs for f in forwards], name)
-        return [*self._tell_aux(self.manifest, aux), *told]
-
-    def _tell_speculative(self, e: ExpectedAnswer) -> list[Told]:
-        """What the forwards with speculation tell: what the draft was given, and what was
-        verified.
-        """
-        if self.manifest is None:
-            return []
-        answer, record = e.answer, self.record
-        drafted = read_draft_forwards(answer.speculative_forwards, answer.prompt_len)
-        rows = committed_rows(e, drafted)
-        ids = answer.token_ids[: answer.prompt_len + answer.agreed]
-        table = self.search.reference.embed(ids).cpu().to(record.engine.dtype)
-        told = self._tell_logits(verified_logits(answer, table), record.columns)
-        if not rows:
-            return told
-        return [*self._tell_aux(self.manifest, torch.stack([row.aux for row in rows])), *told]
-
-    def _tell_aux(self, manifest: DraftManifest, values: Tensor) -> list[Told]:
-        return tell_aux(manifest, self.search.num_layers, values, self.aux)
-
-    def _tell_logits(self, given: Mapping[int, Tensor], columns: Tensor | None) -> list[Told]:
-        if not given:
-            return []
-        rows = sorted(given)
-        values, num_layers = torch.stack([given[row] for row in rows]), self.search.num_layers
-        return [tell_logits(num_layers, torch.tensor(rows), values, self.logits, columns)]
+def _same(experts: Mapping[int, Tensor], others: Mapping[int, Tensor]) -> bool:
+    """Whether each row has the same experts, in any order."""
+    pairs = ((x.sort(dim=-1).values, others[k].sort(dim=-1).values) for k, x in experts.items())
+    return all(bool((a == b).all()) for a, b in pairs)

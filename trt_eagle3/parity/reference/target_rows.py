@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.parity.metrics import RowErrors, row_errors
 from trt_eagle3.parity.record.trace import embeds_of, outputs_of, visual_levels_of
 from trt_eagle3.parity.reference.expected import ExpectedAnswer, input_embeds
-from trt_eagle3.parity.reference.routing import ROUTER, Routes, chosen_experts
+from trt_eagle3.parity.reference.routing import Routes
 from trt_eagle3.parity.reference.target import Rope, TargetLayer, TargetReference, add_visual_level
 
 __all__ = ["RouterSlack", "run_layers"]
@@ -67,7 +66,7 @@ def _run_layer(
     with layer.routed(_routes(e, layer, slack.output)) as chosen:
         before = layer(e.hidden, rope)
     for choice in chosen:
-        e.taken[layer.index] = choice.taken
+        e.strays[layer.index] = choice.behind
         e.open_rows |= choice.leads <= slack.step
     e.hidden = add_visual_level(before, e.levels, layer.index, e.answer.visual_rows)
     if manifest is not None and layer.index in manifest.aux_layers:
@@ -83,41 +82,14 @@ def _routes(e: ExpectedAnswer, layer: TargetLayer, slack: float) -> Routes | Non
     return None if experts is None else Routes(experts, slack)
 
 
-def _step(
-    reference: TargetReference, e: ExpectedAnswer, layer: TargetLayer, rope: Rope, slack: float
-) -> Tensor:
-    """[n, H]: what the layer makes of the engine's own input to it.
-
-    Of a mixture the engine's experts are found out meanwhile: of equal router logits, those whose
-    output comes nearer.
-    """
-    k, forwards = layer.index, e.answer.autoregressive_forwards
-    given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
-    given = given.to(reference.device, reference.dtype)
-    logits = e.intermediates.get(f"layers.{k}.{ROUTER}")
-    if not layer.num_chosen or logits is None:
-        return layer(given, rope)
-    name = f"layers.{k}.output_pre_deepstack"
-    engine = e.intermediates.get(name, e.intermediates[f"layers.{k}.output"])
-    best = torch.empty(0)
-    for experts in chosen_experts(logits, layer.num_chosen):
-        with layer.routed(Routes(experts, slack)):
-            found = layer(given, rope)
-        if k in e.experts:
-            nearer = row_errors(engine, found) < row_errors(engine, best)
-            e.experts[k] = torch.where(nearer[:, None], experts, e.experts[k])
-            best = torch.where(nearer[:, None].to(found.device), found, best)
-        else:
-            e.experts[k], best = experts, found
-    return best
-
-
 def _step_errors(
     reference: TargetReference, e: ExpectedAnswer, layer: TargetLayer, rope: Rope, slack: float
 ) -> list[RowErrors]:
     """One layer alone, from the engine's own input; then the deepstack level on top of that."""
     forwards, k, found = e.answer.autoregressive_forwards, layer.index, []
-    expected = _step(reference, e, layer, rope, slack)
+    given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
+    with layer.routed(_routes(e, layer, slack)):
+        expected = layer(given.to(reference.device, reference.dtype), rope)
     name = f"layers.{k}.output_pre_deepstack"
     pre = e.intermediates.get(name)
     if pre is not None:
