@@ -6,7 +6,7 @@ No torch here: decoder processes import this module.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,11 +116,11 @@ class VideoFile:
 
     def sample(
         self, config: PixelConfig, fps: float | None = None, max_frames: int | None = None
-    ) -> Iterator[FrameTimes | Frame]:
+    ) -> Generator[FrameTimes | Frame]:
         """First when each frame that is used was taken, then these frames as uint8 [H, W, 3].
 
         There are fewer frames than seconds where the file ends before it says; ask again with
-        ``max_frames`` then.
+        ``max_frames`` then. The file is open until the generator is exhausted or closed.
 
         Args:
             fps: frames per second, instead of what the file says. max_frames: use no more than the
