@@ -5,6 +5,7 @@ element; of videos, what they made on a machine with torchvision (``record_golde
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,15 @@ def conversation(part: Any) -> list[dict[str, Any]]:
     ]
 
 
-def theirs(family: str, folder: Path) -> tuple[Tensor, Tensor]:
+def theirs(
+    family: str, folder: Path, shown: Sequence[Image.Image] = IMAGES
+) -> tuple[Tensor, Tensor]:
     """Token ids and patches of the conversation."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = tokenizer.apply_chat_template(
         conversation(lambda _: {"type": "image"}), add_generation_prompt=True, tokenize=False
     )
-    images = [IMAGES[0], IMAGES[1], IMAGES[0]]
+    images = [shown[0], shown[1], shown[0]]
     if family == "internvl":
         made = _ImageTextProcessor(
             image_processor=transformers.GotOcr2ImageProcessorPil.from_pretrained(folder),
@@ -116,6 +119,16 @@ def test_conversation_with_images_equals_transformers(
     folder = checkpoints[family]
     ours = processor(folder).messages(conversation(lambda i: {"type": "image", "image": IMAGES[i]}))
     ids, patches = theirs(family, folder)
+    assert torch.equal(ours.token_ids, ids)
+    np.testing.assert_array_equal(ours.patches.numpy(), patches.numpy())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_of_one_pixel_equal_transformers(family: str, checkpoints: dict[str, Path]) -> None:
+    shown = [Image.new("RGB", (1, 1), color) for color in ((200, 30, 90), (0, 255, 7))]
+    folder = checkpoints[family]
+    ours = processor(folder).messages(conversation(lambda i: {"type": "image", "image": shown[i]}))
+    ids, patches = theirs(family, folder, shown)
     assert torch.equal(ours.token_ids, ids)
     np.testing.assert_array_equal(ours.patches.numpy(), patches.numpy())
 

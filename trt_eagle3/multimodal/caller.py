@@ -63,7 +63,8 @@ def abandonable(function: Callable[[], _T], caller: Caller, timeout_s: float) ->
     or after ``timeout_s``.
 
     Raises:
-        RequestCancelledError: the request was cancelled. TimeoutError: it took longer. What ``function`` raises, besides.
+        RequestCancelledError: the request was cancelled. TimeoutError: it took longer. What
+            ``function`` raises, besides.
     """
     found: list[_T] = []
     failed: list[BaseException] = []

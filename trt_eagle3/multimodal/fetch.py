@@ -15,9 +15,11 @@ from trt_eagle3.multimodal.caller import NOBODY, Caller, abandonable
 from trt_eagle3.multimodal.policy import MediaPolicy
 from trt_eagle3.multimodal.timed_connection import PORTS, Deadline, TimedConnection
 
-__all__ = ["read_media", "scheme"]
+__all__ = ["REMOTE", "check_num_frames", "is_frame_list", "read_media", "scheme", "split_frames"]
 
-_REMOTE = ("http", "https", "ftp", "s3", "gs")
+REMOTE = ("http", "https", "ftp", "s3", "gs")
+"""Schemes of what is not on this machine."""
+_FRAME_LIST = "data:video/jpeg;base64,"
 _BLOCK = 1 << 16
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 10
@@ -28,6 +30,32 @@ def scheme(source: str) -> str:
     """``data``, ``file``, ``http`` and so on, lower case; empty for a path."""
     head, colon, _ = source[:20].partition(":")
     return head.lower() if colon and head.isalnum() and head.isascii() else ""
+
+
+def is_frame_list(source: object) -> bool:
+    """Whether ``source`` is vLLM's ``data:video/jpeg;base64,FRAME,FRAME,...``."""
+    return isinstance(source, str) and source[: len(_FRAME_LIST)].lower() == _FRAME_LIST
+
+
+def split_frames(uri: str, name: str, policy: MediaPolicy) -> list[str]:
+    """The frames of such a list, each a data URI.
+
+    Raises:
+        UserError: more than ``policy.max_video_frames``.
+    """
+    check_num_frames(uri.count(","), name, policy)
+    return [f"data:image/jpeg;base64,{frame}" for frame in uri[len(_FRAME_LIST) :].split(",")]
+
+
+def check_num_frames(count: int, name: str, policy: MediaPolicy) -> None:
+    """Refuse a list of too many frames.
+
+    Raises:
+        UserError: more than ``policy.max_video_frames``.
+    """
+    limit = policy.max_video_frames
+    if limit is not None and count > limit:
+        raise UserError(f"{name}: {count} frames, the limit is {limit}. Send fewer.")
 
 
 def read_media(
@@ -44,7 +72,7 @@ def read_media(
     kind = scheme(source) if isinstance(source, str) else ""
     if kind == "data":
         return _decode_data_uri(str(source), name, policy)
-    if kind in _REMOTE:
+    if kind in REMOTE:
         return _fetch(str(source), name, policy, caller)
     if not policy.paths:
         raise UserError(

@@ -113,7 +113,7 @@ def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Gen
     if job.kind == "frame":
         yield MediaPart({}, _copy(np.asarray(image), allocate))
         return
-    pixels, grid = image_patches(image, job.config, job.name, allocate)
+    pixels, grid = image_patches(image, job.config, job.name, job.policy, allocate)
     yield MediaPart({"grid": grid}, pixels)
 
 

@@ -18,6 +18,7 @@ from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import ImageSource, load_image, read_image
 from trt_eagle3.multimodal.media_job import MediaJob, MediaPart, run_here
+from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
 from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import MediaPolicy
@@ -50,7 +51,9 @@ class MediaLoader:
     decoders: DecoderPool | None
     caller: Caller
 
-    def image(self, source: ImageSource, name: str) -> PixelPatches:
+    def image(
+        self, source: ImageSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
+    ) -> PixelPatches:
         """Patches of one image.
 
         Raises:
@@ -58,9 +61,11 @@ class MediaLoader:
             RequestCancelledError: nobody waits any more.
         """
         self.caller.check()
-        config = self.image_config
+        config = options.of_image(self.image_config)
         if isinstance(source, Image.Image):
-            pixels, grid = image_patches(load_image(source, name, self.policy), config, name)
+            pixels, grid = image_patches(
+                load_image(source, name, self.policy), config, name, self.policy
+            )
             return self._still(pixels, grid)
         data = read_image(source, name, self.policy, self.caller)
         with self._run(MediaJob("image", name, self.policy, config), data) as parts:
@@ -68,7 +73,9 @@ class MediaLoader:
         assert part.array is not None
         return self._still(part.array, part.facts["grid"])
 
-    def video(self, source: VideoSource, name: str) -> tuple[PixelPatches, FrameTimes]:
+    def video(
+        self, source: VideoSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
+    ) -> tuple[PixelPatches, FrameTimes]:
         """Patches of one video, and when its frames were taken.
 
         Raises:
@@ -78,9 +85,9 @@ class MediaLoader:
         """
         self.caller.check()
         try:
-            return self._video(source, name, None)
+            return self._video(source, name, options, None)
         except VideoEndedError as ended:  # seldom: a file that was cut off
-            return self._video(source, name, ended.num_frames)
+            return self._video(source, name, options, ended.num_frames)
 
     def each(
         self, load: Callable[[MediaLoader, _Item], _Found], items: Sequence[_Item]
@@ -103,13 +110,13 @@ class MediaLoader:
                 pool.shutdown(cancel_futures=True)
 
     def _video(
-        self, source: VideoSource, name: str, max_frames: int | None
+        self, source: VideoSource, name: str, options: MediaOptions, max_frames: int | None
     ) -> tuple[PixelPatches, FrameTimes]:
-        config = self.video_config
+        config, policy = options.of_video(self.video_config), self.policy
         with open_video(
-            source, config, name, self.policy, self._run, max_frames, self.caller
+            source, config, name, policy, self._run, max_frames, self.caller, options
         ) as stream:
-            patches = video_patches(stream.frames, len(stream.times), config, name)
+            patches = video_patches(stream.frames, len(stream.times), config, name, policy)
         return patches, FrameTimes(stream.times, stream.fps)
 
     def _still(self, pixels: NDArray[np.uint8], grid: Sequence[int]) -> PixelPatches:

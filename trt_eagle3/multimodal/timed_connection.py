@@ -1,4 +1,4 @@
-"""TimedConnection: HTTP of which every part shares one deadline: name, TCP, TLS, headers and body."""
+"""TimedConnection: an HTTP request whose connecting, headers and body share one deadline."""
 
 from __future__ import annotations
 

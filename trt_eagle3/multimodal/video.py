@@ -2,7 +2,7 @@
 ``video`` extra).
 
 A file is given as a path, as its bytes, as a ``data:video/...;base64,`` URI, or as an URL of an
-allowed host.
+allowed host. ``data:video/jpeg;base64,FRAME,FRAME,...`` is a list of images.
 
 Lists and folders are taken as already sampled: every frame is used, at ``Video.fps`` frames per
 second (default 2, the rate Qwen3-VL samples at). Files, and a `Video` with ``sample=True``, are
@@ -30,9 +30,16 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.caller import NOBODY, Caller
-from trt_eagle3.multimodal.fetch import read_media, scheme
+from trt_eagle3.multimodal.fetch import (
+    check_num_frames,
+    is_frame_list,
+    read_media,
+    scheme,
+    split_frames,
+)
 from trt_eagle3.multimodal.image import ImageSource, load_image, read_image
 from trt_eagle3.multimodal.media_job import JobRunner, MediaJob, MediaPart, run_here
+from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.video_file import UNKNOWN_FPS, check_video_pixels, frame_indices
@@ -129,6 +136,7 @@ def open_video(
     run: JobRunner = run_here,
     max_frames: int | None = None,
     caller: Caller = NOBODY,
+    options: MediaOptions = NO_MEDIA_OPTIONS,
 ) -> Iterator[VideoStream]:
     """Decode a video frame by frame; it is sampled where the source is to be sampled.
 
@@ -137,6 +145,7 @@ def open_video(
     Args:
         policy: which sources, formats and sizes are taken.
         run: what decodes. max_frames: use no more than the first ones. caller: for whom.
+        options: of a list or folder, when its frames were taken.
     Raises:
         UserError: now or with a frame: a source or size that the policy excludes, nothing there,
             frames of different sizes, a rate or times that make no sense, an undecodable file.
@@ -145,6 +154,8 @@ def open_video(
     """
     video = source if isinstance(source, Video) else Video(source)
     _check(video, name)
+    if isinstance(video.frames, str) and is_frame_list(video.frames):
+        video = replace(video, frames=split_frames(video.frames, name, policy))
     if isinstance(video.frames, str | Path | bytes):
         folder = _folder(video.frames) if policy.paths else None
         if folder is None:
@@ -163,6 +174,9 @@ def open_video(
         sources: Sequence[ImageSource] = _folder_frames(folder, name)
     else:
         sources = video.frames
+    video = _timed(video, options)
+    _check(video, name)
+    check_num_frames(len(sources), name, policy)
     if len(sources) == 0:
         raise UserError(f"{name}: no frames. Give at least {config.temporal_patch_size} images.")
     fps = video.fps or (UNKNOWN_FPS if video.sample else config.fps)
@@ -220,6 +234,15 @@ def _check(video: Video, name: str) -> None:
         )
     if video.timestamps is not None and (video.sample or video.fps is not None):
         raise UserError(f"{name}: timestamps exclude fps and sample. Give one of them.")
+
+
+def _timed(video: Video, options: MediaOptions) -> Video:
+    """A list or folder with the times that a message says."""
+    if options.timestamps is not None:
+        return replace(video, timestamps=options.timestamps, fps=None)
+    if options.sample_fps is not None:
+        return replace(video, fps=options.sample_fps, timestamps=None)
+    return video
 
 
 def _folder(frames: str | Path | bytes) -> Path | None:

@@ -21,7 +21,7 @@ from trt_eagle3.serving.openai.fields import (
     repeated,
     sampling,
 )
-from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.messages import read_conversation, read_part_keys, template_options
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
@@ -89,6 +89,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning_effort),
     )
+    ignored += read_part_keys(fields.messages, "messages", served, serving)
     reasoning = served.reasoning(conversation.template_options)
     newer = fields.max_completion_tokens
     limit = fields.max_tokens if newer is None else newer

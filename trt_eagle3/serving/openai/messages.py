@@ -10,8 +10,9 @@ from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.tools import Tool, read_tools
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError
+from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["read_choice", "read_conversation", "template_options"]
+__all__ = ["read_choice", "read_conversation", "read_part_keys", "template_options"]
 
 _ROLES = {
     "system": "system",
@@ -20,6 +21,7 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
+_MAX_IGNORED, _MAX_PATH = 8, 80  # paths that an answer's header lists, and their characters
 _MODES = ("auto", "none", "required")
 
 
@@ -46,6 +48,23 @@ def read_conversation(
         parallel,
         options or {},
     )
+
+
+def read_part_keys(
+    messages: Any, where: str, served: ServedModel, serving: ServingConfig
+) -> tuple[str, ...]:
+    """Paths of keys in parts of messages that are ignored; ``where`` names the list of messages.
+
+    Raises:
+        FieldError: with ``strict_fields``, the first of them.
+    """
+    if not isinstance(messages, list):
+        return ()
+    ignored = served.processor.ignored_keys(messages, where)[:_MAX_IGNORED]
+    names = tuple(ascii(name[:_MAX_PATH])[1:-1] for name in ignored)
+    if names and serving.strict_fields:
+        raise FieldError(f"{names[0]}: not served here.", names[0], "unknown_parameter")
+    return names
 
 
 def read_choice(raw: Any) -> str:
