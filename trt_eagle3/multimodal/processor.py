@@ -32,7 +32,11 @@ from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
 from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.multimodal.video import VideoSource, patch_times
-from trt_eagle3.multimodal.visual_part import ignored_keys
+from trt_eagle3.multimodal.visual_part import (
+    PROCESSOR_OPTIONS,
+    ignored_keys,
+    with_processor_options,
+)
 
 __all__ = ["ModelInputs", "Processor"]
 
@@ -243,6 +247,15 @@ class Processor:
         ``where``: what the list is called.
         """
         return ignored_keys(messages, where=where, tiled=self._reader.tiled)
+
+    def with_options(
+        self, messages: Sequence[Any], options: Mapping[str, Any]
+    ) -> tuple[list[Any], tuple[str, ...]]:
+        """Messages with vLLM's ``mm_processor_kwargs`` in their images and videos, and the names
+        that are none.
+        """
+        unknown = tuple(name for name in options if name not in PROCESSOR_OPTIONS)
+        return with_processor_options(messages, options, tiled=self._reader.tiled), unknown
 
     def raw(self, prompt: str | Sequence[int]) -> ModelInputs:
         """A prompt without chat template: a text, whose control tokens are tokens, or token ids.

@@ -12,7 +12,13 @@ from trt_eagle3.multimodal.media_options import PIXEL_KEYS, MediaOptions
 from trt_eagle3.multimodal.prompt_rules import MediaKind
 from trt_eagle3.multimodal.video import Video
 
-__all__ = ["VisualPart", "ignored_keys", "read_visual"]
+__all__ = [
+    "PROCESSOR_OPTIONS",
+    "VisualPart",
+    "ignored_keys",
+    "read_visual",
+    "with_processor_options",
+]
 
 _KINDS: Mapping[str, MediaKind] = {
     "image": "image",
@@ -29,6 +35,15 @@ _SOURCES: Mapping[MediaKind, tuple[str, ...]] = {
 _UNTYPED = ("image_url", "video_url", "image", "video")  # keys that say what a part without type is
 _OF_FILES = frozenset({"fps", "nframes", "min_frames", "max_frames", "video_start", "video_end"})
 _OF_LISTS = frozenset({"sample_fps", "timestamps"})
+PROCESSOR_OPTIONS: Mapping[str, str] = {
+    "min_pixels": "min_pixels",
+    "max_pixels": "max_pixels",
+    "fps": "fps",
+    "num_frames": "nframes",
+    "min_frames": "min_frames",
+    "max_frames": "max_frames",
+}
+"""What vLLM's ``mm_processor_kwargs`` may name, and the key of a part that says the same."""
 _FULL_DETAIL = ("auto", "high", "original")
 """OpenAI's values of ``detail`` that ask for what is done anyway."""
 _TEXT_KEYS = frozenset({"type", "text", "refusal", "annotations", "logprobs"})
@@ -111,6 +126,42 @@ def ignored_keys(
                     names = _ignored(part, tiled=tiled)
                     found += [f"{where}[{i}].{field}[{j}].{name}" for name in names]
     return tuple(found)
+
+
+def with_processor_options(
+    messages: Sequence[Any], options: Mapping[str, Any], *, tiled: bool
+) -> list[Any]:
+    """``messages`` whose images and videos have vLLM's ``mm_processor_kwargs`` where they say
+    nothing themselves; names outside `PROCESSOR_OPTIONS` and ``null`` change nothing.
+    """
+    given = {
+        PROCESSOR_OPTIONS[name]: value
+        for name, value in options.items()
+        if name in PROCESSOR_OPTIONS and value is not None
+    }
+    if not given:
+        return list(messages)
+    found = []
+    for message in messages:
+        parts = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(parts, list | tuple):
+            changed = [_with_options(part, given, tiled=tiled) for part in parts]
+            message = {**message, "content": changed}
+        found.append(message)
+    return found
+
+
+def _with_options(part: Any, options: Mapping[str, Any], *, tiled: bool) -> Any:
+    visual = read_visual(part, tiled=tiled) if isinstance(part, Mapping) else None
+    if visual is None:
+        return part
+    names = _honoured(visual.kind, visual.source, visual.given, tiled=tiled)
+    if not names >= _OF_FILES:
+        names -= {"fps"}  # of a list it is the rate of its frames, and none to sample at
+    if visual.given.keys() & {"fps", "nframes"}:
+        names -= {"fps", "nframes"}  # they exclude each other
+    added = {name: options[name] for name in options.keys() & names - visual.given.keys()}
+    return {**part, **added}
 
 
 def _ignored(part: Any, *, tiled: bool) -> Sequence[str]:
