@@ -46,6 +46,7 @@ class TimedConnection(HTTPConnection):
         self._tls = scheme == "https"
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._deadline = deadline
+        self.response_class = _timed_response(deadline)
 
     def get(self) -> HTTPResponse:
         """The answer, its headers read; close it before the connection.
@@ -66,12 +67,17 @@ class TimedConnection(HTTPConnection):
             context.set_alpn_protocols(["http/1.1"])
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
 
-    def response_class(self, sock: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
+
+def _timed_response(deadline: Deadline) -> type[HTTPResponse]:
+    class TimedResponse(HTTPResponse):
         """An answer that is read within the deadline, line by line and block by block."""
-        answer = HTTPResponse(sock, *args, **options)
-        # its own reader goes on holding the socket, which is closed after the headers already
-        answer.fp = io.BufferedReader(_TimedReader(answer.fp.detach(), sock, self._deadline))
-        return answer
+
+        def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+            super().__init__(sock, *args, **options)
+            # its own reader goes on holding the socket, which is closed after the headers already
+            self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock, deadline))
+
+    return TimedResponse
 
 
 class _TimedReader(io.RawIOBase):
