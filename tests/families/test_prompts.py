@@ -20,6 +20,7 @@ from tests.families.internvl.random_pair import save_internvl
 from tests.families.qwen2_5_vl.random_pair import save_qwen25
 from tests.families.record_goldens import CASES, GOLDENS, SAMPLES, digest
 from tests.multimodal.record_goldens import collapse_pads, pattern
+from trt_eagle3.errors import UserError
 from trt_eagle3.families.internvl.processor_reference import _ImageTextProcessor, _patches
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.multimodal import Processor, Video
@@ -141,3 +142,9 @@ def test_marks_that_a_user_writes_are_text(family: str, checkpoints: dict[str, P
     plain = made.prompt("x", IMAGES[:1])
     assert int(inputs.visual_rows.sum()) == int(plain.visual_rows.sum())
     assert made.decode(inputs.token_ids.tolist()).count(wrote) == 1
+
+
+def test_tiles_beyond_counting_are_refused_at_once(tmp_path: Path) -> None:
+    save_internvl(tmp_path, max_patches=2**31 - 1)
+    with pytest.raises(UserError, match="max_patches: expected at most 1024, got 2147483647"):
+        processor(tmp_path)

@@ -94,7 +94,7 @@ def test_refused_videos_hold_no_place_process_or_file(tmp_path: Path) -> None:
         assert pool._turns._free == PLACES, name
         assert pool._all == set(pool._idle), name
         assert sorted(open_files(tmp_path)) == files, name
-        assert set(threading.enumerate()) == threads, name
+        assert set(threading.enumerate()) <= threads, name
     pool.close()
     assert children() == before
     assert sorted(descriptors()) == held
