@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from starlette.responses import (
     Response,
     StreamingResponse,
 )
+from starlette.types import Receive, Scope, Send
 
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.request import PromptSource, Request
@@ -125,8 +127,9 @@ class Front:
                 first = await anext(chunks)
                 lease.close()
                 if call.stream:
-                    return StreamingResponse(
+                    return _EventStream(
                         events(call.reply, answers, first, chunks),
+                        chunks,
                         headers={**_UNBUFFERED, **headers},
                         media_type="text/event-stream",
                     )
@@ -291,6 +294,20 @@ class Front:
 def _client_of(request: HTTPRequest) -> str:
     """The client's address; a proxy may forward any text as one."""
     return clip(request.client.host, 64) if request.client else ""
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. However the response ends, also before it began, ``chunks`` are closed,
+    and with them the answers.
+    """
+
+    def __init__(self, content: AsyncIterator[str], chunks: AsyncGenerator[Any], **kw: Any) -> None:
+        super().__init__(content, **kw)
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._chunks):
+            await super().__call__(scope, receive, send)
 
 
 async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,13 @@ from trt_eagle3.multimodal.assistant_message import MessageParser, ReasoningMode
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.openai.fields import read_biases
-from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.messages import read_conversation, read_part_keys, template_options
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["Asked", "constrained", "read_asked"]
 
+_log = logging.getLogger("trt_eagle3")
 _OF_MESSAGES = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
 
 
@@ -56,6 +58,8 @@ def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: Served
         serving.check_prompt(text or "")
         return Asked(text or "")
     conversation = _conversation(single, messages, serving)
+    if ignored := read_part_keys(conversation.messages, "messages", served, serving):
+        _log.warning("keys of messages are ignored: %s", ", ".join(ignored))
     reasoning = served.reasoning(conversation.template_options)
     return Asked(conversation, conversation.parser(reasoning), reasoning)
 

@@ -21,7 +21,12 @@ from trt_eagle3.serving.openai.fields import (
     repeated,
     sampling,
 )
-from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.messages import (
+    read_conversation,
+    read_part_keys,
+    template_options,
+    with_processor_options,
+)
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
@@ -62,6 +67,7 @@ class ChatFields(SamplingFields, StructuredFields):
     logprobs: bool = False
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
     verbosity: Any = None
@@ -81,8 +87,13 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     """
     fields, ignored = read_fields(raw, ChatFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
+    ignored += read_part_keys(fields.messages, "messages", served, serving)
+    messages, unknown = with_processor_options(
+        fields.messages, fields.mm_processor_kwargs, served, serving
+    )
+    ignored += unknown
     conversation = read_conversation(
-        fields.messages,
+        messages,
         fields.tools,
         fields.tool_choice,
         serving,

@@ -102,10 +102,10 @@ def _part(part: Any, where: str) -> dict[str, Any]:
             return {"type": "text", "text": text}
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}
-        case {"type": "input_image", "image_url": str(url)}:
-            return {"type": "image_url", "image_url": {"url": url}}
-        case {"type": "input_video", "video_url": str(url)}:
-            return {"type": "video_url", "video_url": {"url": url}}
+        case {
+            "type": "input_image" | "input_video" | "image_url" | "video_url" | "image" | "video"
+        }:
+            return dict(part)
     raise FieldError(
         f"{where}: expected input_text, output_text, or input_image with an image_url, got "
         f"{quote(part, 80)}",

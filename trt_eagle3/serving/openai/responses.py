@@ -18,7 +18,7 @@ from trt_eagle3.serving.openai.fields import (
     read_fields,
     sampling,
 )
-from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.messages import read_conversation, read_part_keys, template_options
 from trt_eagle3.serving.openai.response_input import read_input, read_response_tools
 from trt_eagle3.serving.openai.response_reply import ResponseReply
 from trt_eagle3.serving.openai.structured import read_format
@@ -84,6 +84,7 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning.get("effort")),
     )
+    ignored += read_part_keys(fields.input, "input", served, serving)
     mode = served.reasoning(conversation.template_options)
     logprobs = _num_logprobs(fields)
     chosen = sampling(fields, served, serving, fields.max_output_tokens).updated(

@@ -12,7 +12,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.fields import check_model, read_fields
-from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.messages import read_conversation, read_part_keys, template_options
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["detokenize", "read_tokenize", "tokenize_error", "tokens_object"]
@@ -61,6 +61,7 @@ def read_tokenize(
         assert fields.prompt is not None
         serving.check_prompt(fields.prompt)
         return RawPrompt(fields.prompt), fields.return_token_strs
+    read_part_keys(fields.messages, "messages", served, serving)
     options = template_options(fields.chat_template_kwargs, None)
     conversation = read_conversation(fields.messages, fields.tools, None, serving, options=options)
     return conversation, fields.return_token_strs
