@@ -114,7 +114,9 @@ def test_message_of_single_characters(
 def test_pieces_add_up_to_the_message_of_the_whole(
     text: str, cuts: list[int], reasoning: ReasoningMode
 ) -> None:
-    assert parse_pieces(text, cuts, reasoning) == AssistantMessage.parse(text, TOOLS, AnswerFormat(Reasoning(reasoning)))
+    assert parse_pieces(text, cuts, reasoning) == AssistantMessage.parse(
+        text, TOOLS, AnswerFormat(Reasoning(reasoning))
+    )
 
 
 def test_arguments_are_streamed_verbatim_as_they_come() -> None:

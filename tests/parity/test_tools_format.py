@@ -30,14 +30,18 @@ def test_calls_as_demanded_have_no_fault(text: str) -> None:
 
 @pytest.mark.parametrize("length", [0, 5, 30, len(WAIT) - 1])
 def test_answer_that_was_cut_may_end_anywhere(length: int) -> None:
-    assert format_fault(f"{LIGHT}\n{WAIT}"[: len(LIGHT) + length], HERMES, cut=True, named=False) == ""
+    assert (
+        format_fault(f"{LIGHT}\n{WAIT}"[: len(LIGHT) + length], HERMES, cut=True, named=False) == ""
+    )
 
 
 @pytest.mark.parametrize("argument", ['"hours"', '"hou', '"x": 1, "minutes": 2'])
 def test_answer_that_was_cut_begins_as_a_call(argument: str) -> None:
     text = f'<tool_call>\n{{"name": "wait", "arguments": {{{argument}'
     assert "beside calls" in format_fault(text, HERMES, cut=True, named=False)
-    assert "beside calls" in format_fault(text.replace("wait", "weight"), HERMES, cut=True, named=False)
+    assert "beside calls" in format_fault(
+        text.replace("wait", "weight"), HERMES, cut=True, named=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,7 @@ XML_WAIT = (
     "<tool_call>\n<function=wait>\n<parameter=minutes>\n7\n</parameter>\n</function>\n</tool_call>"
 )
 XML_LIGHT = (
-    "<tool_call>\n<function=light>\n<parameter=room>\nthe \"loft\"\n</parameter>\n"
+    '<tool_call>\n<function=light>\n<parameter=room>\nthe "loft"\n</parameter>\n'
     "<parameter=on>\ntrue\n</parameter>\n</function>\n</tool_call>"
 )
 

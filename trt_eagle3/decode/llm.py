@@ -85,8 +85,8 @@ class LLM:
             media: where images and videos of prompts may come from.
             split_special_tokens: whether control tokens in the text of prompts are text; None: as
                 the bundle was built.
-            tool_format: in which calls of tools are written: ``hermes``, ``qwen3_xml``, or ``auto``,
-                the one that the checkpoint's chat template teaches.
+            tool_format: in which calls of tools are written: ``hermes``, ``qwen3_xml``, or
+                ``auto``, the one that the checkpoint's chat template teaches.
             prefix_cache: keep KV pages of past prompts for prompts that begin alike; None: as the
                 bundle was built.
         Raises:

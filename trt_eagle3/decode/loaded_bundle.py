@@ -104,7 +104,8 @@ class LoadedBundle:
             media: where images and videos of prompts may come from.
             split_special_tokens: whether control tokens in the text of prompts are text; None: as
                 the bundle was built.
-            tool_format: in which calls of tools are written; ``auto``: as the chat template teaches.
+            tool_format: in which calls of tools are written; ``auto``: as the chat template
+                teaches.
             plan: instead of the bundle's, which is not read then.
             sessions: instead of ``open_graph_of``.
             limits: as another process has found them, whose GPU this one leaves alone; None: the

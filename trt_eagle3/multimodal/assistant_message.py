@@ -11,7 +11,17 @@ from trt_eagle3.multimodal.tool_formats.format import CallReader
 from trt_eagle3.multimodal.tool_formats.hermes import HERMES
 from trt_eagle3.multimodal.tools import Tool
 
-__all__ = ["AnswerFormat", "AssistantMessage", "CallDelta", "MessageDelta", "MessageParser"]
+__all__ = [
+    "PLAIN",
+    "AnswerFormat",
+    "AssistantMessage",
+    "CallDelta",
+    "MessageDelta",
+    "MessageParser",
+]
+
+
+_PIECE_LEN = 4096
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,8 @@ class AnswerFormat:
     tools: ToolFormat = HERMES
 
 
-_PLAIN = AnswerFormat()
+PLAIN = AnswerFormat()
+"""Hermes' calls, and no reasoning."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ class AssistantMessage:
 
     @classmethod
     def parse(
-        cls, text: str, tools: Iterable[Tool] = (), answer_format: AnswerFormat = _PLAIN
+        cls, text: str, tools: Iterable[Tool] = (), answer_format: AnswerFormat = PLAIN
     ) -> AssistantMessage:
         """The message of a whole text; arguments as of ``MessageParser``."""
         parser = MessageParser(tools, answer_format)
@@ -103,7 +114,7 @@ class MessageParser:
         message: the sum of all deltas so far.
     """
 
-    def __init__(self, tools: Iterable[Tool] = (), answer_format: AnswerFormat = _PLAIN) -> None:
+    def __init__(self, tools: Iterable[Tool] = (), answer_format: AnswerFormat = PLAIN) -> None:
         """``tools``: functions that may be called; without any, no call is looked for."""
         self.message = AssistantMessage()
         self._tools = {tool.name: tool for tool in tools}
@@ -118,7 +129,10 @@ class MessageParser:
 
     def push(self, text: str) -> MessageDelta:
         """What ``text`` adds for certain."""
-        return self._run(text, last=False)
+        found = MessageDelta()
+        for start in range(0, len(text), _PIECE_LEN):  # what is held is copied at each tag
+            found += self._run(text[start : start + _PIECE_LEN], last=False)
+        return MessageDelta(found.reasoning, found.content, _merged(found.calls))
 
     def flush(self) -> MessageDelta:
         """What was held back, at the end of the answer."""
@@ -174,16 +188,9 @@ class MessageParser:
                 index -= 1
             calls.append(CallDelta(index, piece.name, piece.arguments))
         if found.rest is not None:
-            self._held, self._state, self._strip = found.rest, self._content, found.is_call
-        return MessageDelta(content=self._released(found.is_call), calls=tuple(calls))
-
-    def _released(self, is_call: bool) -> str:
-        """What is text of a call that is none: what triggered it, and the blanks before it."""
-        if is_call:
-            return ""
-        trigger = next(text for text in self._format.triggers if self._held.startswith(text))
-        self._held = self._held[len(trigger) :]
-        return self._gap + trigger
+            self._held, self._state, self._strip = found.rest, self._content, not found.text
+        content = self._gap + found.text if found.text else ""
+        return MessageDelta(content=content, calls=tuple(calls))
 
     def _until(self, tags: tuple[str, ...], last: bool) -> tuple[str, str]:
         """The text before the first of ``tags``, as far as it is certain, and the tag, if it came:

@@ -10,7 +10,7 @@ from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.request import PromptSource
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.assistant_message import AnswerFormat, MessageParser
+from trt_eagle3.multimodal.assistant_message import PLAIN, AnswerFormat, MessageParser
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.openai.fields import read_biases
@@ -34,7 +34,7 @@ class Asked:
 
     prompt: PromptSource
     parser: MessageParser | None = None
-    answer_format: AnswerFormat = AnswerFormat()
+    answer_format: AnswerFormat = PLAIN
 
 
 def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: ServedModel) -> Asked:

@@ -53,7 +53,13 @@ def arguments(text: str) -> Any:
 
 def test_values_have_the_types_of_the_schema() -> None:
     text = call(
-        "write", path="/a b", mode="420", force="true", owner="null", tags='["x", "</y>"]', meta="{}"
+        "write",
+        path="/a b",
+        mode="420",
+        force="true",
+        owner="null",
+        tags='["x", "</y>"]',
+        meta="{}",
     )
     assert arguments(text) == {
         "path": "/a b",
@@ -88,8 +94,17 @@ def test_text_value_is_kept_to_the_character(value: str, expected: str) -> None:
 
 
 def test_one_line_break_is_removed_from_each_end() -> None:
-    begin, end = "<tool_call><function=write><parameter=path>", "</parameter></function></tool_call>"
-    for value, expected in {"x": "x", "\nx": "x", "\nx\n": "x", "\n\nx\n\n": "\nx\n", "\n": ""}.items():
+    begin, end = (
+        "<tool_call><function=write><parameter=path>",
+        "</parameter></function></tool_call>",
+    )
+    for value, expected in {
+        "x": "x",
+        "\nx": "x",
+        "\nx\n": "x",
+        "\n\nx\n\n": "\nx\n",
+        "\n": "",
+    }.items():
         assert arguments(f"{begin}{value}{end}") == {"path": expected}
 
 
@@ -106,7 +121,10 @@ def test_one_line_break_is_removed_from_each_end() -> None:
         # parameters that the schema does not name
         (call("write", other="5"), {"other": "5"}),
         # forgotten tags
-        (call("write", path="p", text="t").replace("</parameter>\n", ""), {"path": "p", "text": "t"}),
+        (
+            call("write", path="p", text="t").replace("</parameter>\n", ""),
+            {"path": "p", "text": "t"},
+        ),
         (call("write", path="p").replace("</function>\n", ""), {"path": "p"}),
         (call("write", path="p").replace("\n</tool_call>", ""), {"path": "p"}),
         (call("write", path="p").removeprefix("<tool_call>\n"), {"path": "p"}),
@@ -189,7 +207,9 @@ def test_message_of_whole_text_and_of_single_characters(
     st.lists(st.integers(0, 999), max_size=6),
     st.booleans(),
 )
-def test_pieces_add_up_to_the_message_of_the_whole(text: str, cuts: list[int], thinks: bool) -> None:
+def test_pieces_add_up_to_the_message_of_the_whole(
+    text: str, cuts: list[int], thinks: bool
+) -> None:
     form = AnswerFormat(Reasoning("open" if thinks else "none"), QWEN3_XML)
     text = f"so</think>{text}" if thinks else text
     assert parse_pieces(text, cuts, TOOLS, form) == AssistantMessage.parse(text, TOOLS, form)

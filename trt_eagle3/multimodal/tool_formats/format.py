@@ -1,4 +1,4 @@
-"""ToolFormat: how one kind of checkpoint writes calls of tools, and what reads and constrains them."""
+"""ToolFormat: how checkpoints write calls of tools, and what reads and constrains them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ class CallProgress:
 
     Attributes:
         pieces: of the call.
-        rest: the text behind the call, if it ended; the whole text from the trigger on, if it is no
-            call; None: more text is needed.
-        is_call: False: the text is no call, and ``pieces`` is empty.
+        text: what is text, as it is no call: the trigger, at least. There are no ``pieces`` then.
+        rest: what stands behind the call, or behind ``text``; None: more text is needed.
     """
 
     pieces: tuple[CallPiece, ...] = ()
+    text: str = ""
     rest: str | None = None
-    is_call: bool = True
 
 
 class CallReader(Protocol):

@@ -72,15 +72,17 @@ class _HermesReader:
         if head and name in self._tools:
             self._held, self._state = inner[head.end() :], self._arguments
             found = self._arguments(last)
-            return CallProgress((CallPiece(name), *found.pieces), found.rest)
+            return CallProgress((CallPiece(name), *found.pieces), rest=found.rest)
         body, tag, rest = inner.partition(_END_CALL)
-        begun = inner.lstrip()
-        if not tag and not last and (not begun or begun.startswith("{")):
+        begun = body.lstrip()[:1]
+        if begun not in {"", "{"}:
+            return CallProgress(text=_CALL, rest=inner)
+        if not tag and not last:
             return CallProgress()
         call = self._whole(body) if tag else None
         if call is None:
-            return CallProgress(rest=self._held, is_call=False)
-        return CallProgress((call,), rest)
+            return CallProgress(text=_CALL + body + tag, rest=rest)
+        return CallProgress((call,), rest=rest)
 
     def _whole(self, body: str) -> CallPiece | None:
         """A call in another order or without arguments."""
@@ -104,7 +106,7 @@ class _HermesReader:
         if stop is None:
             return CallProgress(pieces)
         self._state = self._tail
-        return CallProgress(pieces, self._tail(last).rest)
+        return CallProgress(pieces, rest=self._tail(last).rest)
 
     def _tail(self, last: bool) -> CallProgress:
         """Behind the arguments: nothing that counts, up to the end of the call, or to the next

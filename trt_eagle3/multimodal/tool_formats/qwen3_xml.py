@@ -36,6 +36,7 @@ _NAME = r"[^<>\n]{1,256}"
 _TAG = re.compile(f"<parameter=({_NAME})>")
 _MARK = re.compile(f"<(?P<kind>parameter|function)=(?P<name>{_NAME})>|</parameter>|</function>")
 _CUT_MARK = re.compile(r"<(?:parameter|function)=[^<>\n]{0,256}")
+_BLANKS = re.compile(r"\s*")
 _MARKS = (_FUNCTION, _END_FUNCTION, _PARAMETER, _END_PARAMETER)
 
 
@@ -52,7 +53,9 @@ class _Qwen3Xml:
 
     def grammar(self, tool: Tool, *, strict: bool) -> CallGrammar:
         begin = f"{_CALL}\n{_FUNCTION}{tool.name}>\n"
-        return CallGrammar(begin, call_content(tool, strict=strict), f"{_END_FUNCTION}\n{_END_CALL}")
+        return CallGrammar(
+            begin, call_content(tool, strict=strict), f"{_END_FUNCTION}\n{_END_CALL}"
+        )
 
 
 QWEN3_XML = _Qwen3Xml()
@@ -73,7 +76,7 @@ class _Qwen3XmlReader:
         self._state: Callable[[bool], bool] = self._head
         self._pieces: list[CallPiece] = []
         self._rest: str | None = None
-        self._is_call = True
+        self._text = ""  # what is no call
         self._parameters: Parameters = Parameters({})
         self._given: set[str] = set()
         # of the value that is being read
@@ -87,7 +90,7 @@ class _Qwen3XmlReader:
         self._pieces = []
         while self._rest is None and self._state(last):
             pass
-        return CallProgress(tuple(self._pieces), self._rest, self._is_call)
+        return CallProgress(tuple(self._pieces), self._text, self._rest)
 
     # Each state takes what it can of what is held. True: the next state goes on with the rest.
 
@@ -100,14 +103,15 @@ class _Qwen3XmlReader:
         elif not closed:
             begun = None if any(tool.startswith(name) for tool in self._tools) else False
         else:
-            begun = _ends_value(rest, last=False) if name in self._tools else False
+            begun = _ends_value(rest, 0, last=False) if name in self._tools else False
         if begun:
             self._parameters = Parameters(self._tools[name].parameters)
             self._pieces.append(CallPiece(name, "{"))
             self._held, self._state = rest, self._between
             return True
         if begun is False or last:
-            self._rest, self._is_call = self._held, False
+            self._text = _CALL if self._held.startswith(_CALL) else _FUNCTION
+            self._rest = self._held[len(self._text) :]
         return False
 
     def _between(self, last: bool) -> bool:
@@ -148,6 +152,7 @@ class _Qwen3XmlReader:
 
     def _value_start(self, last: bool) -> bool:
         """The line break behind the tag is no part of the value."""
+        del last
         if not self._held:
             return False
         self._held = self._held.removeprefix("\n")
@@ -176,25 +181,30 @@ class _Qwen3XmlReader:
 
     def _value_ends(self, mark: re.Match[str], *, last: bool) -> bool | None:
         """Whether the value ends at ``mark``; None: more text is needed."""
-        before, after = self._held[: mark.start()], self._held[mark.end() :]
         if mark["kind"]:
-            if not (before.endswith("\n") or (not before and self._line_start)):
-                return False
-            name = mark["name"]
-            if mark["kind"] == "parameter" and not self._depth and name not in self._given:
-                if name in self._parameters.names:
-                    return True
-            self._depth += 1
-            return False
+            return self._opens_outside(mark)
         if self._depth:
             self._depth -= 1
             return False
         if mark[0] == _END_PARAMETER:
-            return _ends_value(after, last=last)
-        rest = after.lstrip()
+            return _ends_value(self._held, mark.end(), last=last)
+        rest = _next_text(self._held, mark.end())
         if rest.startswith(_END_CALL) or (last and not rest):
             return True
         return None if _END_CALL.startswith(rest) else False
+
+    def _opens_outside(self, mark: re.Match[str]) -> bool:
+        """Whether a tag that opens stands behind the value, whose end is missing; else it is part
+        of the value.
+        """
+        start = mark.start()
+        if not (self._held[start - 1] == "\n" if start else self._line_start):
+            return False
+        new = mark["name"] in self._parameters.names and mark["name"] not in self._given
+        if mark["kind"] == "parameter" and new and not self._depth:
+            return True
+        self._depth += 1
+        return False
 
     def _end_value(self, mark: re.Match[str]) -> None:
         self._take(self._before_line_break(mark.start()))
@@ -206,7 +216,7 @@ class _Qwen3XmlReader:
 
     def _before_line_break(self, stop: int) -> int:
         """``stop``, or one less: the line break before a tag is no part of the value."""
-        return stop - self._held[:stop].endswith("\n")
+        return stop - (stop > 0 and self._held[stop - 1] == "\n")
 
     def _take(self, stop: int) -> None:
         """Take what is held up to ``stop`` as part of the value."""
@@ -225,9 +235,17 @@ class _Qwen3XmlReader:
         return self._types == {"string"}
 
 
-def _ends_value(text: str, *, last: bool) -> bool | None:
-    """Whether ``text`` goes on as it does behind a parameter; None: more of it is needed."""
-    rest = text.lstrip()
+def _next_text(text: str, at: int) -> str:
+    """What stands behind blanks in ``text``, as far as a tag is long."""
+    start = _BLANKS.search(text, at).end()  # type: ignore[union-attr]  # matches everywhere
+    return text[start : start + 300]
+
+
+def _ends_value(text: str, at: int, *, last: bool) -> bool | None:
+    """Whether ``text`` goes on at ``at`` as it does behind a parameter; None: more of it is
+    needed.
+    """
+    rest = _next_text(text, at)
     if _TAG.match(rest) or rest.startswith((_END_FUNCTION, _END_CALL)):
         return True
     if last:

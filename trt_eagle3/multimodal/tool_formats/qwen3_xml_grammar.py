@@ -137,9 +137,7 @@ def call_content(tool: Tool, *, strict: bool) -> tuple[Part, ...]:
         parts += parameter if name in required else [Repeated(parameter, once=True)]
     others = arguments.get("additionalProperties", not parameters.names)
     if others is not False:
-        parts.append(
-            _others(tuple(parameters.names), _value(others, parameters.root, tool.name))
-        )
+        parts.append(_others(tuple(parameters.names), _value(others, parameters.root, tool.name)))
     return tuple(parts)
 
 

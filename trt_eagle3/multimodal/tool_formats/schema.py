@@ -7,18 +7,36 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from trt_eagle3.errors import UserError, clip
 
-__all__ = ["Parameters", "combined", "json_from_text", "named_types", "resolve", "schema_text", "standalone", "type_of", "types_of"]
+__all__ = [
+    "Parameters",
+    "combined",
+    "json_from_text",
+    "named_types",
+    "resolve",
+    "schema_text",
+    "standalone",
+    "type_of",
+    "types_of",
+]
 
 _MAX_REFERENCES = 32  # that follow each other; more are a circle
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """What chat templates make of JSON values in past calls (``| string``), so models write it too."""
+_TYPE_NAMES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 Schema = Mapping[str, Any]
 
 
@@ -81,23 +99,7 @@ def schema_text(schema: Any) -> str:
 
 def type_of(value: Any) -> str:
     """The JSON type of a value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case dict():
-            return "object"
-        case _:
-            return "none of JSON"
+    return _TYPE_NAMES.get(type(value), "none of JSON")
 
 
 def resolve(schema: Any, root: Any) -> Schema:
@@ -161,11 +163,11 @@ def _readings(text: str, *, containers: bool) -> Iterator[tuple[str, Any]]:
     arrays that are encoded twice, or written in Python's syntax.
     """
     with contextlib.suppress(ValueError, RecursionError):
-        value = _finite_json(text)
+        value = _json(text)
         yield text, value
         if containers and isinstance(value, str):
             text = value
-            yield text, _finite_json(text)
+            yield text, _json(text)
     if containers and text.startswith(("{", "[")):
         with contextlib.suppress(*_NO_LITERAL):
             literal = ast.literal_eval(text)
@@ -175,16 +177,13 @@ def _readings(text: str, *, containers: bool) -> Iterator[tuple[str, Any]]:
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
-def _finite_json(text: str) -> Any:
-    """The value of JSON text, without the numbers that JSON does not have.
+def _json(text: str) -> Any:
+    """The value of JSON text; NaN and Infinity are none.
 
     Raises:
         ValueError: no JSON.
     """
-    value = json.loads(text, parse_constant=_refuse)
-    if isinstance(value, float) and not math.isfinite(value):
-        _refuse(text)
-    return value
+    return json.loads(text, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> NoReturn:
