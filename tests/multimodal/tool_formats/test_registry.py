@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import shutil
+from pathlib import Path
+from typing import Any, get_args
 
+import click
 import pytest
 
 from tests.multimodal.tool_formats.templates import QWEN3_5, QWEN3_CODER, QWEN3_VL
+from tests.tiny import TARGET
+from trt_eagle3.commands.serve import serve
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl import FAMILY
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.multimodal.assistant_message import AnswerFormat, AssistantMessage
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.multimodal.reasoning import Reasoning
 from trt_eagle3.multimodal.tool_formats import TOOL_FORMATS, named_tool_format
 from trt_eagle3.multimodal.tools import read_tools
+from trt_eagle3.serving.config import ToolFormatName
 
 WRITE: dict[str, Any] = {
     "type": "function",
@@ -62,6 +70,10 @@ def test_format_can_be_named_as_elsewhere() -> None:
         "qwen3_xml": "qwen3_xml",
         "qwen3_coder": "qwen3_xml",
     }
+    assert get_args(ToolFormatName) == ("auto", *TOOL_FORMATS)
+    [option] = [option for option in serve.params if option.name == "tool_format"]
+    assert isinstance(option.type, click.Choice)
+    assert tuple(option.type.choices) == ("auto", *TOOL_FORMATS)
     with pytest.raises(UserError, match=r"tool_format: expected auto, hermes, .* got 'llama'"):
         named_tool_format("llama")
 
@@ -84,6 +96,28 @@ def test_what_the_template_writes_of_a_call_is_read_as_the_call(name: str) -> No
     assert [(name, json.loads(found)) for name, found in message.calls] == [
         ("write", arguments)
     ] * 2
+
+
+@pytest.mark.parametrize(("source", "expected"), [(QWEN3_VL, '{"a":  1}'), (QWEN3_5, "\n1\n")])
+def test_past_arguments_have_the_form_that_the_format_takes(
+    source: str, expected: str, tmp_path: Path
+) -> None:
+    """Both templates have a place for text; that of XML is no call."""
+    shutil.copytree(TARGET, tmp_path, dirs_exist_ok=True)
+    mixed = source.replace(
+        "{%- for key, value in call.arguments | items %}",
+        "{%- if call.arguments is string %}{{ call.arguments }}{% endif %}"
+        "{%- for key, value in (call.arguments if call.arguments is mapping else {}) | items %}",
+    )
+    (tmp_path / "chat_template.jinja").write_text(mixed)
+    processor = FAMILY.processor(tmp_path, read_target(TARGET))
+    function = {"name": "f", "arguments": '{"a":  1}'}
+    turns = [
+        {"role": "user", "content": "Hm?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+    ]
+    ids = processor.messages(turns).token_ids.tolist()
+    assert expected in processor.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 PROMPT = "{{ messages[0].content }}<|im_start|>assistant\n"
