@@ -35,7 +35,7 @@ TOOLS = (
     ),
 )
 NAMED_TOOL = "wait"
-_MAX_TOKENS = 96  # more than a call of either, of any tokenizer
+_MAX_TOKENS = 96  # more than a call of either: in JSON of any tokenizer, in XML of real ones
 _BLANKS = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r", "\r\n")
 
 
