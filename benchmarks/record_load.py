@@ -198,9 +198,7 @@ async def _serve(engine: LLM, requests: Iterator[Request], clients: int, seconds
 def _requests(salt: int) -> Iterator[Request]:
     """Of the same sizes for every run, of other contents for each ``salt``."""
     for seed in itertools.count():
-        bodies = drawn_bodies(
-            256, seed=seed, salt=salt, pictures=_PICTURES, max_tokens=_MAX_TOKENS
-        )
+        bodies = drawn_bodies(256, seed=seed, salt=salt, pictures=_PICTURES, max_tokens=_MAX_TOKENS)
         for body in bodies:
             yield request_of(body, speculation=True)
 

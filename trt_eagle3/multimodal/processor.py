@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.assistant_message import AnswerFormat
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
 from trt_eagle3.multimodal.control_tokens import ControlTokens
@@ -31,6 +32,7 @@ from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
+from trt_eagle3.multimodal.tool_formats import ToolFormat, named_tool_format
 from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.multimodal.video import VideoSource, patch_times
 from trt_eagle3.multimodal.visual_part import (
@@ -107,10 +109,12 @@ class Processor:
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
         eos_token_id: int | None = None,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         """``split_special_tokens``: control tokens in the text of messages are text, and no
         tokens; ``image_config``, ``video_config``: None where ``rules`` take neither;
-        ``eos_token_id``: the tokenizer's.
+        ``eos_token_id``: the tokenizer's; ``tool_format``: of calls; None: the one that
+        ``template`` teaches.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -129,12 +133,8 @@ class Processor:
         """What ends an answer: the end tokens of the configs, and the tokenizer's."""
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
-        self._reader = MessageReader(
-            rules,
-            text_arguments=template.text_arguments,
-            refuse_pads=not split_special_tokens,
-            tiled=image_config is not None and image_config.tile_side is not None,
-        )
+        self._tool_format = tool_format
+        self._refuse_pads = not split_special_tokens
 
     @classmethod
     def from_directory(
@@ -147,6 +147,7 @@ class Processor:
         media: MediaPolicy = LOCAL_MEDIA,
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
+        tool_format: str = "auto",
     ) -> Processor:
         """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
 
@@ -159,8 +160,11 @@ class Processor:
             split_special_tokens: ``<|im_start|>`` and its like in the text of a message are text,
                 as with transformers' option of that name; False makes control tokens of them, as
                 transformers does by default.
+            tool_format: in which calls of tools are written, by its name; ``auto``: the one that
+                the chat template teaches.
         Raises:
-            UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
+            UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``;
+                an unknown format.
         """
         directory = Path(directory)
         if not directory.is_dir():
@@ -183,7 +187,21 @@ class Processor:
             decoders,
             split_special_tokens,
             tokenizer_eos_id(directory, tokenizer),
+            None if tool_format == "auto" else named_tool_format(tool_format),
         )
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """In which calls of tools are written."""
+        return self._tool_format or self.template.tool_format
+
+    def answer_format(self, options: Mapping[str, Any] = NO_OPTIONS) -> AnswerFormat:
+        """How answers are written, under these options of the chat template.
+
+        Raises:
+            UserError: the template refuses them.
+        """
+        return AnswerFormat(self.template.reasoning(options), self.tool_format)
 
     def prompt(
         self,
@@ -314,6 +332,14 @@ class Processor:
         ``push(id) -> str``, at the end ``flush() -> str``.
         """
         return StreamDecoder(self._token_pieces)
+
+    @cached_property
+    def _reader(self) -> MessageReader:
+        takes_text = self.template.text_arguments and self.tool_format.takes_text_arguments
+        tiled = self.image_config is not None and self.image_config.tile_side is not None
+        return MessageReader(
+            self.rules, text_arguments=takes_text, refuse_pads=self._refuse_pads, tiled=tiled
+        )
 
     @cached_property
     def _token_pieces(self) -> TokenPieces:

@@ -52,10 +52,10 @@ else part.text }}{% endfor %}{% endif %}{% endmacro -%}
 """
 
 
-def load_with_tools(folder: Path, **options: Any) -> LLM:
-    """The tiny pair under the template above."""
+def load_with_tools(folder: Path, template: str = _TEMPLATE, **options: Any) -> LLM:
+    """The tiny pair under a chat template: the one above, if no other is given."""
     bundle = build_tiny(folder, **options)
-    (bundle / "processor" / "chat_template.jinja").write_text(_TEMPLATE)
+    (bundle / "processor" / "chat_template.jinja").write_text(template)
     return load(bundle, media=SERVING.media())
 
 
