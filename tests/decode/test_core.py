@@ -28,6 +28,7 @@ from trt_eagle3.decode import loaded_bundle
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.logits_process import History
 from trt_eagle3.decode.output import Output
@@ -36,7 +37,13 @@ from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.vision_encoder import VisionEncoder
-from trt_eagle3.errors import ClosedError, EngineFailedError, OverloadedError, UserError
+from trt_eagle3.errors import (
+    ClosedError,
+    EngineFailedError,
+    OverloadedError,
+    RequestCancelledError,
+    UserError,
+)
 from trt_eagle3.multimodal import MediaPolicy
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool, _Process
@@ -577,6 +584,39 @@ def decoders_at_work(engine: LLM) -> int:
 
 def picture_of(data: bytes, client: str = "") -> Request:
     return Request("What is this?", images=[data], sampling=TWO, client=client)
+
+
+def test_known_grammars_and_texts_do_not_wait_for_new_grammars(
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = SamplingParams(max_tokens=4, grammar=Grammar.json_object())
+    text = engine.generate(PROMPTS[0], sampling=known).text
+    may_end = threading.Event()
+
+    def slow(_: bytes, cancelled: Callable[[], bool]) -> dict[str, Any]:
+        wait_for(lambda: may_end.is_set() or cancelled())
+        if cancelled():
+            raise RequestCancelledError
+        return {"slow": 1.0}
+
+    monkeypatch.setattr(engine.bundle.grammars._worker, "ask", slow)
+    asked = [
+        engine.submit(
+            Request("Hi", sampling=SamplingParams(grammar=Grammar.regex(f"a{i}")), client=client)
+        )
+        for i, client in enumerate("aaaab")
+    ]
+    assert engine.generate(PROMPTS[0], sampling=known).text == text
+    assert engine.generate(PROMPTS[1]).text == expected[1]
+    assert not any(answer.over for answer in asked)
+    asked[0].cancel()
+    asked[1].cancel()
+    assert [answer.finish().finish_reason for answer in asked[:2]] == ["cancelled"] * 2
+    may_end.set()
+    for answer in asked[2:]:
+        with pytest.raises(UserError, match=r"regex: takes 1\.00 s for a token"):
+            answer.finish()
+    settle(engine)
 
 
 def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LLM) -> None:

@@ -1,5 +1,8 @@
 """A ``Grammar`` in the words of llguidance: JSON Schema with our options, regular expression, Lark.
 
+Grammars of requests are written so in the bounded process (``grammar_worker``) only: its limits hold
+for this too.
+
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.schema_end import never_ends
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.errors import clip
 
 __all__ = ["grammar_text"]
 
@@ -27,7 +30,7 @@ def grammar_text(grammar: Grammar) -> str:
     """What ``llguidance.LLMatcher`` takes.
 
     Raises:
-        UserError: the source is no JSON, no schema, or no grammar; by the request's field.
+        ValueError: the source is no JSON, no schema, or no grammar.
     """
     inner = _inner(grammar)
     if not grammar.after:
@@ -42,52 +45,52 @@ def _inner(grammar: Grammar) -> dict[str, Any]:
     source = grammar.source
     match grammar.kind:
         case "json_schema":
-            return {"json_schema": _schema(source, grammar.field)}
+            return {"json_schema": _schema(source)}
         case "regex":
             return {"lark_grammar": f"start: /{source.replace('/', chr(92) + '/')}/"}
         case "choice":
             return {"lark_grammar": f"start: /{'|'.join(map(_escaped, json.loads(source)))}/"}
         case "ebnf":
-            return {"lark_grammar": _lark(grammar)}
+            return {"lark_grammar": _lark(source)}
         case "tags":
-            return {"lark_grammar": _tags(json.loads(source), grammar.field)}
+            return {"lark_grammar": _tags(json.loads(source))}
 
 
-def _schema(source: str, field: str) -> Any:
+def _schema(source: str) -> Any:
     """A schema with our options, whatever it says of its own."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{field}: not JSON ({clip(error)})") from error
+        raise ValueError(f"not JSON ({clip(error)})") from error
     if schema is False:
-        raise UserError(f"{field}: the schema allows nothing")
+        raise ValueError("the schema allows nothing")
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise UserError(f"{field}: expected a JSON Schema, got {type(schema).__name__}")
+        raise ValueError(f"expected a JSON Schema, got {type(schema).__name__}")
     if never_ends(schema):
-        raise UserError(
-            f"{field}: the schema demands itself inside itself, so no answer would ever end. Make "
-            "that part optional."
+        raise ValueError(
+            "the schema demands itself inside itself, so no answer would ever end. Make that part "
+            "optional."
         )
     return {**schema, "x-guidance": _JSON_OPTIONS}
 
 
-def _lark(grammar: Grammar) -> str:
+def _lark(source: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return str(any_to_lark(grammar.source))
+        return str(any_to_lark(source))
     except Exception as error:  # the converter raises bare Exception
-        raise UserError(f"{grammar.field}: neither Lark nor GBNF ({clip(error)})") from error
+        raise ValueError(f"neither Lark nor GBNF ({clip(error)})") from error
 
 
-def _tags(form: dict[str, Any], field: str) -> str:
+def _tags(form: dict[str, Any]) -> str:
     """Free text in which the trigger begins a tag, or nothing but tags."""
     trigger, tags = form["trigger"], form["tags"]
     rules = []
     for i, (begin, schema, end) in enumerate(tags):
-        read = json.dumps(_schema(schema, field))
+        read = json.dumps(_schema(schema))
         rest = begin[len(trigger) :]
         around = [json.dumps(text, ensure_ascii=False) if text else "" for text in (rest, end)]
         rules.append(f"tag_{i}: {around[0]} %json {read} {around[1]}")
@@ -99,7 +102,7 @@ def _tags(form: dict[str, Any], field: str) -> str:
         start = f"start: {quoted} body {more}"
         if form["answer"] is not None:
             start += " | answer"
-            rules.append(f"answer: %json {json.dumps(_schema(form['answer'], field))}")
+            rules.append(f"answer: %json {json.dumps(_schema(form['answer']))}")
         return "\n".join([start, body, white, *rules])
     lazy = rf"call_begin[lazy]: TEXT {quoted}"
     call = "call: call_begin body"

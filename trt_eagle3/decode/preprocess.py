@@ -1,7 +1,7 @@
 """Preprocessing: a request to tokens, positions and decoded images, beside the thread that decodes.
 
-Texts and images have threads of their own: a text takes milliseconds, the images of one request
-can take many seconds, and nobody else waits behind them.
+What may wait has threads of its own: a text takes milliseconds, the images of one request or the
+turn of a new grammar many seconds, and no text waits behind them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from trt_eagle3.multimodal.caller import NOBODY, Caller
 __all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
 
 _TOKENISING = 2  # threads that prepare texts while the core decodes
-_GRAMMARS = 2  # threads that prepare texts with a grammar: it may take a second
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,27 @@ class PromptPreprocessor:
         try:
             caller.check()
             _check_ids(request.sampling, self._bundle.spec.vocab_size)
-            grammar = self._grammar(request.sampling)
+            grammar = self._grammar(request.sampling, caller)
             prompt = self.prompt(self.model_inputs(request, caller))
             return PreparedRequest(request, prompt, grammar)
         except Exception as error:  # every error is the reader's to see
             return error
 
-    def _grammar(self, sampling: SamplingParams) -> GrammarState | None:
+    def may_wait(self, request: Request) -> bool:
+        """Whether preparing ``request`` may take long: it has images, videos or a new grammar."""
+        grammar = request.sampling.grammar
+        return request.has_media or (
+            grammar is not None and not self._bundle.grammars.knows(grammar)
+        )
+
+    def _grammar(self, sampling: SamplingParams, caller: Caller) -> GrammarState | None:
         if sampling.grammar is None:
             return None
         return self._bundle.grammars.state(
-            sampling.grammar, min_tokens=sampling.min_tokens, ignore_eos=sampling.ignore_eos
+            sampling.grammar,
+            caller,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
         )
 
     def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
@@ -124,24 +133,22 @@ def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 class PreprocessStage:
-    """A preprocessor with queues and threads: for texts, for texts with a grammar, for images."""
+    """A preprocessor with queues and threads: for texts, and for what may wait."""
 
     def __init__(self, preprocessor: PromptPreprocessor, max_waiting: int) -> None:
-        """``max_waiting``: requests with images that are prepared at once; most of the time they
-        wait, for a host or for their turn at the processes that decode.
+        """``max_waiting``: requests that may wait at once: for a host, or for their turn at the
+        processes that decode images and try grammars.
         """
-        self._run = preprocessor.run
+        self._preprocessor = preprocessor
         self._texts = ThreadPoolExecutor(_TOKENISING, "trt-eagle3-prepare")
-        self._grammars = ThreadPoolExecutor(_GRAMMARS, "trt-eagle3-prepare")
-        self._media = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
+        self._others = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
 
     def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
         """Queue a request; the future never fails, its result may."""
-        texts = self._texts if request.sampling.grammar is None else self._grammars
-        pool = self._media if request.has_media else texts
-        return pool.submit(self._run, request, caller)
+        pool = self._others if self._preprocessor.may_wait(request) else self._texts
+        return pool.submit(self._preprocessor.run, request, caller)
 
     def close(self) -> None:
         """Take no more; what is queued still comes out, cancelled or not."""
-        for pool in (self._texts, self._grammars, self._media):
+        for pool in (self._texts, self._others):
             pool.shutdown(wait=False)

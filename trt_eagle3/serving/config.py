@@ -17,6 +17,7 @@ __all__ = ["WARM_UP_SIDE", "ServingConfig"]
 # for one.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
+_MAX_STOP_LEN = 1024  # each token of an answer is compared with every stop word
 _MAX_JPEG_SCANS = 100  # encoders write 1 to 20
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
@@ -135,16 +136,22 @@ class ServingConfig(BaseModel):
             )
 
     def check_stop(self, words: Sequence[str], token_ids: Sequence[int]) -> None:
-        """Refuse so many ends of an answer that looking for them would slow everybody down.
+        """Refuse so many or so long ends of an answer that looking for them would slow all answers.
 
         Raises:
-            UserError: more than ``max_stop_words`` of either.
+            UserError: more than ``max_stop_words`` of either, or a word of more than 1,024
+                characters.
         """
         for name, count in (("stop", len(words)), ("stop_token_ids", len(token_ids))):
             if count > self.max_stop_words:
                 raise UserError(
                     f"{name}: {count} of them, the limit is {self.max_stop_words}. Name fewer."
                 )
+        longest = max(map(len, words), default=0)
+        if longest > _MAX_STOP_LEN:
+            raise UserError(
+                f"stop: a text of {longest} characters, the limit is {_MAX_STOP_LEN}. Shorten it."
+            )
 
     def media(self) -> MediaPolicy:
         """What a request's images and videos may be: never a file of this machine."""
