@@ -19,6 +19,7 @@ __all__ = [
     "TrtEagle3Error",
     "UserError",
     "clip",
+    "is_failure",
     "quote",
 ]
 
@@ -38,6 +39,15 @@ def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
     whole = str(text)
     line = _printable(whole[: most + 1])
     return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether ``error`` is a failure of the work, rather than an order to end it.
+
+    A panic of a library in Rust derives from BaseException alone: workers that catch Exception
+    would die of it.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _printable(text: str) -> str:

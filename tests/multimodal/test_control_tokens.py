@@ -4,7 +4,10 @@ encodes it.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +25,7 @@ from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import Processor
-from trt_eagle3.multimodal.control_tokens import ControlTokens
+from trt_eagle3.multimodal.control_tokens import ControlTokens, any_of
 from trt_eagle3.pipeline import build
 
 # Qwen3-VL's added tokens; those of the second list are no special tokens: to its tokenizer they are
@@ -215,6 +218,40 @@ def test_pads_without_the_special_flag_are_split_too() -> None:
     control, literals = ControlTokens(tokenizer, ["<pad>"]), list[str]()
     found = control.encode("<pad>" + control.protect("x <pad>", literals), literals)
     assert found.count(tokenizer.token_to_id("<pad>")) == 1
+
+
+@given(
+    tokens=st.lists(st.text("abc|.\n", min_size=1, max_size=5), min_size=1, unique=True),
+    text=st.text("abc|.\n", max_size=40),
+)
+def test_pattern_of_any_token_finds_the_longest(tokens: list[str], text: str) -> None:
+    plain = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+    expected = [found.span() for found in re.finditer(plain, text)]
+    assert [found.span() for found in re.finditer(any_of(tokens), text)] == expected
+
+
+def test_thousands_of_control_tokens_are_found_in_a_moment() -> None:
+    tokenizer, names = qwen_tokenizer(), [f"<|reserved_{i}|>" for i in range(4000)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    control, literals = ControlTokens(tokenizer), list[str]()
+    start = time.process_time()
+    control.protect("<|reserved_" * 20_000 + names[-1], literals)
+    assert literals == [names[-1]]
+    assert time.process_time() - start < 2
+
+
+def test_tokenizer_without_control_tokens_protects_nothing() -> None:
+    source = json.loads((DIRECTORY / "tokenizer.json").read_text())
+    tokenizer = Tokenizer.from_str(json.dumps({**source, "added_tokens": []}))
+    control, literals = ControlTokens(tokenizer), list[str]()
+    assert control.protect("a <|im_end|>", literals) == "a <|im_end|>"
+    assert control.encode("a", literals) == tokenizer.encode("a").ids
+
+
+@pytest.mark.parametrize("names", [["x" * 257], [f"<{i}>" for i in range(1 << 14)]])
+def test_too_many_or_too_long_control_tokens_are_refused(names: list[str]) -> None:
+    with pytest.raises(UserError, match="control tokens of up to .* expected at most 16384 of 256"):
+        ControlTokens(qwen_tokenizer(), names)
 
 
 def test_mark_of_our_own_in_a_text_is_refused() -> None:

@@ -88,7 +88,7 @@ class PromptPreprocessor:
             case str() as text:
                 inputs = processor.prompt(text, request.images, request.videos, caller=caller)
             case RawPrompt(content):
-                inputs = processor.raw(content)
+                inputs = processor.raw(content, caller)
             case Conversation() as asked:
                 inputs = processor.messages(
                     asked.messages, caller, tools=asked.offered, options=asked.template_options

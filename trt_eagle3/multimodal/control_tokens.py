@@ -11,6 +11,7 @@ like any text (``split_special_tokens`` of transformers and vLLM).
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import threading
@@ -18,12 +19,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.text_encoder import TextEncoder
 
 __all__ = ["ControlTokens"]
 
+_MAX_COUNT = 1 << 14  # control tokens; models in use have up to 6,500
+_MAX_LEN = 256  # characters of one
 _INDEX = 8  # hexadecimal digits behind the nonce of a placeholder
 
 
@@ -36,19 +41,27 @@ class ControlTokens:
         ]
         # longest first, as the tokenizer matches them
         self.tokens = sorted(
-            {*others, *(token.content for token in special)}, key=len, reverse=True
+            {*others, *(token.content for token in special)} - {""}, key=len, reverse=True
         )
         self._tokenizer = tokenizer
+        self._encoder = TextEncoder.of(tokenizer)
         # Where tokens are looked for after normalisation, a text may hold one that it did not hold
         # before.
         self._always = any(token.normalized for token in special)
         self._nonce = secrets.token_hex(16)
-        names = "|".join(map(re.escape, self.tokens))
-        self._find = re.compile(names)
-        words = {token.content for token in special if token.single_word}
-        matched = "|".join(
-            rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t) for t in self.tokens
-        )
+        self._longest = max(map(len, self.tokens), default=0)
+        if self._longest > _MAX_LEN or len(self.tokens) > _MAX_COUNT:
+            raise UserError(
+                f"tokenizer: {len(self.tokens)} control tokens of up to {self._longest} characters, "
+                f"expected at most {_MAX_COUNT} of {_MAX_LEN}. Is it the right file?"
+            )
+        matched = any_of(self.tokens)
+        self._find = re.compile(matched)
+        if words := {token.content for token in special if token.single_word}:
+            matched = "|".join(
+                rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t)
+                for t in self.tokens
+            )
         self._find_all = re.compile(f"{self._nonce}([0-9a-f]{{{_INDEX}}})|{matched}")
         self._heads = frozenset(
             token[:size] for token in self.tokens for size in range(1, len(token))
@@ -56,7 +69,6 @@ class ControlTokens:
         self._tails = frozenset(
             token[size:] for token in self.tokens for size in range(1, len(token))
         )
-        self._longest = len(self.tokens[0])
         self._lock = threading.Lock()
 
     def protect(self, value: Any, literals: list[str]) -> Any:
@@ -74,11 +86,16 @@ class ControlTokens:
         except RecursionError as error:
             raise UserError("messages: nested too deep. Send plain messages.") from error
 
-    def encode(self, rendered: str, literals: Sequence[str]) -> list[int]:
-        """Token ids of a prompt, whose placeholders become what ``literals`` says and stay text."""
+    def encode(
+        self, rendered: str, literals: Sequence[str] = (), caller: Caller = NOBODY
+    ) -> list[int]:
+        """Token ids of a prompt, whose placeholders become what ``literals`` says and stay text.
+
+        Raises:
+            UserError, RequestCancelledError, EnvironmentMissingError: as for ``TextEncoder.encode``.
+        """
         if not literals and not self._always:
-            # a batch, because other threads run during that one only: a long text takes seconds
-            return list(self._tokenizer.encode_batch_fast([rendered])[0].ids)
+            return self._encoder.encode(rendered, caller)
         with self._lock:
             splitting, names, ids = self._splitting
 
@@ -87,7 +104,7 @@ class ControlTokens:
             return names[found[0]] if index is None else literals[int(index, 16)]
 
         text = self._find_all.sub(name_or_text, rendered)
-        return [ids.get(i, i) for i in splitting.encode_batch_fast([text])[0].ids]
+        return [ids.get(i, i) for i in splitting.encode(text, caller)]
 
     def _protect(self, value: Any, literals: list[str]) -> Any:
         match value:
@@ -133,7 +150,7 @@ class ControlTokens:
         return _merged([*spans, *ends])
 
     @cached_property
-    def _splitting(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+    def _splitting(self) -> tuple[TextEncoder, dict[str, str], dict[int, int]]:
         """The tokenizer that splits control tokens; their names in it; and whose id theirs
         stands for.
         """
@@ -142,25 +159,46 @@ class ControlTokens:
         for content in self.tokens:
             if content in added:
                 added[content]["special"] = True
-        splitting = Tokenizer.from_str(json.dumps(source))
-        splitting.encode_special_tokens = True
-        names: dict[str, str] = {}
-        ids: dict[int, int] = {}
-        for i, content in enumerate(self.tokens):
-            flags = {flag: added.get(content, {}).get(flag, False) for flag in _FLAGS}
-            names[content] = f"<|{self._nonce}{i:x}|>"
-            splitting.add_tokens([AddedToken(names[content], special=False, **flags)])
-            ids[_id(splitting, names[content])] = _id(self._tokenizer, content)
-        return splitting, names, ids
+        names = {content: f"<|{self._nonce}{i:x}|>" for i, content in enumerate(self.tokens)}
+        flags = [
+            {flag: added.get(content, {}).get(flag, False) for flag in _FLAGS}
+            for content in self.tokens
+        ]
+        text = json.dumps(source)
+        splitting = TextEncoder(
+            lambda: text,
+            list(zip(names.values(), flags, strict=True)),
+            encode_special_tokens=True,
+        )
+        originals = map(self._tokenizer.token_to_id, self.tokens)
+        return splitting, names, dict(zip(splitting.added_ids, originals, strict=True))
+
+
+def any_of(texts: Sequence[str]) -> str:
+    """A regular expression of ``texts``, that matches the longest that fits; common beginnings are
+    compared once, so that the time of a search hardly grows with their number.
+
+    Args:
+        texts: distinct, and not empty.
+    """
+    if not texts:
+        return "(?!)"
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(text[0], []).append(text)
+    return "|".join(map(_of_group, groups.values()))
+
+
+def _of_group(texts: list[str]) -> str:
+    """Of texts that begin with the same character."""
+    head = os.path.commonprefix(texts)
+    rests = [text[len(head) :] for text in texts if text != head]
+    if not rests:
+        return re.escape(head)
+    return f"{re.escape(head)}(?:{any_of(rests)}){'?' if head in texts else ''}"
 
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
-
-
-def _id(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)
-    assert found is not None, f"{token}: no token of this tokenizer"
-    return found
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

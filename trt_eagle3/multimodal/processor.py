@@ -28,6 +28,7 @@ from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
+from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
 from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.multimodal.video import VideoSource, patch_times
@@ -111,6 +112,7 @@ class Processor:
         self.media = media
         self.decoders = decoders
         _check_table(tokenizer, spec.vocab_size)
+        self._encoder = TextEncoder.of(tokenizer)
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
         self._reader = MessageReader(
@@ -221,16 +223,17 @@ class Processor:
             parts = [turns, functions, options]
             turns, functions, options = self._control.protect(parts, literals)
         text = self._expand(self.template.render(turns, functions, options), slots, visuals)
-        return self._inputs(self._control.encode(text, literals), visuals)
+        return self._inputs(self._control.encode(text, literals, caller), visuals)
 
-    def raw(self, prompt: str | Sequence[int]) -> ModelInputs:
+    def raw(self, prompt: str | Sequence[int], caller: Caller = NOBODY) -> ModelInputs:
         """A prompt without chat template: a text, whose control tokens are tokens, or token ids.
 
         Raises:
             UserError: no token, an id that the tokenizer lacks, an image or video pad, or a prompt
                 longer than ``max_prompt_len``.
+            RequestCancelledError: ``caller`` left.
         """
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenize(prompt, caller) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise UserError("prompt: no token. Give at least one.")
         pads = {self.tokenizer.token_to_id(pad) for pad in self.rules.pads.values()}
@@ -242,9 +245,14 @@ class Processor:
                 )
         return self._inputs(ids, [])
 
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of a text, control tokens in it as tokens."""
-        return list(self.tokenizer.encode_batch_fast([text])[0].ids)
+    def tokenize(self, text: str, caller: Caller = NOBODY) -> list[int]:
+        """Ids of a text, control tokens in it as tokens.
+
+        Raises:
+            UserError: the tokenizer fails, or takes more time or memory than it may.
+            RequestCancelledError: ``caller`` left.
+        """
+        return self._encoder.encode(text, caller)
 
     def _inputs(self, ids: Sequence[int], visuals: Sequence[_Visual]) -> ModelInputs:
         token_ids = torch.tensor(ids, dtype=torch.int64)
