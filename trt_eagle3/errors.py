@@ -18,6 +18,7 @@ __all__ = [
     "RequestCancelledError",
     "TrtEagle3Error",
     "UserError",
+    "as_failure",
     "clip",
     "is_failure",
     "quote",
@@ -48,6 +49,15 @@ def is_failure(error: BaseException) -> bool:
     would die of it.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def as_failure(error: BaseException) -> Exception:
+    """``error`` as what is told of a job that ended with it, whatever it was."""
+    if isinstance(error, Exception):
+        return error
+    failure = EngineFailedError(f"{type(error).__name__}: {clip(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def _printable(text: str) -> str:

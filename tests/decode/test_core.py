@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -616,6 +617,67 @@ def test_known_grammars_and_texts_do_not_wait_for_new_grammars(
     for answer in asked[2:]:
         with pytest.raises(UserError, match=r"regex: takes 1\.00 s for a token"):
             answer.finish()
+    settle(engine)
+
+
+class PanicException(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize("kind", [PanicException, SystemExit])
+def test_preparation_that_panics_fails_alone_and_loses_no_thread(
+    engine: LLM,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+) -> None:
+    def panic(*_: object, **__: object) -> Any:
+        raise kind("retry-limit over")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptPreprocessor, "model_inputs", panic)
+        for _ in range(5):
+            with pytest.raises(EngineFailedError, match=f"^{kind.__name__}: retry-limit over$"):
+                engine.submit(Request("Hi")).finish()
+    settle(engine)
+    assert engine.metrics().prepare_seconds == 0.0
+    assert [engine.generate(prompt).text for prompt in PROMPTS[:3]] == expected[:3]
+
+
+def test_step_that_panics_ends_all_it_was_for_and_the_engine_goes_on(
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: object) -> Any:
+        raise PanicException("index out of bounds")
+
+    answer = engine.submit(endless())
+    reading = iter(answer)
+    next(reading)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "cycle", panic)
+        with pytest.raises(EngineFailedError, match=r"^PanicException: index out of bounds$"):
+            answer.finish()
+    settle(engine)
+    assert engine.generate(PROMPTS[3]).text == expected[3]
+
+
+@pytest.mark.parametrize(
+    "sampling", [TWO, SamplingParams(max_tokens=2, grammar=Grammar.regex("ab"))]
+)
+def test_request_that_no_thread_prepares_is_refused_and_not_counted(
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
+) -> None:
+    def fail(_: ThreadPoolExecutor) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", fail)
+        for _ in range(2 * LIMITS["max_waiting"]):
+            with pytest.raises(OverloadedError, match=r"can't start new thread.*Try again later"):
+                engine.submit(Request("Hi", sampling=sampling))
+    now = engine.metrics()
+    assert (now.waiting, now.running, now.prepare_seconds) == (0, 0, 0.0)
+    assert engine.generate(PROMPTS[2]).text == expected[2]
     settle(engine)
 
 

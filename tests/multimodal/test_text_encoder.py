@@ -1,4 +1,4 @@
-"""Texts are encoded in bounded processes: by what the library does, and by tokenizers of strangers."""
+"""Texts are encoded in bounded processes: as the library does, and by tokenizers of strangers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ def changed(**parts: Any) -> str:
 
 
 def split_by(pattern: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {"type": "Sequence", "pretokenizers": [split, {**level, "use_regex": False}]}
 
@@ -70,9 +75,7 @@ def test_ids_are_those_of_the_library() -> None:
 
 
 def test_added_tokens_have_the_ids_that_the_library_gives_them() -> None:
-    encoder = TextEncoder(
-        lambda: changed(), [("<new>", {"normalized": False})], encode_special_tokens=True
-    )
+    encoder = TextEncoder(changed, [("<new>", {"normalized": False})], encode_special_tokens=True)
     tokenizer = Tokenizer.from_file(str(FILE))
     tokenizer.encode_special_tokens = True
     tokenizer.add_tokens(["<new>"])

@@ -45,8 +45,8 @@ class GrammarCompiler:
     comes, or ``warm_up``.
 
     A grammar is compiled in some milliseconds. One that takes more time or memory than
-    ``grammar_worker`` allows is refused within a second. Known grammars wait for nothing; others are
-    tried one at a time, clients in turn.
+    ``grammar_worker`` allows is refused within a second. Known grammars wait for nothing; others
+    are tried one at a time, clients in turn.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """A ``Grammar`` in the words of llguidance: JSON Schema with our options, regular expression, Lark.
 
-Grammars of requests are written so in the bounded process (``grammar_worker``) only: its limits hold
-for this too.
+Grammars of requests are written so in the bounded process (``grammar_worker``) only: its limits
+hold for this too.
 
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -30,7 +30,7 @@ def grammar_text(grammar: Grammar) -> str:
     """What ``llguidance.LLMatcher`` takes.
 
     Raises:
-        ValueError: the source is no JSON, no schema, or no grammar.
+        ValueError, TypeError: the source is no JSON, no schema, or no grammar.
     """
     inner = _inner(grammar)
     if not grammar.after:
@@ -67,7 +67,7 @@ def _schema(source: str) -> Any:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise ValueError(f"expected a JSON Schema, got {type(schema).__name__}")
+        raise TypeError(f"expected a JSON Schema, got {type(schema).__name__}")
     if never_ends(schema):
         raise ValueError(
             "the schema demands itself inside itself, so no answer would ever end. Make that part "

@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ def main() -> None:
     sys.path[:] = json.loads(sys.argv[1])
     from llguidance import LLTokenizer
 
-    import trt_eagle3.decode.grammar_text  # before the forks, which would each import it
-
+    import_module("trt_eagle3.decode.grammar_text")  # here, or every fork would import it
     vocabulary = json.loads(sys.stdin.buffer.readline())
     tokenizer = LLTokenizer(
         vocabulary["tokenizer"], n_vocab=vocabulary["size"], eos_token=vocabulary["ends"]
@@ -76,7 +76,7 @@ def _bounded(tokenizer: Any, grammar: Any, stop: int = 0) -> bytes:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        if pipe not in select.select([pipe, stop], [], [])[0]:
+        if reader not in select.select([reader, stop], [], [])[0]:
             os.kill(child, signal.SIGKILL)
         answer = pipe.read()
     _, status = os.waitpid(child, 0)

@@ -6,6 +6,7 @@ turn of a new grammar many seconds, and no text waits behind them.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ from trt_eagle3.decode.prefix_cache import media_digests
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.errors import UserError
+from trt_eagle3.decode.stopwatch import Stopwatch
+from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 
@@ -56,8 +58,8 @@ class PromptPreprocessor:
             grammar = self._grammar(request.sampling, caller)
             prompt = self.prompt(self.model_inputs(request, caller))
             return PreparedRequest(request, prompt, grammar)
-        except Exception as error:  # every error is the reader's to see
-            return error
+        except BaseException as error:  # every error is the reader's to see, and ends no thread
+            return as_failure(error)
 
     def may_wait(self, request: Request) -> bool:
         """Whether preparing ``request`` may take long: it has images, videos or a new grammar."""
@@ -140,13 +142,50 @@ class PreprocessStage:
         processes that decode images and try grammars.
         """
         self._preprocessor = preprocessor
+        self._lock = threading.Lock()
+        self._num_texts = 0
+        self._progress = Stopwatch()
         self._texts = ThreadPoolExecutor(_TOKENISING, "trt-eagle3-prepare")
         self._others = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
 
+    @property
+    def seconds(self) -> float:
+        """Since a text was last prepared, or the oldest came; 0 while there is none."""
+        return self._progress.seconds
+
     def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
-        """Queue a request; the future never fails, its result may."""
-        pool = self._others if self._preprocessor.may_wait(request) else self._texts
-        return pool.submit(self._preprocessor.run, request, caller)
+        """Queue a request; the future never fails, its result may.
+
+        Raises:
+            OverloadedError: no thread starts.
+        """
+        if self._preprocessor.may_wait(request):
+            return self._queue(self._others, request, caller)
+        self._count_text(1)
+        try:
+            future = self._queue(self._texts, request, caller)
+        except BaseException:
+            self._count_text(-1)
+            raise
+        future.add_done_callback(lambda _: self._count_text(-1))
+        return future
+
+    def _queue(self, pool: ThreadPoolExecutor, request: Request, caller: Caller) -> Future[Outcome]:
+        try:
+            return pool.submit(self._preprocessor.run, request, caller)
+        except RuntimeError as error:
+            raise OverloadedError(
+                f"no thread starts to prepare the request ({clip(error)}). Try again later."
+            ) from error
+
+    def _count_text(self, change: int) -> None:
+        """A text has come, or is prepared."""
+        with self._lock:
+            self._num_texts += change
+            if not self._num_texts:
+                self._progress.stop()
+            elif change < 0 or not self._progress.runs:
+                self._progress.start()
 
     def close(self) -> None:
         """Take no more; what is queued still comes out, cancelled or not."""

@@ -59,9 +59,7 @@ class WorkerProcess:
         self._all: set[_Process] = set()
         self._owner = os.getpid()
 
-    def ask(
-        self, request: bytes, cancelled: Callable[[], bool] = _never
-    ) -> dict[str, Any] | None:
+    def ask(self, request: bytes, cancelled: Callable[[], bool] = _never) -> dict[str, Any] | None:
         """A worker's answer; None where the request was its end.
 
         Args:

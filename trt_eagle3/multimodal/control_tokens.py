@@ -11,7 +11,6 @@ like any text (``split_special_tokens`` of transformers and vLLM).
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import threading
@@ -52,15 +51,14 @@ class ControlTokens:
         self._longest = max(map(len, self.tokens), default=0)
         if self._longest > _MAX_LEN or len(self.tokens) > _MAX_COUNT:
             raise UserError(
-                f"tokenizer: {len(self.tokens)} control tokens of up to {self._longest} characters, "
-                f"expected at most {_MAX_COUNT} of {_MAX_LEN}. Is it the right file?"
+                f"tokenizer: {len(self.tokens)} control tokens of up to {self._longest} "
+                f"characters, expected at most {_MAX_COUNT} of {_MAX_LEN}. Is it the right file?"
             )
         matched = any_of(self.tokens)
         self._find = re.compile(matched)
         if words := {token.content for token in special if token.single_word}:
             matched = "|".join(
-                rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t)
-                for t in self.tokens
+                rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t) for t in self.tokens
             )
         self._find_all = re.compile(f"{self._nonce}([0-9a-f]{{{_INDEX}}})|{matched}")
         self._heads = frozenset(
@@ -92,7 +90,8 @@ class ControlTokens:
         """Token ids of a prompt, whose placeholders become what ``literals`` says and stay text.
 
         Raises:
-            UserError, RequestCancelledError, EnvironmentMissingError: as for ``TextEncoder.encode``.
+            UserError, RequestCancelledError, EnvironmentMissingError: as for
+                ``TextEncoder.encode``.
         """
         if not literals and not self._always:
             return self._encoder.encode(rendered, caller)
@@ -170,7 +169,7 @@ class ControlTokens:
             list(zip(names.values(), flags, strict=True)),
             encode_special_tokens=True,
         )
-        originals = map(self._tokenizer.token_to_id, self.tokens)
+        originals = [_id(self._tokenizer, token) for token in self.tokens]
         return splitting, names, dict(zip(splitting.added_ids, originals, strict=True))
 
 
@@ -191,7 +190,9 @@ def any_of(texts: Sequence[str]) -> str:
 
 def _of_group(texts: list[str]) -> str:
     """Of texts that begin with the same character."""
-    head = os.path.commonprefix(texts)
+    first, last = min(texts), max(texts)
+    pairs = enumerate(zip(first, last, strict=False))
+    head = first[: next((i for i, (a, b) in pairs if a != b), len(first))]
     rests = [text[len(head) :] for text in texts if text != head]
     if not rests:
         return re.escape(head)
@@ -199,6 +200,12 @@ def _of_group(texts: list[str]) -> str:
 
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    assert found is not None, f"{token}: no token of this tokenizer"
+    return found
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,5 +1,5 @@
-"""From text to token ids, by tokenizers of checkpoints, in the processes of this program that encode
-(``tokenizer_worker.py``).
+"""From text to token ids, by tokenizers of checkpoints, in the processes of this program that
+encode (``tokenizer_worker.py``).
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _asked(request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     seconds = tokenizer_worker.CPU_S + size * tokenizer_worker.CPU_S_PER_BYTE
     most = tokenizer_worker.MEMORY_BYTES + size * tokenizer_worker.MEMORY_PER_BYTE
     raise UserError(
-        f"prompt: encoding it was ended, as the checkpoint's tokenizer took more than {seconds:.3g} "
-        f"s or {most >> 20} MiB. Change the text, or use another tokenizer."
+        "prompt: encoding it was ended, as the checkpoint's tokenizer took more than "
+        f"{seconds:.3g} s or {most >> 20} MiB. Change the text, or use another tokenizer."
     )
 
 

@@ -99,9 +99,7 @@ def _check_decoder(tokenizer: Tokenizer) -> None:
             raise ValueError("its decoder replaces a regular expression, expected a fixed text")
         factor *= max(1.0, len(part["content"]) / max(1, len(pattern)))
         if factor > _MAX_DECODER_FACTOR:
-            raise ValueError(
-                f"its decoder lengthens a text more than {_MAX_DECODER_FACTOR} times"
-            )
+            raise ValueError(f"its decoder lengthens a text more than {_MAX_DECODER_FACTOR} times")
 
 
 class TokenBytes:

@@ -2,8 +2,8 @@
 
 A tokenizer is a program that a stranger wrote: its patterns may backtrack for ever, its normalizer
 may multiply a text, and the library panics where a pattern backtracks too long. Here the kernel
-bounds its memory and processor time, and a panic is an answer like any other. Reads one JSON request
-a line from standard input, and writes one JSON answer a line.
+bounds its memory and processor time, and a panic is an answer like any other. Reads one JSON
+request a line from standard input, and writes one JSON answer a line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOAD_CPU_S = 20.0  # a tokenizer of 250,000 tokens takes some 2
 MAX_TOKENS = 1 << 22  # of a text; no model takes so many
 _KEPT = 8  # tokenizers
 
-_Loaded = dict[str, "tuple[Tokenizer, list[int]]"]
+_Loaded = dict[str, "tuple[Tokenizer, list[int | None]]"]
 
 
 def main() -> None:
@@ -97,8 +97,8 @@ def _load(key: str | None, spec: dict[str, Any], loaded: _Loaded) -> str:
 
 
 def _bound(cpu_s: float, memory_bytes: int | None) -> None:
-    """Let the kernel end this process after ``cpu_s``, by signals whose default action does so in
-    the middle of native code too, and refuse it more memory; 0, None: from now on it is not bounded.
+    """Let the kernel end this process after ``cpu_s``, in the middle of native code too, and refuse
+    it more memory than that. 0 and None lift the bounds.
     """
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, 30 * cpu_s)  # and should it hang without computing

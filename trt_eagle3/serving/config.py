@@ -49,9 +49,10 @@ class ServingConfig(BaseModel):
         send_timeout_s: how long a client may read nothing of what is sent to it before it is cut
             off.
         max_request_s: a request that takes longer is ended with an error.
-        max_step_s: an engine hangs that has work and finishes no step for longer, or whose process
-            answers nothing for longer: ``/health`` of ``trt-eagle3 serve`` is 503 then, and on
-            Triton the model not ready. Choose more than the longest step takes. null: nobody looks.
+        max_step_s: an engine hangs that has work and finishes no step for longer, prepares none of
+            the prompts that wait for longer, or whose process answers nothing for longer:
+            ``/health`` of ``trt-eagle3 serve`` is 503 then, and on Triton the model not ready.
+            Choose more than the longest step takes. null: nobody looks.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are
             sent together, the first one at once. Every response costs the server something; 0 sends
             one for each verify pass.

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import (
@@ -24,7 +24,7 @@ from starlette.responses import (
 
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.request import PromptSource, Request
-from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.errors import OverloadedError, UserError, as_failure
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
@@ -58,6 +58,7 @@ _PAGE_POLICY = (
     "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
+_T = TypeVar("_T")
 _Explain = Callable[[UserError], UserError]
 
 
@@ -161,6 +162,7 @@ class Front:
         """What ``read`` makes of the body, on a thread."""
         data, scanner = await lease.read(request.stream())
 
+        @_failing_as_exception
         def parse() -> Any:
             raw = parse_request_json(data, "body", self._serving, scanner)
             return read(raw, self._served, self._serving)
@@ -176,10 +178,11 @@ class Front:
         try:
             for one in wanted:
                 answers.append(self._engine.submit(replace(one, client=client)))
-        except OverloadedError:
+        except BaseException as error:
             for answer in answers:
                 answer.cancel()
-            self.on_overload()
+            if isinstance(error, OverloadedError):
+                self.on_overload()
             raise
         return answers
 
@@ -200,6 +203,7 @@ class Front:
         caller = Caller(request.client.host if request.client else "", over.is_set)
         gone = asyncio.create_task(_call_when_gone(request, over.set))
 
+        @_failing_as_exception
         def count() -> list[int]:
             ids: list[int] = self._engine.prepare(prompt, caller=caller).token_ids.tolist()
             return ids
@@ -286,6 +290,20 @@ class Front:
         key = self.http.api_key
         if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
             raise RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
+
+
+def _failing_as_exception(job: Callable[[], _T]) -> Callable[[], _T]:
+    """``job``, whose panics are exceptions: nothing that handles requests catches others."""
+
+    def run() -> _T:
+        try:
+            return job()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise as_failure(error) from error
+
+    return run
 
 
 async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> None:
