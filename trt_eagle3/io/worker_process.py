@@ -88,8 +88,11 @@ class WorkerProcess:
         if self._owner != os.getpid():
             return
         with self._lock:
-            processes, self._all, self._idle = list(self._all), set(), []
-        for process in processes:
+            idle, at_work = self._idle, self._all.difference(self._idle)
+            self._idle, self._all = [], set()
+        for process in at_work:
+            process.kill()  # whose request's thread sees that it ended, and closes its pipes
+        for process in idle:
             _end(process)
 
     @contextlib.contextmanager
