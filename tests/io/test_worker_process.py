@@ -101,6 +101,11 @@ def test_two_processes_work_at_once_and_a_third_request_waits(worker: WorkerProc
     assert ask(worker, "b") is not None
 
 
+def test_all_workers_are_started_by_asking_all(worker: WorkerProcess) -> None:
+    worker.ask_all(b'"a"')
+    assert len(worker._all) == len(worker._idle) == 2
+
+
 def test_close_ends_a_request_at_work(worker: WorkerProcess) -> None:
     answers: list[object] = []
     thread = threading.Thread(target=lambda: answers.append(ask(worker, "wait")))

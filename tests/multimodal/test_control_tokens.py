@@ -26,6 +26,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.control_tokens import ControlTokens, any_of
+from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.pipeline import build
 
 # Qwen3-VL's added tokens; those of the second list are no special tokens: to its tokenizer they are
@@ -259,6 +260,17 @@ def test_mark_of_our_own_in_a_text_is_refused() -> None:
     mark = CONTROL.protect("<|im_end|>", literals)
     with pytest.raises(UserError, match="a mark of this program's own"):
         CONTROL.protect(mark, literals)
+
+
+def test_warm_up_loads_both_tokenizers_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    control, literals = ControlTokens(qwen_tokenizer()), list[str]()
+    control.warm_up()
+    monkeypatch.setattr(TextEncoder, "_spec", lambda _: pytest.fail("it was not loaded"))
+    text = control.protect("<|im_end|>", literals)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(control.encode, text, literals) for _ in range(4)]
+        assert [one.result() for one in asked] == [plain("<|im_end|>")] * 4
+    assert control.encode("Hi") == plain("Hi")
 
 
 def test_second_tokenizer_is_made_once_by_many_threads() -> None:

@@ -55,6 +55,7 @@ class WorkerProcess:
     def _reset(self) -> None:
         self._places = threading.Semaphore(self._count)
         self._lock = threading.Lock()
+        self._asking_all = threading.Lock()
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._owner = os.getpid()
@@ -70,18 +71,27 @@ class WorkerProcess:
             EnvironmentMissingError: no process can be started.
         """
         with self._place(cancelled):
-            process = self._take()
-            line = b""
-            try:
-                line = _exchange(process, request, cancelled)
-            finally:
-                self._put_back(process, usable=line.endswith(b"\n"))
+            line = self._exchanged(request, cancelled)
         if not line.endswith(b"\n"):
             return None
         if cancelled():
             raise _left()
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def ask_all(self, request: bytes) -> None:
+        """Ask all ``count`` workers the same, so that each is started and has done it once.
+
+        Raises:
+            EnvironmentMissingError: no process can be started.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._asking_all:  # two that hold a place each would wait for each other
+                for _ in range(self._count):
+                    stack.enter_context(self._place(_never))
+            processes = [self._take() for _ in range(self._count)]
+            for process in processes:
+                self._put_back(process, usable=_exchange(process, request, _never).endswith(b"\n"))
 
     def close(self) -> None:
         """End the processes, whatever they do; asked again, others start."""
@@ -109,6 +119,14 @@ class WorkerProcess:
             yield
         finally:
             self._places.release()
+
+    def _exchanged(self, request: bytes, cancelled: Callable[[], bool]) -> bytes:
+        process, line = self._take(), b""
+        try:
+            line = _exchange(process, request, cancelled)
+        finally:
+            self._put_back(process, usable=line.endswith(b"\n"))
+        return line
 
     def _take(self) -> _Process:
         """A worker that lives."""

@@ -69,6 +69,17 @@ class ControlTokens:
         )
         self._lock = threading.Lock()
 
+    def warm_up(self) -> None:
+        """Load both tokenizers where texts are encoded, rather than with the first texts.
+
+        Raises:
+            UserError, EnvironmentMissingError: as for ``TextEncoder.encode``.
+        """
+        self._encoder.warm_up()
+        with self._lock:
+            splitting = self._splitting[0]
+        splitting.warm_up()
+
     def protect(self, value: Any, literals: list[str]) -> Any:
         """``value`` with placeholders for control tokens, and pieces of them, in all its texts and
         names of fields.

@@ -268,6 +268,14 @@ class Processor:
             token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows, seconds
         )
 
+    def warm_up(self) -> None:
+        """Start the processes that encode texts, and load the tokenizer there.
+
+        Raises:
+            UserError, EnvironmentMissingError: they cannot be started, or cannot load it.
+        """
+        self._control.warm_up()
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
         return str(self.tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True))

@@ -61,6 +61,15 @@ class TextEncoder:
         ids: list[int] = self._ask(fields, caller)["ids"]
         return ids
 
+    def warm_up(self) -> None:
+        """Load it in every process that encodes, rather than with the first texts.
+
+        Raises:
+            EnvironmentMissingError: no process can be started.
+        """
+        request = {"key": self._key, "text": "", "tokenizer": self._spec()}
+        _PROCESS.ask_all(json.dumps(request).encode())
+
     @cached_property
     def added_ids(self) -> list[int]:
         """Ids of the tokens that it has besides.
