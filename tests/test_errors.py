@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.errors import EngineFailedError, UserError, as_failure, clip, is_failure, quote
 
 VALUES = {
     "text": "x" * 10_000_000,
@@ -28,6 +28,21 @@ def test_quote_any_value_is_one_short_printable_line(name: str) -> None:
     assert len(line) <= 200
     assert line.isprintable()
     line.encode()
+
+
+def test_panic_of_a_library_is_a_failure_and_an_order_to_end_is_none() -> None:
+    panic = type("PanicException", (BaseException,), {})("out of\nbounds")
+    failure = as_failure(panic)
+    assert isinstance(failure, EngineFailedError)
+    assert (str(failure), failure.__cause__) == ("PanicException: out of\\nbounds", panic)
+    usual = ValueError("x")
+    assert as_failure(usual) is usual
+    assert [is_failure(e) for e in (panic, usual, SystemExit(), KeyboardInterrupt())] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_quote_short_value_is_its_repr() -> None:

@@ -18,7 +18,9 @@ __all__ = [
     "RequestCancelledError",
     "TrtEagle3Error",
     "UserError",
+    "as_failure",
     "clip",
+    "is_failure",
     "quote",
 ]
 
@@ -38,6 +40,24 @@ def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
     whole = str(text)
     line = _printable(whole[: most + 1])
     return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether ``error`` is a failure of the work, rather than an order to end it.
+
+    A panic of a library in Rust derives from BaseException alone: workers that catch Exception
+    would die of it.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def as_failure(error: BaseException) -> Exception:
+    """``error`` as what is told of a job that ended with it, whatever it was."""
+    if isinstance(error, Exception):
+        return error
+    failure = EngineFailedError(f"{type(error).__name__}: {clip(error)}")
+    failure.__cause__ = error
+    return failure
 
 
 def _printable(text: str) -> str:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from trt_eagle3.decode import loaded_bundle
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.logits_process import History
 from trt_eagle3.decode.output import Output
@@ -36,7 +38,13 @@ from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.vision_encoder import VisionEncoder
-from trt_eagle3.errors import ClosedError, EngineFailedError, OverloadedError, UserError
+from trt_eagle3.errors import (
+    ClosedError,
+    EngineFailedError,
+    OverloadedError,
+    RequestCancelledError,
+    UserError,
+)
 from trt_eagle3.multimodal import MediaPolicy
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool, _Process
@@ -577,6 +585,100 @@ def decoders_at_work(engine: LLM) -> int:
 
 def picture_of(data: bytes, client: str = "") -> Request:
     return Request("What is this?", images=[data], sampling=TWO, client=client)
+
+
+def test_known_grammars_and_texts_do_not_wait_for_new_grammars(
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = SamplingParams(max_tokens=4, grammar=Grammar.json_object())
+    text = engine.generate(PROMPTS[0], sampling=known).text
+    may_end = threading.Event()
+
+    def slow(_: bytes, cancelled: Callable[[], bool]) -> dict[str, Any]:
+        wait_for(lambda: may_end.is_set() or cancelled())
+        if cancelled():
+            raise RequestCancelledError
+        return {"slow": 1.0}
+
+    monkeypatch.setattr(engine.bundle.grammars._worker, "ask", slow)
+    asked = [
+        engine.submit(
+            Request("Hi", sampling=SamplingParams(grammar=Grammar.regex(f"a{i}")), client=client)
+        )
+        for i, client in enumerate("aaaab")
+    ]
+    assert engine.generate(PROMPTS[0], sampling=known).text == text
+    assert engine.generate(PROMPTS[1]).text == expected[1]
+    assert not any(answer.over for answer in asked)
+    asked[0].cancel()
+    asked[1].cancel()
+    assert [answer.finish().finish_reason for answer in asked[:2]] == ["cancelled"] * 2
+    may_end.set()
+    for answer in asked[2:]:
+        with pytest.raises(UserError, match=r"regex: takes 1\.00 s for a token"):
+            answer.finish()
+    settle(engine)
+
+
+class PanicException(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize("kind", [PanicException, SystemExit])
+def test_preparation_that_panics_fails_alone_and_loses_no_thread(
+    engine: LLM,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+) -> None:
+    def panic(*_: object, **__: object) -> Any:
+        raise kind("retry-limit over")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptPreprocessor, "model_inputs", panic)
+        for _ in range(5):
+            with pytest.raises(EngineFailedError, match=f"^{kind.__name__}: retry-limit over$"):
+                engine.submit(Request("Hi")).finish()
+    settle(engine)
+    assert engine.metrics().prepare_seconds == 0.0
+    assert [engine.generate(prompt).text for prompt in PROMPTS[:3]] == expected[:3]
+
+
+def test_step_that_panics_ends_all_it_was_for_and_the_engine_goes_on(
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: object) -> Any:
+        raise PanicException("index out of bounds")
+
+    answer = engine.submit(endless())
+    reading = iter(answer)
+    next(reading)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "cycle", panic)
+        with pytest.raises(EngineFailedError, match=r"^PanicException: index out of bounds$"):
+            answer.finish()
+    settle(engine)
+    assert engine.generate(PROMPTS[3]).text == expected[3]
+
+
+@pytest.mark.parametrize(
+    "sampling", [TWO, SamplingParams(max_tokens=2, grammar=Grammar.regex("ab"))]
+)
+def test_request_that_no_thread_prepares_is_refused_and_not_counted(
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
+) -> None:
+    def fail(_: ThreadPoolExecutor) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", fail)
+        for _ in range(2 * LIMITS["max_waiting"]):
+            with pytest.raises(OverloadedError, match=r"can't start new thread.*Try again later"):
+                engine.submit(Request("Hi", sampling=sampling))
+    now = engine.metrics()
+    assert (now.waiting, now.running, now.prepare_seconds) == (0, 0, 0.0)
+    assert engine.generate(PROMPTS[2]).text == expected[2]
+    settle(engine)
 
 
 def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LLM) -> None:

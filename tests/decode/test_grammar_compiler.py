@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tests.decode.structured import ENDS, VOCAB, compiler, ids_of, state_of, tokenizer
+from tests.waiting import wait_for
 from trt_eagle3.decode import grammar_worker
 from trt_eagle3.decode.grammar import MAX_SOURCE_BYTES, Grammar, StructuralTag
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.grammar_masks import fill_next
 from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.errors import OverloadedError, RequestCancelledError, UserError
+from trt_eagle3.multimodal.caller import Caller
 
 SCHEMA = {
     "type": "object",
@@ -98,6 +104,12 @@ HOSTILE = {
     "false": (Grammar.json_schema(False), "allows nothing"),
     "unknown type": (Grammar.json_schema({"type": "strin"}), "strin"),
     "endless": (Grammar.json_schema({"$ref": "#"}), "would ever end"),
+    "references times parts": (
+        Grammar.json_schema(
+            {"allOf": [*({} for _ in range(36_000)), *({"$ref": f"#{i}"} for i in range(6_000))]}
+        ),
+        "would ever end",
+    ),
     "remote": (Grammar.json_schema({"$ref": "http://169.254.169.254/x"}), "169.254"),
     "deep": (Grammar.json_schema(deep(5000)), "recursion"),
     "lenient": (
@@ -128,8 +140,8 @@ def test_hostile_grammar_is_refused_by_its_field(
     with pytest.raises(UserError, match=reason) as caught:
         compiler().state(grammar)
     assert str(caught.value).startswith(f"{grammar.field}: ")
-    asked: list[bytes] = []
-    monkeypatch.setattr(compiler()._worker, "ask", asked.append)
+    asked: list[object] = []
+    monkeypatch.setattr(compiler()._worker, "ask", lambda *request: asked.append(request))
     with pytest.raises(UserError, match=reason):
         compiler().state(grammar)
     assert not asked, "it is known by now"
@@ -141,7 +153,7 @@ def test_grammar_that_could_not_be_tried_is_tried_again(
 ) -> None:
     made = GrammarCompiler(tokenizer(), VOCAB, ENDS)
     with monkeypatch.context() as patch:
-        patch.setattr(made._worker, "ask", lambda _: answer)
+        patch.setattr(made._worker, "ask", lambda *_: answer)
         with pytest.raises(OverloadedError, match=r"Try again\."):
             made.state(Grammar.json_schema(SCHEMA))
     assert takes(made.state(Grammar.json_schema(SCHEMA)), '{"a": 3}') == (True, True)
@@ -151,7 +163,8 @@ def test_grammar_that_could_not_be_tried_is_tried_again(
 def test_worker_that_had_no_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_worker, "_try", lambda *_: signal.pause())
     monkeypatch.setattr(grammar_worker, "WALL_S", 0.01)
-    assert json.loads(grammar_worker._bounded(None, "")) == {"ended": signal.SIGALRM}
+    silent, _writer = os.pipe()
+    assert json.loads(grammar_worker._bounded(None, "", silent)) == {"ended": signal.SIGALRM}
 
 
 def test_a_good_grammar_follows_a_hostile_one_and_is_compiled_once() -> None:
@@ -161,11 +174,90 @@ def test_a_good_grammar_follows_a_hostile_one_and_is_compiled_once() -> None:
     first, again = (made.state(Grammar.json_schema(SCHEMA)) for _ in range(2))
     first.advance(ids_of('{"a'))
     assert takes(again, '{"a": 3}') == (True, True)
-    asked: list[bytes] = []
-    made._worker.ask = lambda request: asked.append(request) or {}  # type: ignore[assignment,func-returns-value,method-assign]
+    asked: list[object] = []
+    made._worker.ask = lambda *request: asked.append(request) or {}  # type: ignore[assignment,func-returns-value,method-assign]
     made.state(Grammar.json_schema(SCHEMA, field="another name"))
     assert not asked
     made.close()
+
+
+def test_grammars_are_read_and_compiled_in_a_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever reading a schema costs, it costs a process that is bounded."""
+    monkeypatch.setattr("trt_eagle3.decode.schema_end.never_ends", lambda _: time.sleep(60))
+    monkeypatch.setattr("trt_eagle3.decode.grammar_text.never_ends", lambda _: time.sleep(60))
+    state = compiler().state(Grammar.json_schema({**SCHEMA, "title": "not known"}))
+    assert takes(state, '{"a": 3}') == (True, True)
+
+
+def test_cancelled_grammar_frees_its_worker() -> None:
+    made = GrammarCompiler(tokenizer(), VOCAB, ENDS)
+    made.warm_up()
+    [process] = made._worker._all
+    left = threading.Event()
+    threading.Timer(0.05, left.set).start()
+    with pytest.raises(RequestCancelledError):
+        made.state(HOSTILE["a hundred million states"][0], Caller(cancelled=left.is_set))
+    assert takes(made.state(Grammar.json_schema(SCHEMA)), '{"a": 3}') == (True, True)
+    assert made._worker._all == {process}, "only its fork was ended"
+    assert not made.knows(HOSTILE["a hundred million states"][0]), "it was not tried"
+    made.close()
+
+
+def test_new_grammars_of_clients_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = GrammarCompiler(tokenizer(), VOCAB, ENDS)
+    tried: list[str] = []
+    goes_on = threading.Semaphore(0)
+
+    def slow(request: bytes, _: object) -> dict[str, object]:
+        tried.append(json.loads(request)["source"])
+        assert goes_on.acquire(timeout=60)
+        return {"slow": 1.0}
+
+    monkeypatch.setattr(made._worker, "ask", slow)
+
+    def ask(source: str) -> None:
+        with pytest.raises(UserError, match="takes 1"):
+            made.state(Grammar.regex(source), Caller(client=source[0]))
+
+    with ThreadPoolExecutor(8) as threads:
+        for i, source in enumerate(["a1", "a2", "a3", "b1", "b2", "c1"]):
+            threads.submit(ask, source)
+            wait_for(lambda i=i: len(tried) + len(made._turns._waiting) == i + 1)  # type: ignore[misc]
+        goes_on.release(6)
+    assert tried == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_same_grammar_asked_at_once_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = GrammarCompiler(tokenizer(), VOCAB, ENDS)
+    tried: list[bytes] = []
+    waiting = threading.Event()
+
+    def slow(request: bytes, _: object) -> dict[str, object]:
+        tried.append(request)
+        assert waiting.wait(60)
+        return {"error": "bad"}
+
+    monkeypatch.setattr(made._worker, "ask", slow)
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(made.state, Grammar.regex("x")) for _ in range(8)]
+        wait_for(lambda: len(made._turns._waiting) == 7)
+        waiting.set()
+        for one in asked:
+            assert str(one.exception()) == "regex: bad"
+    assert len(tried) == 1
+
+
+def test_bad_grammars_make_no_good_one_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = GrammarCompiler(tokenizer(), VOCAB, ENDS)
+    made.warm_up()
+    made.close()
+    monkeypatch.setattr(made._worker, "ask", lambda *_: {"error": "bad"})
+    for i in range(200):
+        with pytest.raises(UserError, match="bad"):
+            made.state(Grammar.regex(f"a{i}"))
+    assert made.knows(Grammar.json_object())
+    assert made.knows(Grammar.regex("a199"))
+    assert not made.knows(Grammar.regex("a0"))
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,7 @@ def test_hostile_template_is_one_line_soon_and_the_next_is_rendered(case: str) -
 
 def test_worker_that_was_killed_is_replaced() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, {})
-    process = template_process._PROCESS._process
-    assert process is not None
+    [process] = template_process._PROCESS._all
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert template.render(CONVERSATION)
@@ -190,8 +189,7 @@ def test_worker_that_was_killed_is_replaced() -> None:
 
 def test_worker_ends_with_its_owner_and_leaves_no_zombie() -> None:
     ChatTemplate(CHAT_TEMPLATE, {})
-    process = template_process._PROCESS._process
-    assert process is not None
+    [process] = template_process._PROCESS._all
     template_process._PROCESS.close()
     assert process.returncode == -signal.SIGKILL
     assert not Path(f"/proc/{process.pid}").exists()
@@ -199,12 +197,13 @@ def test_worker_ends_with_its_owner_and_leaves_no_zombie() -> None:
 
 def test_fork_of_the_program_asks_a_worker_of_its_own() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, {})
-    expected, process = template.render(CONVERSATION), template_process._PROCESS._process
+    expected = template.render(CONVERSATION)
+    [process] = template_process._PROCESS._all
     pid = os.fork()
     if pid == 0:
         ours = (
             template.render(CONVERSATION) == expected
-            and template_process._PROCESS._process is not process
+            and process not in template_process._PROCESS._all
         )
         template_process._PROCESS.close()
         os._exit(0 if ours else 1)

@@ -4,7 +4,10 @@ encodes it.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +25,8 @@ from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import Processor
-from trt_eagle3.multimodal.control_tokens import ControlTokens
+from trt_eagle3.multimodal.control_tokens import ControlTokens, any_of
+from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.pipeline import build
 
 # Qwen3-VL's added tokens; those of the second list are no special tokens: to its tokenizer they are
@@ -217,11 +221,56 @@ def test_pads_without_the_special_flag_are_split_too() -> None:
     assert found.count(tokenizer.token_to_id("<pad>")) == 1
 
 
+@given(
+    tokens=st.lists(st.text("abc|.\n", min_size=1, max_size=5), min_size=1, unique=True),
+    text=st.text("abc|.\n", max_size=40),
+)
+def test_pattern_of_any_token_finds_the_longest(tokens: list[str], text: str) -> None:
+    plain = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+    expected = [found.span() for found in re.finditer(plain, text)]
+    assert [found.span() for found in re.finditer(any_of(tokens), text)] == expected
+
+
+def test_thousands_of_control_tokens_are_found_in_a_moment() -> None:
+    tokenizer, names = qwen_tokenizer(), [f"<|reserved_{i}|>" for i in range(4000)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
+    control, literals = ControlTokens(tokenizer), list[str]()
+    start = time.process_time()
+    control.protect("<|reserved_" * 20_000 + names[-1], literals)
+    assert literals == [names[-1]]
+    assert time.process_time() - start < 2
+
+
+def test_tokenizer_without_control_tokens_protects_nothing() -> None:
+    source = json.loads((DIRECTORY / "tokenizer.json").read_text())
+    tokenizer = Tokenizer.from_str(json.dumps({**source, "added_tokens": []}))
+    control, literals = ControlTokens(tokenizer), list[str]()
+    assert control.protect("a <|im_end|>", literals) == "a <|im_end|>"
+    assert control.encode("a", literals) == tokenizer.encode("a").ids
+
+
+@pytest.mark.parametrize("names", [["x" * 257], [f"<{i}>" for i in range(1 << 14)]])
+def test_too_many_or_too_long_control_tokens_are_refused(names: list[str]) -> None:
+    with pytest.raises(UserError, match=r"control tokens of up to .* at most 16384 of 256"):
+        ControlTokens(qwen_tokenizer(), names)
+
+
 def test_mark_of_our_own_in_a_text_is_refused() -> None:
     literals: list[str] = []
     mark = CONTROL.protect("<|im_end|>", literals)
     with pytest.raises(UserError, match="a mark of this program's own"):
         CONTROL.protect(mark, literals)
+
+
+def test_warm_up_loads_both_tokenizers_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    control, literals = ControlTokens(qwen_tokenizer()), list[str]()
+    control.warm_up()
+    monkeypatch.setattr(TextEncoder, "_spec", lambda _: pytest.fail("it was not loaded"))
+    text = control.protect("<|im_end|>", literals)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(control.encode, text, literals) for _ in range(4)]
+        assert [one.result() for one in asked] == [plain("<|im_end|>")] * 4
+    assert control.encode("Hi") == plain("Hi")
 
 
 def test_second_tokenizer_is_made_once_by_many_threads() -> None:

@@ -74,6 +74,16 @@ def test_free_place_goes_to_the_client_that_holds_fewest() -> None:
     hall.close()
 
 
+def test_clients_take_turns_at_one_place() -> None:
+    hall = Hall(1)
+    for name in ("a0", "a1", "a2", "b0", "b1"):
+        hall.come(name, Caller(name[0]))
+    hall.leave(4)
+    assert hall.served == ["a0", "b0", "a1", "b1", "a2"]
+    hall.close()
+    assert hall.turns._served == {}
+
+
 def test_requests_of_one_client_take_turns() -> None:
     hall, album, single = Hall(3), Caller("a"), Caller("a")
     for i in range(4):

@@ -29,6 +29,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import ModelInputs, Processor, Video, copy_processor_files
 from trt_eagle3.multimodal import processor as processor_module
+from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.parity.reference.processor import ReferenceInputs
 
 RECORD = json.loads((GOLDENS / "goldens.json").read_text())
@@ -181,13 +182,13 @@ def test_wrong_frame_text_would_be_noticed(fault: str, monkeypatch: pytest.Monke
     elif fault == "no vision_end":
         monkeypatch.setattr(processor.rules, "_end", "")
     else:
-        encode = processor.tokenizer.encode_batch_fast
+        encode = processor._encoder.encode
 
         class Timeless:
-            def encode_batch_fast(self, texts: list[str]) -> Any:
-                return encode([re.sub(r"<[\d.]+ seconds>", "", text) for text in texts])
+            def encode(self, text: str, caller: Caller) -> list[int]:
+                return encode(re.sub(r"<[\d.]+ seconds>", "", text), caller)
 
-        monkeypatch.setattr(processor._control, "_tokenizer", Timeless())
+        monkeypatch.setattr(processor._control, "_encoder", Timeless())
     with pytest.raises(AssertionError):
         assert_recorded(
             processor.prompt("Describe the video.", videos=[video]), facts["name"], facts

@@ -187,6 +187,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
         ({"messages": QUESTION, "stop": [""]}, "stop"),
         ({"messages": QUESTION, "stop": ["x"] * 65}, "stop: 65 of them, the limit is 64"),
+        ({"messages": QUESTION, "stop": ["y", "x" * 1025]}, "stop: a text of 1025 characters"),
         ({"messages": QUESTION, "stop_token_ids": [1] * 65}, "stop_token_ids: 65 of them"),
         ({"messages": picture("/etc/passwd")}, "files are not read"),
         ({"messages": picture("file:///etc/passwd")}, "files are not read"),
@@ -516,8 +517,7 @@ def test_fewest_pixels_that_may_be_asked_for_are_enough_to_start(bundle: Path) -
 def test_warm_up_starts_the_process_that_tries_grammars(bundle: Path) -> None:
     with load(bundle) as engine:
         warm_up(engine)
-        process = engine.bundle.grammars._worker._process
-        assert process is not None
+        [process] = engine.bundle.grammars._worker._all
         assert process.poll() is None
     assert process.poll() is not None
 

@@ -23,6 +23,7 @@ from tests.tiny import build_tiny
 from tests.waiting import wait_for
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.metrics import Meter
+from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
@@ -35,6 +36,7 @@ from trt_eagle3.serving.remote_engine import RemoteEngine
 
 ASKED = Request("Hi", sampling=SamplingParams(max_tokens=4))
 SOON = ServingConfig(max_step_s=0.05)
+NO_PROMPT = "the engine has prepared no prompt for "
 NO_STEP = "the engine has finished no step for "
 SILENT = "the engine's process has not answered for "
 
@@ -76,6 +78,25 @@ def test_step_that_does_not_end_is_seen_and_so_is_that_steps_go_on(
         "/health answers 503",
         "/health answers 200",
     ]
+
+
+def test_preparation_that_makes_no_progress_is_seen(
+    engine: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, inputs = threading.Event(), PromptPreprocessor.model_inputs
+
+    def wait(self: PromptPreprocessor, *args: Any) -> Any:
+        assert may_end.wait(60)
+        return inputs(self, *args)
+
+    monkeypatch.setattr(PromptPreprocessor, "model_inputs", wait)
+    with serving(engine, SOON) as site:
+        asked = [engine.submit(ASKED) for _ in range(4)]
+        wait_for(answers(site, 503, NO_PROMPT))
+        may_end.set()
+        assert {answer.finish().finish_reason for answer in asked} <= {"stop", "length"}
+        wait_for(answers(site, 200, "ok"))
+    assert engine.metrics().prepare_seconds == 0.0
 
 
 def test_step_is_as_long_as_it_takes_where_no_limit_is_set(
@@ -132,11 +153,11 @@ def test_engine_that_has_not_begun_or_has_ended_is_at_no_step(bundle: Path) -> N
     assert engine.step_seconds == 0.0
 
 
-def _told(step_seconds: float) -> Metrics:
+def _told(step_seconds: float, prepare_seconds: float = 0.0) -> Metrics:
     names = ("running", "waiting", "preempted", "reused_tokens")
     pages = ("kv_pages_used", "kv_pages_cached", "kv_pages_total")
     now = dict.fromkeys((*names, *pages), 0)
-    return Metrics(Meter(0.0).snapshot(step_seconds, **now))
+    return Metrics(Meter(0.0).snapshot(step_seconds, prepare_seconds, **now))
 
 
 def test_engine_elsewhere_is_judged_by_its_last_answer_and_by_how_long_it_owes_one() -> None:
@@ -157,9 +178,11 @@ def test_engine_elsewhere_is_judged_by_its_last_answer_and_by_how_long_it_owes_o
 
     engine._hear(_told(130.4))
     assert engine.stall(120) == f"{NO_STEP}130 s"
+    engine._hear(_told(0.2, 125.4))
+    assert engine.stall(120) == f"{NO_PROMPT}125 s"
     engine._hear(_told(0.2))
     assert engine.stall(120) is None
-    assert sent == [GetMetrics()] * 3
+    assert sent == [GetMetrics()] * 4
 
 
 def hanging_llm(bundle: Path, hang: Path) -> LLM:

@@ -32,7 +32,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def engine(step_seconds: float, *, ready: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(ready=ready, stall=lambda limit: stall_of(step_seconds, limit))
+    return SimpleNamespace(ready=ready, stall=lambda limit: stall_of(step_seconds, 0.0, limit))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ from trt_eagle3.errors import (
     EngineFailedError,
     OverloadedError,
     RequestCancelledError,
+    as_failure,
     clip,
+    is_failure,
 )
 from trt_eagle3.multimodal.caller import Caller
 
@@ -109,6 +111,11 @@ class EngineCore:
         """Since the last step ended, or the work came; 0 while there is none."""
         return self._step.seconds if self._thread.is_alive() else 0.0
 
+    @property
+    def prepare_seconds(self) -> float:
+        """Since a text was last prepared, or the oldest came; 0 while there is none."""
+        return self._stage.seconds if self.alive else 0.0
+
     def use_plan(self, plan: TreePlan) -> None:
         """Speculate by ``plan`` from now on; not while requests are in flight."""
         self._plan = plan
@@ -142,11 +149,16 @@ class EngineCore:
         answer.
 
         Raises:
-            OverloadedError: too many wait already, or this is closed.
+            OverloadedError: too many wait already, no thread starts, or this is closed.
         """
         with self._news:
             answer = self._accept(keeps)
-            future = self._stage.submit(request, self._caller(request, answer))
+            try:
+                future = self._stage.submit(request, self._caller(request, answer))
+            except BaseException:
+                self._num_preparing -= 1
+                answer.cancelled = True  # what is queued all the same ends at once
+                raise
         future.add_done_callback(lambda done: self._prepared(answer, done))
         return answer
 
@@ -250,8 +262,8 @@ class EngineCore:
         if isinstance(outcome, PreparedRequest):
             try:
                 ready = self._begin(answer, outcome)
-            except Exception as caught:  # every error is the reader's to see
-                error = caught
+            except BaseException as caught:  # every error is the reader's to see
+                error = as_failure(caught)
         with self._news:
             self._num_preparing -= 1
             if self._closing:
@@ -331,7 +343,12 @@ class EngineCore:
         self._delivery.look_at_readers(draining=self._draining)
         try:
             emissions = self.scheduler.step()
-        except Exception as error:  # a forward failed: nothing of what it was for can be trusted
+        except (
+            BaseException
+        ) as caught:  # a forward failed: nothing of what it was for can be trusted
+            if not is_failure(caught):
+                raise
+            error = as_failure(caught)
             _log.exception("a step failed")
             self._check_device()
             emissions = [Emission(sequence, (), error=error) for sequence in self.scheduler.reset()]

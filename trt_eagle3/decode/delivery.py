@@ -12,7 +12,7 @@ from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.request import Chunk, FinishReason
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.errors import TrtEagle3Error, UserError
+from trt_eagle3.errors import TrtEagle3Error, UserError, as_failure, is_failure
 
 __all__ = ["CANCELLED", "Delivery", "engine_error", "outcome_of"]
 
@@ -107,9 +107,11 @@ class Delivery:
         reason = None
         try:
             reason = self._put_all(answer, emission)
-        except Exception as caught:  # its reader is told
+        except BaseException as caught:  # its reader is told
+            if not is_failure(caught):
+                raise
             _log.exception("an answer cannot be made of a request's tokens")
-            error = caught
+            error = as_failure(caught)
         if reason is not None:
             self.drop(answer, sequence, reason)
         elif error is not None:

@@ -11,15 +11,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from trt_eagle3.decode import grammar_worker
 from trt_eagle3.decode.filter_trial import FilterTrial
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.grammar_text import grammar_text
 from trt_eagle3.errors import OverloadedError, UserError, clip
 from trt_eagle3.io.worker_process import WorkerProcess
+from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.fair_turns import FairTurns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarCompiler"]
 
-_KEPT = 64  # compiled grammars, and refusals; each has some hundred KiB
+_T = TypeVar("_T")
+_KEPT = 64  # compiled grammars, each of some hundred KiB, and as many refusals
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class GrammarCompiler:
     comes, or ``warm_up``.
 
     A grammar is compiled in some milliseconds. One that takes more time or memory than
-    ``grammar_worker`` allows is refused within a second, and delays nobody else's.
+    ``grammar_worker`` allows is refused within a second. Known grammars wait for nothing; others
+    are tried one at a time, clients in turn.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:
@@ -52,20 +55,35 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_ids = tuple(end_ids)
         self._worker = WorkerProcess(grammar_worker.__file__, "grammar", self._preface)
-        self._known: OrderedDict[tuple[str, str, str], _Compiled | str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._turns = FairTurns(1)
+        self._compiled_by_key = _Recent[_Compiled]()
+        self._refusals_by_key = _Recent[str]()  # apart: bad grammars make no good one unknown
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether ``state`` answers at once."""
+        return self._known(grammar) is not None
 
     def state(
-        self, grammar: Grammar, *, min_tokens: int = 0, ignore_eos: bool = False
+        self,
+        grammar: Grammar,
+        caller: Caller = NOBODY,
+        *,
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
     ) -> GrammarState:
         """``grammar`` at its beginning.
 
         Raises:
             UserError: it is none, allows nothing, or takes too much time or memory; by its field.
             OverloadedError: it could not be tried now; it may well be sound.
+            RequestCancelledError: ``caller`` left.
             EnvironmentMissingError: llguidance is not installed, or no process can be started.
         """
-        made = self._made(grammar)
+        made = self._known(grammar)
+        if made is None:
+            with self._turns.turn(caller):
+                # another request may have brought the same one meanwhile
+                made = self._known(grammar) or self._made(grammar, caller)
         if isinstance(made, str):
             raise UserError(f"{grammar.field}: {made}")
         return GrammarState(
@@ -85,24 +103,24 @@ class GrammarCompiler:
         """End the process."""
         self._worker.close()
 
-    def _made(self, grammar: Grammar) -> _Compiled | str:
-        """The compiled grammar, or why it is refused."""
-        key = grammar.kind, grammar.source, grammar.after
-        with self._lock:
-            if (known := self._known.get(key)) is not None:
-                self._known.move_to_end(key)
-                return known
-        text = grammar_text(grammar)
-        made = self._refusal(text) or self._compiled(text)
-        with self._lock:
-            self._known[key] = made
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+    def _known(self, grammar: Grammar) -> _Compiled | str | None:
+        """The compiled grammar, or why it is refused; None where it was not tried lately."""
+        key = _key(grammar)
+        return self._compiled_by_key.get(key) or self._refusals_by_key.get(key)
+
+    def _made(self, grammar: Grammar, caller: Caller) -> _Compiled | str:
+        """As ``_known``, of a grammar that is tried now."""
+        made = self._tried(grammar, caller)
+        if isinstance(made, str):
+            self._refusals_by_key.put(_key(grammar), made)
+        else:
+            self._compiled_by_key.put(_key(grammar), made)
         return made
 
-    def _refusal(self, text: str) -> str:
-        """Why the worker thinks that ``text`` is no grammar for us; empty where it is one."""
-        answer = self._worker.ask(json.dumps({"grammar": text}).encode())
+    def _tried(self, grammar: Grammar, caller: Caller) -> _Compiled | str:
+        """``grammar``, compiled once the worker has found it sound; else why it is refused."""
+        fields = {"kind": grammar.kind, "source": grammar.source, "after": grammar.after}
+        answer = self._worker.ask(json.dumps(fields).encode(), caller.cancelled)
         if answer is None:
             raise OverloadedError("The process that tries grammars ended. Try again.")
         if answer.get("ended") == signal.SIGALRM:
@@ -117,7 +135,7 @@ class GrammarCompiler:
             )
         if "slow" in answer:
             return f"takes {answer['slow']:.2f} s for a token. Simplify it."
-        return _reason(answer["error"]) if "error" in answer else ""
+        return _reason(answer["error"]) if "error" in answer else self._compiled(answer["text"])
 
     def _compiled(self, text: str) -> _Compiled | str:
         from llguidance import LLMatcher, LLParserLimits
@@ -149,6 +167,33 @@ class GrammarCompiler:
             "ends": self._grammar_ends,
         }
         return json.dumps(fields).encode()
+
+
+_Key = tuple[str, str, str]
+
+
+def _key(grammar: Grammar) -> _Key:
+    return grammar.kind, grammar.source, grammar.after
+
+
+class _Recent(Generic[_T]):
+    """The values that were used last; thread-safe."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[_Key, _T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: _Key) -> _T | None:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: _Key, value: _T) -> None:
+        with self._lock:
+            self._values[key] = value
+            if len(self._values) > _KEPT:
+                self._values.popitem(last=False)
 
 
 def _reason(message: str) -> str:

@@ -1,5 +1,8 @@
 """A ``Grammar`` in the words of llguidance: JSON Schema with our options, regular expression, Lark.
 
+Grammars of requests are written so in the bounded process (``grammar_worker``) only: its limits
+hold for this too.
+
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
@@ -11,7 +14,7 @@ from typing import Any
 
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.schema_end import never_ends
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.errors import clip
 
 __all__ = ["grammar_text"]
 
@@ -28,7 +31,7 @@ def grammar_text(grammar: Grammar) -> str:
     """What ``llguidance.LLMatcher`` takes.
 
     Raises:
-        UserError: the source is no JSON, no schema, or no grammar; by the request's field.
+        ValueError, TypeError: the source is no JSON, no schema, or no grammar.
     """
     inner = _inner(grammar)
     if not grammar.after:
@@ -43,50 +46,50 @@ def _inner(grammar: Grammar) -> dict[str, Any]:
     source = grammar.source
     match grammar.kind:
         case "json_schema":
-            return {"json_schema": _schema(source, grammar.field)}
+            return {"json_schema": _schema(source)}
         case "regex":
             return {"lark_grammar": f"start: {_regex(source)}"}
         case "choice":
             return {"lark_grammar": f"start: /{'|'.join(map(_escaped, json.loads(source)))}/"}
         case "ebnf":
-            return {"lark_grammar": _lark(grammar)}
+            return {"lark_grammar": _lark(source)}
         case "tags":
-            return {"lark_grammar": _tags(json.loads(source), grammar.field)}
+            return {"lark_grammar": _tags(json.loads(source))}
 
 
-def _schema(source: str, field: str) -> Any:
+def _schema(source: str) -> Any:
     """A schema with our options, whatever it says of its own."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{field}: not JSON ({clip(error)})") from error
+        raise ValueError(f"not JSON ({clip(error)})") from error
     if schema is False:
-        raise UserError(f"{field}: the schema allows nothing")
+        raise ValueError("the schema allows nothing")
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise UserError(f"{field}: expected a JSON Schema, got {type(schema).__name__}")
+        raise TypeError(f"expected a JSON Schema, got {type(schema).__name__}")
     if never_ends(schema):
-        raise UserError(
-            f"{field}: the schema demands itself inside itself, so no answer would ever end. Make "
-            "that part optional."
+        raise ValueError(
+            "the schema demands itself inside itself, so no answer would ever end. Make that part "
+            "optional."
         )
     return {**schema, "x-guidance": _JSON_OPTIONS}
 
 
-def _lark(grammar: Grammar) -> str:
+def _lark(source: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return str(any_to_lark(grammar.source))
+        return str(any_to_lark(source))
     except Exception as error:  # the converter raises bare Exception
-        raise UserError(f"{grammar.field}: neither Lark nor GBNF ({clip(error)})") from error
+        raise ValueError(f"neither Lark nor GBNF ({clip(error)})") from error
 
 
-def _tags(form: dict[str, Any], field: str) -> str:
+def _tags(form: dict[str, Any]) -> str:
     """Free text in which the trigger begins a tag, or nothing but tags."""
     trigger = form["trigger"]
-    writer = _PartWriter(field)
+    writer = _PartWriter()
     rules = []
     for i, (begin, content, end) in enumerate(form["tags"]):
         parts = [{"json": content}] if isinstance(content, str) else content
@@ -100,7 +103,7 @@ def _tags(form: dict[str, Any], field: str) -> str:
         start = f"start: {quoted} body {more}"
         if form["answer"] is not None:
             start += " | answer"
-            rules.append(f"answer: %json {json.dumps(_schema(form['answer'], field))}")
+            rules.append(f"answer: %json {json.dumps(_schema(form['answer']))}")
         return "\n".join([start, body, white, *rules])
     lazy = rf"call_begin[lazy]: TEXT {quoted}"
     call = "call: call_begin body"
@@ -116,9 +119,8 @@ class _PartWriter:
         terminals: what the written parts refer to.
     """
 
-    def __init__(self, field: str) -> None:
+    def __init__(self) -> None:
         self.terminals: list[str] = []
-        self._field = field
 
     def written(self, parts: list[Any]) -> str:
         """The right side of a rule."""
@@ -129,7 +131,7 @@ class _PartWriter:
             case str():
                 return json.dumps(part, ensure_ascii=False)
             case {"json": schema}:
-                return f"%json {json.dumps(_schema(schema, self._field))}"
+                return f"%json {json.dumps(_schema(schema))}"
             case {"any": options}:
                 return f"({' | '.join(self.written(option) for option in options)})"
             case {"repeated": parts, "once": once}:

@@ -1,9 +1,10 @@
-"""The process that tries grammars: a script of its own, which imports nothing of this package.
+"""The process that tries grammars: a script of its own.
 
 A grammar is a program that a stranger wrote. Most compile in a millisecond; of some the compiler
-makes an automaton of millions of states. So each is first compiled and walked here, in a fork whose
-processor time and memory the kernel bounds. Reads the tokenizer as one line of JSON, then a grammar
-a line; writes one JSON answer a line.
+makes an automaton of millions of states. So each is first read, compiled and walked here, in a fork
+whose processor time and memory the kernel bounds. Reads the tokenizer as one line of JSON, then a
+grammar a line; writes one JSON answer a line. Input that comes while it works on a grammar, or the
+end of input, ends that work.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import json
 import os
 import random
 import resource
+import select
 import signal
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +46,38 @@ def main() -> None:
     sys.path[:] = json.loads(sys.argv[1])
     from llguidance import LLTokenizer
 
+    import_module("trt_eagle3.decode.grammar_text")  # here, or every fork would import it
     vocabulary = json.loads(sys.stdin.buffer.readline())
     tokenizer = LLTokenizer(
         vocabulary["tokenizer"], n_vocab=vocabulary["size"], eos_token=vocabulary["ends"]
     )
     for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(_bounded(tokenizer, json.loads(line)["grammar"]) + b"\n")
+        if line == b"\n":  # a grammar that nobody waits for, and whose work has ended
+            continue
+        sys.stdout.buffer.write(_bounded(tokenizer, json.loads(line)) + b"\n")
         sys.stdout.buffer.flush()
 
 
-def _bounded(tokenizer: Any, grammar: str) -> bytes:
-    """The answer of a fork; of one that ended early, the signal that ended it."""
+def _bounded(tokenizer: Any, grammar: Any, stop: int = 0) -> bytes:
+    """The answer of a fork; of one that ended early, the signal that ended it.
+
+    ``stop``: a descriptor; the fork is ended when something can be read from it.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _bound()
-        os.write(writer, json.dumps(_try(tokenizer, grammar)).encode())
-        os._exit(0)
+        try:
+            _bound()
+            answer = json.dumps(_try(tokenizer, grammar)).encode()
+            with os.fdopen(writer, "wb") as pipe:
+                pipe.write(answer)
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
+        if reader not in select.select([reader, stop], [], [])[0]:
+            os.kill(child, signal.SIGKILL)
         answer = pipe.read()
     _, status = os.waitpid(child, 0)
     return answer or json.dumps({"ended": -os.waitstatus_to_exitcode(status)}).encode()
@@ -79,31 +94,42 @@ def _bound() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(tokenizer: Any, grammar: str) -> dict[str, Any]:
-    """``error``: why it is none; ``slow``: seconds that a token took; neither: it is sound."""
-    from llguidance import LLMatcher, LLParserLimits
+def _try(tokenizer: Any, grammar: dict[str, str]) -> dict[str, Any]:
+    """``text``: what llguidance takes for ``grammar``, whose fields are those of ``Grammar``;
+    ``error``: why it is none; ``slow``: seconds that a token took.
+    """
+    from trt_eagle3.decode.grammar import Grammar
+    from trt_eagle3.decode.grammar_text import grammar_text
 
     try:
-        first = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-        if first.is_error():
-            return {"error": first.get_error()[:1000]}
-        chance = random.Random(0)
-        for _ in range(WALKS):
-            matcher = first.deep_copy()
-            for step in range(WALK_TOKENS):
-                start = time.process_time()
-                mask = matcher.compute_bitmask()
-                if matcher.is_error() or not any(mask):
-                    return {"error": _dead(matcher.get_error(), step)}
-                if matcher.is_stopped():
-                    break
-                matcher.consume_token(_drawn(mask, chance))
-                seconds = time.process_time() - start
-                if seconds > STEP_S:
-                    return {"slow": seconds}
-        return {}
-    except Exception as error:  # MemoryError among them
+        text = grammar_text(Grammar(**grammar))  # type: ignore[arg-type]
+        return _walk(tokenizer, text) or {"text": text}
+    except BaseException as error:  # MemoryError and panics of Rust code among them
         return {"error": (str(error) or type(error).__name__)[:1000]}
+
+
+def _walk(tokenizer: Any, text: str) -> dict[str, Any]:
+    """``error`` or ``slow`` of a grammar that is unsound."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    first = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    if first.is_error():
+        return {"error": first.get_error()[:1000]}
+    chance = random.Random(0)
+    for _ in range(WALKS):
+        matcher = first.deep_copy()
+        for step in range(WALK_TOKENS):
+            start = time.process_time()
+            mask = matcher.compute_bitmask()
+            if matcher.is_error() or not any(mask):
+                return {"error": _dead(matcher.get_error(), step)}
+            if matcher.is_stopped():
+                break
+            matcher.consume_token(_drawn(mask, chance))
+            seconds = time.process_time() - start
+            if seconds > STEP_S:
+                return {"slow": seconds}
+    return {}
 
 
 def _dead(reason: str, step: int) -> str:

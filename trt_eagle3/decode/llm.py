@@ -303,8 +303,14 @@ class LLM:
         return 0.0 if self._core is None else self._core.step_seconds
 
     def stall(self, max_step_s: float) -> str | None:
-        """What there is to say of a step that has taken longer than ``max_step_s``; else None."""
-        return stall_of(self.step_seconds, max_step_s)
+        """What there is to say of a step that has taken longer than ``max_step_s``, or of prompts
+        of which none was prepared for so long; else None.
+        """
+        return stall_of(self.step_seconds, self._prepare_seconds, max_step_s)
+
+    @property
+    def _prepare_seconds(self) -> float:
+        return 0.0 if self._core is None else self._core.prepare_seconds
 
     def use_plan(self, plan: TreePlan) -> None:
         """Speculate by ``plan`` from now on, instead of the bundle's; not while requests are in
@@ -314,7 +320,7 @@ class LLM:
 
     def metrics(self) -> EngineMetrics:
         """Counters of all requests so far; looking opens no graphs."""
-        return self._meter.snapshot(self.step_seconds, **self._now())
+        return self._meter.snapshot(self.step_seconds, self._prepare_seconds, **self._now())
 
     def count_rejected(self) -> None:
         """Count a request that whoever serves this has refused itself, because it was wrong."""

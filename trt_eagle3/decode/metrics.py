@@ -58,6 +58,7 @@ class EngineMetrics:
         draft_tokens: that each sequence of the last batch's cycle drafted; 0 where it decoded
             plainly. draft_tokens_per_cycle: the same of all cycles of batches.
         step_seconds: that the step under way has taken so far; 0 while there is no work.
+        prepare_seconds: since the text of a prompt was last prepared, while others wait; else 0.
     """
 
     requests: Mapping[str, int]
@@ -79,6 +80,7 @@ class EngineMetrics:
     draft_tokens: int
     draft_tokens_per_cycle: Histogram
     step_seconds: float
+    prepare_seconds: float = 0.0
 
     @property
     def speculation_on(self) -> bool:
@@ -103,11 +105,15 @@ class EngineMetrics:
         return tuple(a / p for a, p in zip(self.accepted, self.proposed, strict=True))
 
 
-def stall_of(step_seconds: float, max_step_s: float) -> str | None:
-    """What to say of an engine whose step has taken so long; None where that is not too long."""
-    if step_seconds <= max_step_s:
-        return None
-    return f"the engine has finished no step for {step_seconds:.0f} s"
+def stall_of(step_seconds: float, prepare_seconds: float, max_step_s: float) -> str | None:
+    """What to say of an engine whose step has taken so long, or whose prompts have waited so long;
+    None where that is not too long.
+    """
+    if step_seconds > max_step_s:
+        return f"the engine has finished no step for {step_seconds:.0f} s"
+    if prepare_seconds > max_step_s:
+        return f"the engine has prepared no prompt for {prepare_seconds:.0f} s"
+    return None
 
 
 @dataclass
@@ -190,7 +196,9 @@ class Meter:
         with self._lock:
             self._requests[outcome] += 1
 
-    def snapshot(self, step_seconds: float = 0.0, **now: int) -> EngineMetrics:
+    def snapshot(
+        self, step_seconds: float = 0.0, prepare_seconds: float = 0.0, **now: int
+    ) -> EngineMetrics:
         """All counters, with what the caller knows ``now``."""
         with self._lock:
             return EngineMetrics(
@@ -206,6 +214,7 @@ class Meter:
                 draft_tokens=self._draft_tokens,
                 draft_tokens_per_cycle=self._drafted.snapshot(),
                 step_seconds=step_seconds,
+                prepare_seconds=prepare_seconds,
                 **now,
             )
 

@@ -1,11 +1,12 @@
 """Preprocessing: a request to tokens, positions and decoded images, beside the thread that decodes.
 
-Texts and images have threads of their own: a text takes milliseconds, the images of one request
-can take many seconds, and nobody else waits behind them.
+What may wait has threads of its own: a text takes milliseconds, the images of one request or the
+turn of a new grammar many seconds, and no text waits behind them.
 """
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,14 +17,14 @@ from trt_eagle3.decode.prefix_cache import media_digests
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.errors import UserError
+from trt_eagle3.decode.stopwatch import Stopwatch
+from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 
 __all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
 
 _TOKENISING = 2  # threads that prepare texts while the core decodes
-_GRAMMARS = 2  # threads that prepare texts with a grammar: it may take a second
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,27 @@ class PromptPreprocessor:
         try:
             caller.check()
             _check_ids(request.sampling, self._bundle.spec.vocab_size)
-            grammar = self._grammar(request.sampling)
+            grammar = self._grammar(request.sampling, caller)
             prompt = self.prompt(self.model_inputs(request, caller))
             return PreparedRequest(request, prompt, grammar)
-        except Exception as error:  # every error is the reader's to see
-            return error
+        except BaseException as error:  # every error is the reader's to see, and ends no thread
+            return as_failure(error)
 
-    def _grammar(self, sampling: SamplingParams) -> GrammarState | None:
+    def may_wait(self, request: Request) -> bool:
+        """Whether preparing ``request`` may take long: it has images, videos or a new grammar."""
+        grammar = request.sampling.grammar
+        return request.has_media or (
+            grammar is not None and not self._bundle.grammars.knows(grammar)
+        )
+
+    def _grammar(self, sampling: SamplingParams, caller: Caller) -> GrammarState | None:
         if sampling.grammar is None:
             return None
         return self._bundle.grammars.state(
-            sampling.grammar, min_tokens=sampling.min_tokens, ignore_eos=sampling.ignore_eos
+            sampling.grammar,
+            caller,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
         )
 
     def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
@@ -79,7 +90,7 @@ class PromptPreprocessor:
             case str() as text:
                 inputs = processor.prompt(text, request.images, request.videos, caller=caller)
             case RawPrompt(content):
-                inputs = processor.raw(content)
+                inputs = processor.raw(content, caller)
             case Conversation() as asked:
                 inputs = processor.messages(
                     asked.messages, caller, tools=asked.offered, options=asked.template_options
@@ -124,24 +135,59 @@ def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 class PreprocessStage:
-    """A preprocessor with queues and threads: for texts, for texts with a grammar, for images."""
+    """A preprocessor with queues and threads: for texts, and for what may wait."""
 
     def __init__(self, preprocessor: PromptPreprocessor, max_waiting: int) -> None:
-        """``max_waiting``: requests with images that are prepared at once; most of the time they
-        wait, for a host or for their turn at the processes that decode.
+        """``max_waiting``: requests that may wait at once: for a host, or for their turn at the
+        processes that decode images and try grammars.
         """
-        self._run = preprocessor.run
+        self._preprocessor = preprocessor
+        self._lock = threading.Lock()
+        self._num_texts = 0
+        self._progress = Stopwatch()
         self._texts = ThreadPoolExecutor(_TOKENISING, "trt-eagle3-prepare")
-        self._grammars = ThreadPoolExecutor(_GRAMMARS, "trt-eagle3-prepare")
-        self._media = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
+        self._others = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
+
+    @property
+    def seconds(self) -> float:
+        """Since a text was last prepared, or the oldest came; 0 while there is none."""
+        return self._progress.seconds
 
     def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
-        """Queue a request; the future never fails, its result may."""
-        texts = self._texts if request.sampling.grammar is None else self._grammars
-        pool = self._media if request.has_media else texts
-        return pool.submit(self._run, request, caller)
+        """Queue a request; the future never fails, its result may.
+
+        Raises:
+            OverloadedError: no thread starts.
+        """
+        if self._preprocessor.may_wait(request):
+            return self._queue(self._others, request, caller)
+        self._count_text(1)
+        try:
+            future = self._queue(self._texts, request, caller)
+        except BaseException:
+            self._count_text(-1)
+            raise
+        future.add_done_callback(lambda _: self._count_text(-1))
+        return future
+
+    def _queue(self, pool: ThreadPoolExecutor, request: Request, caller: Caller) -> Future[Outcome]:
+        try:
+            return pool.submit(self._preprocessor.run, request, caller)
+        except RuntimeError as error:
+            raise OverloadedError(
+                f"no thread starts to prepare the request ({clip(error)}). Try again later."
+            ) from error
+
+    def _count_text(self, change: int) -> None:
+        """A text has come, or is prepared."""
+        with self._lock:
+            self._num_texts += change
+            if not self._num_texts:
+                self._progress.stop()
+            elif change < 0 or not self._progress.runs:
+                self._progress.start()
 
     def close(self) -> None:
         """Take no more; what is queued still comes out, cancelled or not."""
-        for pool in (self._texts, self._grammars, self._media):
+        for pool in (self._texts, self._others):
             pool.shutdown(wait=False)

@@ -4,42 +4,78 @@ itself, and an answer with it would never end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import unquote
 
 __all__ = ["never_ends"]
-
-_MAX_PASSES = 32  # over all places that are referred to; more are not judged
 
 
 def never_ends(schema: Any) -> bool:
     """Whether every value that ``schema`` allows holds another that it demands, without end.
 
     Only what demands parts is looked at: required properties, items of lists that may not be
-    empty, and references. What else contradicts itself is the grammar's to say.
+    empty, and references. What else contradicts itself is the grammar's to say. Each part and each
+    demand is looked at once: time grows with the size of the schema.
     """
-    places = {
-        ref: found for ref in set(_references(schema)) if (found := _at(schema, ref)) is not None
-    }
-    ending: set[str] = set()
-    for _ in range(_MAX_PASSES):
-        more = {r for r, part in places.items() if r not in ending and _ends(part, ending, places)}
-        ending |= more
-        if not more:
-            return not _ends(schema, ending, places)
-    return False
+
+    @cache
+    def at(reference: str) -> Any:
+        return _at(schema, reference)
+
+    unmet: dict[int, int] = {}  # by part: demands that no value is known to end for
+    demanders: dict[int, list[list[int]]] = defaultdict(list)  # by part: demands that it can meet
+    ending: list[int] = []
+    found = [schema]
+    while found:
+        part = found.pop()
+        if id(part) in unmet:
+            continue
+        demands = list(_demands(part, at))
+        unmet[id(part)] = len(demands)
+        if not demands:
+            ending.append(id(part))
+        for alternatives in demands:
+            demand = [id(part)]  # emptied when it is met
+            for alternative in alternatives:
+                demanders[id(alternative)].append(demand)
+                found.append(alternative)
+    while ending:
+        for demand in demanders[ending.pop()]:
+            if demand:
+                part_id = demand.pop()
+                unmet[part_id] -= 1
+                if not unmet[part_id]:
+                    ending.append(part_id)
+    return unmet[id(schema)] > 0
 
 
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        for part in schema.values():
-            yield from _references(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _references(part)
+def _demands(schema: Any, at: Callable[[str], Any]) -> Iterator[list[Any]]:
+    """Lists of schemas; every value of ``schema`` has a value of one schema of each list."""
+    if not isinstance(schema, Mapping):
+        return
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (target := at(reference)) is not None:
+        yield [target]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            yield schema[key]
+    for part in _parts(schema):
+        yield [part]
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas of parts that every value has."""
+    every = schema.get("allOf")
+    yield from every if isinstance(every, list) else ()
+    if schema.get("type") in ("object", ["object"]):
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, Mapping) and isinstance(required, list):
+            yield from (properties.get(str(name)) for name in required)
+    if schema.get("type") in ("array", ["array"]) and schema.get("minItems"):
+        yield schema.get("items")
 
 
 def _at(schema: Any, reference: str) -> Any:
@@ -53,28 +89,3 @@ def _at(schema: Any, reference: str) -> Any:
             return None
         found = found[name]
     return found
-
-
-def _ends(schema: Any, ending: Collection[str], places: Mapping[str, Any]) -> bool:
-    """Whether a value of it may be finite, if those of the references ``ending`` may."""
-    if not isinstance(schema, Mapping):
-        return True
-    reference = schema.get("$ref")
-    if reference in places and reference not in ending:
-        return False
-    choices = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
-    return all(any(_ends(part, ending, places) for part in parts) for parts in choices) and all(
-        _ends(part, ending, places) for part in _demanded(schema)
-    )
-
-
-def _demanded(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas of parts that every value has."""
-    every = schema.get("allOf")
-    yield from every if isinstance(every, list) else ()
-    if schema.get("type") in ("object", ["object"]):
-        properties, required = schema.get("properties"), schema.get("required")
-        if isinstance(properties, Mapping) and isinstance(required, list):
-            yield from (properties.get(str(name)) for name in required)
-    if schema.get("type") in ("array", ["array"]) and schema.get("minItems"):
-        yield schema.get("items")

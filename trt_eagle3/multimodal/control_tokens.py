@@ -18,12 +18,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.text_encoder import TextEncoder
 
 __all__ = ["ControlTokens"]
 
+_MAX_COUNT = 1 << 14  # control tokens; models in use have up to 6,500
+_MAX_LEN = 256  # characters of one
 _INDEX = 8  # hexadecimal digits behind the nonce of a placeholder
 
 
@@ -36,19 +40,26 @@ class ControlTokens:
         ]
         # longest first, as the tokenizer matches them
         self.tokens = sorted(
-            {*others, *(token.content for token in special)}, key=len, reverse=True
+            {*others, *(token.content for token in special)} - {""}, key=len, reverse=True
         )
         self._tokenizer = tokenizer
+        self._encoder = TextEncoder.of(tokenizer)
         # Where tokens are looked for after normalisation, a text may hold one that it did not hold
         # before.
         self._always = any(token.normalized for token in special)
         self._nonce = secrets.token_hex(16)
-        names = "|".join(map(re.escape, self.tokens))
-        self._find = re.compile(names)
-        words = {token.content for token in special if token.single_word}
-        matched = "|".join(
-            rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t) for t in self.tokens
-        )
+        self._longest = max(map(len, self.tokens), default=0)
+        if self._longest > _MAX_LEN or len(self.tokens) > _MAX_COUNT:
+            raise UserError(
+                f"tokenizer: {len(self.tokens)} control tokens of up to {self._longest} "
+                f"characters, expected at most {_MAX_COUNT} of {_MAX_LEN}. Is it the right file?"
+            )
+        matched = any_of(self.tokens)
+        self._find = re.compile(matched)
+        if words := {token.content for token in special if token.single_word}:
+            matched = "|".join(
+                rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t) for t in self.tokens
+            )
         self._find_all = re.compile(f"{self._nonce}([0-9a-f]{{{_INDEX}}})|{matched}")
         self._heads = frozenset(
             token[:size] for token in self.tokens for size in range(1, len(token))
@@ -56,8 +67,18 @@ class ControlTokens:
         self._tails = frozenset(
             token[size:] for token in self.tokens for size in range(1, len(token))
         )
-        self._longest = len(self.tokens[0])
         self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Load both tokenizers where texts are encoded, rather than with the first texts.
+
+        Raises:
+            UserError, EnvironmentMissingError: as for ``TextEncoder.encode``.
+        """
+        self._encoder.warm_up()
+        with self._lock:
+            splitting = self._splitting[0]
+        splitting.warm_up()
 
     def protect(self, value: Any, literals: list[str]) -> Any:
         """``value`` with placeholders for control tokens, and pieces of them, in all its texts and
@@ -74,11 +95,17 @@ class ControlTokens:
         except RecursionError as error:
             raise UserError("messages: nested too deep. Send plain messages.") from error
 
-    def encode(self, rendered: str, literals: Sequence[str]) -> list[int]:
-        """Token ids of a prompt, whose placeholders become what ``literals`` says and stay text."""
+    def encode(
+        self, rendered: str, literals: Sequence[str] = (), caller: Caller = NOBODY
+    ) -> list[int]:
+        """Token ids of a prompt, whose placeholders become what ``literals`` says and stay text.
+
+        Raises:
+            UserError, RequestCancelledError, EnvironmentMissingError: as for
+                ``TextEncoder.encode``.
+        """
         if not literals and not self._always:
-            # a batch, because other threads run during that one only: a long text takes seconds
-            return list(self._tokenizer.encode_batch_fast([rendered])[0].ids)
+            return self._encoder.encode(rendered, caller)
         with self._lock:
             splitting, names, ids = self._splitting
 
@@ -87,7 +114,7 @@ class ControlTokens:
             return names[found[0]] if index is None else literals[int(index, 16)]
 
         text = self._find_all.sub(name_or_text, rendered)
-        return [ids.get(i, i) for i in splitting.encode_batch_fast([text])[0].ids]
+        return [ids.get(i, i) for i in splitting.encode(text, caller)]
 
     def _protect(self, value: Any, literals: list[str]) -> Any:
         match value:
@@ -133,7 +160,7 @@ class ControlTokens:
         return _merged([*spans, *ends])
 
     @cached_property
-    def _splitting(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+    def _splitting(self) -> tuple[TextEncoder, dict[str, str], dict[int, int]]:
         """The tokenizer that splits control tokens; their names in it; and whose id theirs
         stands for.
         """
@@ -142,16 +169,45 @@ class ControlTokens:
         for content in self.tokens:
             if content in added:
                 added[content]["special"] = True
-        splitting = Tokenizer.from_str(json.dumps(source))
-        splitting.encode_special_tokens = True
-        names: dict[str, str] = {}
-        ids: dict[int, int] = {}
-        for i, content in enumerate(self.tokens):
-            flags = {flag: added.get(content, {}).get(flag, False) for flag in _FLAGS}
-            names[content] = f"<|{self._nonce}{i:x}|>"
-            splitting.add_tokens([AddedToken(names[content], special=False, **flags)])
-            ids[_id(splitting, names[content])] = _id(self._tokenizer, content)
-        return splitting, names, ids
+        names = {content: f"<|{self._nonce}{i:x}|>" for i, content in enumerate(self.tokens)}
+        flags = [
+            {flag: added.get(content, {}).get(flag, False) for flag in _FLAGS}
+            for content in self.tokens
+        ]
+        text = json.dumps(source)
+        splitting = TextEncoder(
+            lambda: text,
+            list(zip(names.values(), flags, strict=True)),
+            encode_special_tokens=True,
+        )
+        originals = [_id(self._tokenizer, token) for token in self.tokens]
+        return splitting, names, dict(zip(splitting.added_ids, originals, strict=True))
+
+
+def any_of(texts: Sequence[str]) -> str:
+    """A regular expression of ``texts``, that matches the longest that fits; common beginnings are
+    compared once, so that the time of a search hardly grows with their number.
+
+    Args:
+        texts: distinct, and not empty.
+    """
+    if not texts:
+        return "(?!)"
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(text[0], []).append(text)
+    return "|".join(map(_of_group, groups.values()))
+
+
+def _of_group(texts: list[str]) -> str:
+    """Of texts that begin with the same character."""
+    first, last = min(texts), max(texts)
+    pairs = enumerate(zip(first, last, strict=False))
+    head = first[: next((i for i, (a, b) in pairs if a != b), len(first))]
+    rests = [text[len(head) :] for text in texts if text != head]
+    if not rests:
+        return re.escape(head)
+    return f"{re.escape(head)}(?:{any_of(rests)}){'?' if head in texts else ''}"
 
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")

@@ -16,14 +16,14 @@ class FairTurns:
     """A number of places. A free one goes to the client that holds fewest, then to its request that
     holds fewest.
 
-    Among equals the one goes first that was served longest ago. No client holds all places, so that
-    one whose images take for ever leaves one to the others.
+    Among equals the one goes first that was served longest ago. No client holds all of several
+    places, so that one whose images take for ever leaves one to the others.
     """
 
     def __init__(self, count: int) -> None:
-        """``count``: places, at least 2."""
+        """``count``: places, at least 1."""
         self._free = count
-        self._most = count - 1
+        self._most = max(count - 1, 1)
         self._changed = threading.Condition()
         self._waiting: list[_Ticket] = []
         self._held_by_client: Counter[str] = Counter()
@@ -63,6 +63,7 @@ class FairTurns:
             else:
                 self._waiting.remove(ticket)
             self._grant()
+            self._forget(ticket.client)
 
     def _grant(self) -> None:
         """Give free places away; the lock is held."""
@@ -91,6 +92,11 @@ class FairTurns:
             del self._held_by_request[number]
         if not self._held_by_client[client]:
             del self._held_by_client[client]
+
+    def _forget(self, client: str) -> None:
+        """Forget when a client was served that neither holds a place nor waits for one."""
+        waits = any(ticket.client == client for ticket in self._waiting)
+        if not waits and client not in self._held_by_client:
             self._served.pop(client, None)
 
 

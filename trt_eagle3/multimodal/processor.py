@@ -31,6 +31,7 @@ from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
+from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
 from trt_eagle3.multimodal.tool_formats import ToolFormat, named_tool_format
 from trt_eagle3.multimodal.tools import Tool
@@ -131,6 +132,7 @@ class Processor:
             dict.fromkeys((*spec.eos_token_ids, *((eos_token_id,) if known else ())))
         )
         """What ends an answer: the end tokens of the configs, and the tokenizer's."""
+        self._encoder = TextEncoder.of(tokenizer)
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
         self._tool_format = tool_format
@@ -264,7 +266,7 @@ class Processor:
             parts = [turns, functions, options]
             turns, functions, options = self._control.protect(parts, literals)
         text = self._expand(self.template.render(turns, functions, options), slots, visuals)
-        return self._inputs(self._control.encode(text, literals), visuals)
+        return self._inputs(self._control.encode(text, literals, caller), visuals)
 
     def ignored_keys(
         self, messages: Sequence[Mapping[str, Any]], where: str = "messages"
@@ -285,14 +287,15 @@ class Processor:
         unknown = tuple(name for name in options if name not in PROCESSOR_OPTIONS)
         return with_processor_options(messages, options, tiled=self._reader.tiled), unknown
 
-    def raw(self, prompt: str | Sequence[int]) -> ModelInputs:
+    def raw(self, prompt: str | Sequence[int], caller: Caller = NOBODY) -> ModelInputs:
         """A prompt without chat template: a text, whose control tokens are tokens, or token ids.
 
         Raises:
             UserError: no token, an id that the tokenizer lacks, an image or video pad, or a prompt
                 longer than ``max_prompt_len``.
+            RequestCancelledError: ``caller`` left.
         """
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenize(prompt, caller) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise UserError("prompt: no token. Give at least one.")
         pads = {self.tokenizer.token_to_id(pad) for pad in self.rules.pads.values()}
@@ -304,9 +307,14 @@ class Processor:
                 )
         return self._inputs(ids, [])
 
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of a text, control tokens in it as tokens."""
-        return list(self.tokenizer.encode_batch_fast([text])[0].ids)
+    def tokenize(self, text: str, caller: Caller = NOBODY) -> list[int]:
+        """Ids of a text, control tokens in it as tokens.
+
+        Raises:
+            UserError: the tokenizer fails, or takes more time or memory than it may.
+            RequestCancelledError: ``caller`` left.
+        """
+        return self._encoder.encode(text, caller)
 
     def _inputs(self, ids: Sequence[int], visuals: Sequence[_Visual]) -> ModelInputs:
         token_ids = torch.tensor(ids, dtype=torch.int64)
@@ -321,6 +329,14 @@ class Processor:
         return ModelInputs(
             token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows, seconds
         )
+
+    def warm_up(self) -> None:
+        """Start the processes that encode texts, and load the tokenizer there.
+
+        Raises:
+            UserError, EnvironmentMissingError: they cannot be started, or cannot load it.
+        """
+        self._control.warm_up()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""

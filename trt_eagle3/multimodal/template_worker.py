@@ -40,6 +40,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     templates: dict[str, jinja2.Template] = {}
     for line in sys.stdin.buffer:
+        if line == b"\n":  # a request that was cancelled, and is answered already
+            continue
         _set_timers(CPU_S, WALL_S)
         answer = _answer(line, templates)
         _set_timers(0, 0)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.errors import EnvironmentMissingError, UserError, clip, is_failure
 from trt_eagle3.io.bounded_read import read_bounded
+from trt_eagle3.multimodal.text_encoder import try_tokenizer
 
 __all__ = ["StreamDecoder", "TokenBytes", "TokenPieces", "load_tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have some 35 MB
+_MAX_DECODER_FACTOR = 64  # those of models in use replace a character by a character
 _OLD_FILES = (
     "vocab.json",
     "merges.txt",
@@ -32,13 +36,20 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """``tokenizer.json`` of a directory; from ``vocab.json`` and ``merges.txt`` through
     transformers if it has none.
 
+    Loading is tried in a bounded process first. Texts are encoded there too (``TextEncoder``): what
+    is loaded here looks tokens up, and decodes.
+
     Raises:
-        UserError: no tokenizer there, or a broken one.
+        UserError: no tokenizer there, a broken one, or one whose decoder could lengthen texts
+            without bound.
+        EnvironmentMissingError: no process can be started.
     """
     path = directory / "tokenizer.json"
     try:
         if path.exists():
-            tokenizer = Tokenizer.from_buffer(read_bounded(path, _MAX_TOKENIZER_BYTES))
+            source = read_bounded(path, _MAX_TOKENIZER_BYTES).decode()
+            try_tokenizer(source)
+            tokenizer = Tokenizer.from_str(source)
         elif (directory / "vocab.json").exists():
             for name in _OLD_FILES:
                 if (directory / name).exists():
@@ -52,9 +63,12 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             raise UserError(
                 f"{directory}: no tokenizer.json. Copy the tokenizer files from the checkpoint."
             )
-    except UserError:
+        _check_decoder(tokenizer)
+    except (UserError, EnvironmentMissingError):
         raise
-    except Exception as error:  # the tokenizers library raises bare Exception
+    except BaseException as error:  # bare Exception of the tokenizers library, and its panics
+        if not is_failure(error):
+            raise
         raise UserError(
             f"{directory}: broken tokenizer ({clip(error)}). Copy its files from the checkpoint "
             "again."
@@ -62,6 +76,30 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _check_decoder(tokenizer: Tokenizer) -> None:
+    """Refuse a decoder that could take long or lengthen texts without bound: it runs for every
+    token of every answer, on the thread that decodes for all.
+
+    Raises:
+        ValueError: a pattern in it is a regular expression, or its parts lengthen too much.
+    """
+    if tokenizer.decoder is None:
+        return
+    factor = 1.0
+    todo: list[Any] = [json.loads(tokenizer.to_str())["decoder"]]
+    while todo:
+        part = todo.pop()
+        todo += part.get("decoders", [])
+        if part["type"] != "Replace":
+            continue
+        pattern = part["pattern"].get("String")
+        if pattern is None:
+            raise ValueError("its decoder replaces a regular expression, expected a fixed text")
+        factor *= max(1.0, len(part["content"]) / max(1, len(pattern)))
+        if factor > _MAX_DECODER_FACTOR:
+            raise ValueError(f"its decoder lengthens a text more than {_MAX_DECODER_FACTOR} times")
 
 
 class TokenBytes:

@@ -17,6 +17,7 @@ __all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
 # for one.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
+_MAX_STOP_LEN = 1024  # each token of an answer is compared with every stop word
 _MAX_JPEG_SCANS = 100  # encoders write 1 to 20
 ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder"]
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
@@ -49,9 +50,10 @@ class ServingConfig(BaseModel):
         send_timeout_s: how long a client may read nothing of what is sent to it before it is cut
             off.
         max_request_s: a request that takes longer is ended with an error.
-        max_step_s: an engine hangs that has work and finishes no step for longer, or whose process
-            answers nothing for longer: ``/health`` of ``trt-eagle3 serve`` is 503 then, and on
-            Triton the model not ready. Choose more than the longest step takes. null: nobody looks.
+        max_step_s: an engine hangs that has work and finishes no step for longer, prepares none of
+            the prompts that wait for longer, or whose process answers nothing for longer:
+            ``/health`` of ``trt-eagle3 serve`` is 503 then, and on Triton the model not ready.
+            Choose more than the longest step takes. null: nobody looks.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are
             sent together, the first one at once. Every response costs the server something; 0 sends
             one for each verify pass.
@@ -140,16 +142,22 @@ class ServingConfig(BaseModel):
             )
 
     def check_stop(self, words: Sequence[str], token_ids: Sequence[int]) -> None:
-        """Refuse so many ends of an answer that looking for them would slow everybody down.
+        """Refuse so many or so long ends of an answer that looking for them would slow all answers.
 
         Raises:
-            UserError: more than ``max_stop_words`` of either.
+            UserError: more than ``max_stop_words`` of either, or a word of more than 1,024
+                characters.
         """
         for name, count in (("stop", len(words)), ("stop_token_ids", len(token_ids))):
             if count > self.max_stop_words:
                 raise UserError(
                     f"{name}: {count} of them, the limit is {self.max_stop_words}. Name fewer."
                 )
+        longest = max(map(len, words), default=0)
+        if longest > _MAX_STOP_LEN:
+            raise UserError(
+                f"stop: a text of {longest} characters, the limit is {_MAX_STOP_LEN}. Shorten it."
+            )
 
     def media(self) -> MediaPolicy:
         """What a request's images and videos may be: never a file of this machine."""

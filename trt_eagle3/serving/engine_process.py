@@ -22,7 +22,7 @@ from typing import Any
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Chunk
-from trt_eagle3.errors import EngineFailedError, TrtEagle3Error, clip
+from trt_eagle3.errors import EngineFailedError, TrtEagle3Error, as_failure, clip
 from trt_eagle3.multimodal import MediaPolicy
 from trt_eagle3.serving.channel import (
     Cancel,
@@ -173,9 +173,9 @@ class EngineHost:
     def _submit(self, engine: LLM, message: Submit) -> None:
         try:
             answer = engine.submit(message.request)
-        except Exception as error:  # its reader is told
+        except BaseException as error:  # its reader is told
             answer = Answer(lambda: None)
-            answer.end(error)
+            answer.end(as_failure(error))
         self._answers[message.number] = answer
         self._numbers[answer] = message.number
         answer.send_to(self._channel.send)

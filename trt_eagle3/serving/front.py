@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import (
@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.request import PromptSource, Request
-from trt_eagle3.errors import OverloadedError, UserError, clip
+from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
@@ -60,6 +60,7 @@ _PAGE_POLICY = (
     "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
+_T = TypeVar("_T")
 _Explain = Callable[[UserError], UserError]
 
 
@@ -164,6 +165,7 @@ class Front:
         """What ``read`` makes of the body, on a thread."""
         data, scanner = await lease.read(request.stream())
 
+        @_failing_as_exception
         def parse() -> Any:
             raw = parse_request_json(data, "body", self._serving, scanner)
             return read(raw, self._served, self._serving)
@@ -179,10 +181,11 @@ class Front:
         try:
             for one in wanted:
                 answers.append(self._engine.submit(replace(one, client=client)))
-        except OverloadedError:
+        except BaseException as error:
             for answer in answers:
                 answer.cancel()
-            self.on_overload()
+            if isinstance(error, OverloadedError):
+                self.on_overload()
             raise
         return answers
 
@@ -203,6 +206,7 @@ class Front:
         caller = Caller(_client_of(request), over.is_set)
         gone = asyncio.create_task(_call_when_gone(request, over.set))
 
+        @_failing_as_exception
         def count() -> list[int]:
             ids: list[int] = self._engine.prepare(prompt, caller=caller).token_ids.tolist()
             return ids
@@ -308,6 +312,20 @@ class _EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._chunks):
             await super().__call__(scope, receive, send)
+
+
+def _failing_as_exception(job: Callable[[], _T]) -> Callable[[], _T]:
+    """``job``, whose panics are exceptions: nothing that handles requests catches others."""
+
+    def run() -> _T:
+        try:
+            return job()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise as_failure(error) from error
+
+    return run
 
 
 async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> None:

@@ -221,10 +221,10 @@ class RemoteEngine:
                 self._ask_for_metrics()
             silent_s = self._owed.seconds
             assert self._metrics is not None, "they come before the engine is ready"
-            step_s = self._metrics.step_seconds
+            metrics = self._metrics
         if silent_s > max_step_s:
             return f"the engine's process has not answered for {silent_s:.0f} s"
-        return stall_of(step_s, max_step_s)
+        return stall_of(metrics.step_seconds, metrics.prepare_seconds, max_step_s)
 
     def count_rejected(self) -> None:
         """Count a request that was refused here."""

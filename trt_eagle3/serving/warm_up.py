@@ -29,8 +29,8 @@ _SHORT = SamplingParams(max_tokens=8)
 
 def warm_up(engine: LLM) -> float:
     """Answer about a text, and about an image where the target sees, so that every graph is open
-    and has run, and capture the CUDA graphs of decoding; returns seconds. The process that tries
-    grammars is started meanwhile.
+    and has run, and capture the CUDA graphs of decoding; returns seconds. The processes
+    that encode texts are started first, the one that tries grammars meanwhile.
 
     The process is a server's from here on: its threads take turns more often, torch computes within
     each of them where the engine is on a GPU, and what is counted is its clients'.
@@ -42,6 +42,7 @@ def warm_up(engine: LLM) -> float:
     if engine.bundle.device == "cuda":
         torch.set_num_threads(1)  # waking others takes longer than what is left to the host
     start = time.perf_counter()
+    engine.bundle.processor.warm_up()
     grammars = threading.Thread(target=_warm_up_grammars, args=(engine,), daemon=True)
     grammars.start()
     requests = [Request("Hello", sampling=_SHORT)]

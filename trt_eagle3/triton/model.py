@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 import yaml
 
 from trt_eagle3.decode.llm import load
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.errors import UserError, as_failure, clip
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.served_model import ServedModel
@@ -84,8 +84,8 @@ class TritonPythonModel:
                 answer = self._engine.submit(parsed.request)
                 stream = ResponseStream(sender, parsed, answer, self._serving, self._served)
                 self._log(request.request_id(), parsed)
-            except Exception as error:  # any failure is this request's, not the server's
-                refuse(sender, error)
+            except BaseException as error:  # any failure is this request's, not the server's
+                refuse(sender, as_failure(error))
                 continue
             asyncio.run_coroutine_threadsafe(self._serve(stream), self._loop)
 

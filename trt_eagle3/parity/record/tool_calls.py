@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal.assistant_message import AnswerFormat
+from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.multimodal.tool_formats import ToolFormat
 from trt_eagle3.multimodal.tools import Tool
 
@@ -44,7 +45,8 @@ def tool_sets(tokenizer: Tokenizer, tool_format: ToolFormat) -> Mapping[str, Sam
 
     A model that has learned no tools would fill the room that JSON leaves with blanks.
     """
-    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in _BLANKS]
+    encoder = TextEncoder.of(tokenizer)
+    encoded = [encoder.encode(text, add_special_tokens=False) for text in _BLANKS]
     bias = {ids[0]: -100.0 for ids in encoded if len(ids) == 1}
     sampling = SamplingParams(max_tokens=_MAX_TOKENS, logit_bias=bias)
     answers = AnswerFormat(tools=tool_format)

@@ -1,0 +1,147 @@
+"""From text to token ids, by tokenizers of checkpoints, in the processes of this program that
+encode (``tokenizer_worker.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from trt_eagle3.errors import UserError, clip
+from trt_eagle3.io.worker_process import WorkerProcess
+from trt_eagle3.multimodal import tokenizer_worker
+from trt_eagle3.multimodal.caller import NOBODY, Caller
+
+__all__ = ["TextEncoder", "try_tokenizer"]
+
+_COUNT = 2  # processes: a long prompt takes a second, and others go on
+
+
+class TextEncoder:
+    """One tokenizer, by which texts are encoded within bounds; thread-safe."""
+
+    def __init__(
+        self,
+        source: Callable[[], str],
+        added: Sequence[tuple[str, Mapping[str, bool]]] = (),
+        *,
+        encode_special_tokens: bool = False,
+    ) -> None:
+        """
+        Args:
+            source: the text of its ``tokenizer.json``; it may be asked for again.
+            added: names and flags of tokens that it has besides.
+            encode_special_tokens: as the property of ``tokenizers.Tokenizer``: special tokens in a
+                text are text.
+        """
+        self._source, self._added = source, added
+        self._encode_special_tokens = encode_special_tokens
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TextEncoder:
+        """By ``tokenizer``, as it is when a text is first encoded."""
+        return cls(tokenizer.to_str)
+
+    def encode(
+        self, text: str, caller: Caller = NOBODY, *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Ids of ``text``. Some 0.1 ms beside the encoding itself.
+
+        Raises:
+            UserError: the tokenizer fails, or takes more time or memory than it may.
+            RequestCancelledError: ``caller`` left.
+            EnvironmentMissingError: no process can be started.
+        """
+        fields = {"text": text, "add_special_tokens": add_special_tokens}
+        ids: list[int] = self._ask(fields, caller)["ids"]
+        return ids
+
+    def warm_up(self) -> None:
+        """Load it in every process that encodes, rather than with the first texts.
+
+        Raises:
+            EnvironmentMissingError: no process can be started.
+        """
+        request = {"key": self._key, "text": "", "tokenizer": self._spec()}
+        _PROCESS.ask_all(json.dumps(request).encode())
+
+    @cached_property
+    def added_ids(self) -> list[int]:
+        """Ids of the tokens that it has besides.
+
+        Raises:
+            UserError, EnvironmentMissingError: as for ``encode``.
+        """
+        ids: list[int] = self._ask({"text": ""}, NOBODY)["added"]
+        return ids
+
+    @cached_property
+    def _key(self) -> str:
+        """As the worker makes it of a tokenizer without additions."""
+        added = json.dumps([self._added, self._encode_special_tokens]) if self._added else ""
+        return hashlib.sha256((self._source() + added).encode()).hexdigest()
+
+    def _ask(self, fields: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        request = {"key": self._key, **fields}
+        answer = _asked(request, caller)
+        if "unknown" in answer:
+            answer = _asked({**request, "tokenizer": self._spec()}, caller)
+        if "error" in answer:
+            raise UserError(
+                f"prompt: the checkpoint's tokenizer cannot encode it ({clip(answer['error'])}). "
+                "Change the text, or use another tokenizer."
+            )
+        return answer
+
+    def _spec(self) -> dict[str, Any]:
+        return _spec(self._source(), self._added, self._encode_special_tokens)
+
+
+def try_tokenizer(source: str) -> None:
+    """Load the text of a ``tokenizer.json`` in a process that encodes, where it is kept.
+
+    Raises:
+        ValueError: it cannot be loaded, or takes too much time or memory.
+        EnvironmentMissingError: no process can be started.
+    """
+    answer = _PROCESS.ask(json.dumps({"text": "", "tokenizer": _spec(source)}).encode())
+    if answer is None:
+        raise ValueError(
+            f"loading it takes more than {tokenizer_worker.LOAD_CPU_S:g} s or "
+            f"{tokenizer_worker.LOAD_MEMORY_BYTES >> 30} GiB"
+        )
+    if "error" in answer:
+        raise ValueError(answer["error"])
+
+
+def _spec(
+    source: str,
+    added: Sequence[tuple[str, Mapping[str, bool]]] = (),
+    encode_special_tokens: bool = False,
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "added": added,
+        "encode_special_tokens": encode_special_tokens,
+    }
+
+
+def _asked(request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+    answer = _PROCESS.ask(json.dumps(request).encode(), caller.cancelled)
+    if answer is not None:
+        return answer
+    size = len(request["text"].encode("utf-8", "surrogatepass"))
+    seconds = tokenizer_worker.CPU_S + size * tokenizer_worker.CPU_S_PER_BYTE
+    most = tokenizer_worker.MEMORY_BYTES + size * tokenizer_worker.MEMORY_PER_BYTE
+    raise UserError(
+        "prompt: encoding it was ended, as the checkpoint's tokenizer took more than "
+        f"{seconds:.3g} s or {most >> 20} MiB. Change the text, or use another tokenizer."
+    )
+
+
+_PROCESS = WorkerProcess(tokenizer_worker.__file__, "tokenizer", count=_COUNT)
