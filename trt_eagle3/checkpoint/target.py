@@ -12,6 +12,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from trt_eagle3.checkpoint.kv_scales import KVScales
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.quantised.read import StoredWeights
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.spec import LayerSpec, TargetSpec
@@ -21,19 +23,22 @@ __all__ = ["MtpHead", "TargetCheckpoint", "target_from_dict", "target_to_dict"]
 
 @dataclass(frozen=True)
 class MtpHead:
-    """A head for multi-token prediction that is part of a target's checkpoint, as it was found:
-    ``drafts/mtp`` checks it once somebody wants to draft with it.
+    """A head for multi-token prediction in a target's checkpoint, as it was found. Nothing of it is
+    checked here; ``drafts/mtp`` checks it when a build drafts with it.
 
     Attributes:
         layer: its decoder layer, by the config; a mixture of experts where the target's are.
-        tensors: name in the checkpoint less ``mtp.`` -> place, a quantised weight's several as one:
-            ``fc.weight``, ``pre_fc_norm_embedding.weight``, ``pre_fc_norm_hidden.weight``,
-            ``norm.weight``, ``layers.0.`` and a decoder layer's names. Experts are as on disk.
+        stored: its tensors, by name in the checkpoint less ``mtp.``: ``fc.weight``,
+            ``pre_fc_norm_embedding.weight``, ``pre_fc_norm_hidden.weight``, ``norm.weight``,
+            ``layers.0.`` and a decoder layer's names.
+        config: the checkpoint's. section: dotted prefix of the keys about the head in it.
         fp8_block: rows and columns that share a scale of stacked FP8 experts.
     """
 
     layer: LayerSpec
-    tensors: Mapping[str, TensorRef]
+    stored: StoredWeights
+    config: ModelConfig
+    section: str = ""
     fp8_block: tuple[int, int] | None = None
 
 
@@ -48,7 +53,8 @@ class TargetCheckpoint(TargetSpec):
             ``visual.`` before those of a vision tower, and ``lm_head.weight``, which is the token
             table's place when the head is tied.
         quantisation: what it says of its quantised weights; None where there are none.
-        kv_scales: layer -> scales of an FP8 KV cache; of layers that are not named they are 1.
+        kv_scales: layer -> scales of an FP8 KV cache; of layers that are not named they are 1. A
+            checkpoint's are read and checked when they are first used.
         mtp: its own head for multi-token prediction; None where it has none.
     """
 

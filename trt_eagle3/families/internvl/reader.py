@@ -41,7 +41,7 @@ def read_internvl(config: ModelConfig) -> TargetCheckpoint:
     decoder = DecoderConfig(config, "text_config.")
     decoder.check()
     vision = _vision_spec(config, decoder)
-    tensors, quantisation = open_weights(config, _PREFIXES, _SECTIONS)
+    tensors, quantisation = open_weights(config, _PREFIXES, _SECTIONS).read()
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
@@ -96,7 +96,7 @@ def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
             f"vision_config.image_size: expected whole tokens of {merge} patches of {patch} "
             f"pixels, got {image}"
         )
-    token = checked_token_id(config, decoder.vocab_size, "image_token_id")
+    token = checked_token_id(config, decoder.vocab_size, "image_token_id", 151667)
     own = _tiles(config, image // patch)
     spec = VisionSpec(
         depth=config.whole("vision_config.num_hidden_layers", 24),
