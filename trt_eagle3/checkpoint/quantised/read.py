@@ -19,7 +19,7 @@ from trt_eagle3.checkpoint.target_tensors import Prefixes, canonical_tensors
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_index
 from trt_eagle3.errors import UserError, clip
 
-__all__ = ["PRODUCERS", "StoredWeights", "open_weights"]
+__all__ = ["PRODUCERS", "StoredWeights", "find_weights", "open_weights"]
 
 PRODUCERS: Mapping[str, Callable[[Claim], Producer]] = {
     "awq": Awq,
@@ -114,8 +114,19 @@ class StoredWeights:
 
 def open_weights(
     config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
+) -> tuple[dict[str, TensorRef], Quantisation | None]:
+    """The weights of a checkpoint by canonical name, and what it says of their quantisation.
+
+    Raises:
+        UserError: as ``find_weights`` and ``StoredWeights.read``.
+    """
+    return find_weights(config, prefixes, sections).read()
+
+
+def find_weights(
+    config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
 ) -> StoredWeights:
-    """The tensors of a checkpoint by canonical name.
+    """The tensors of a checkpoint by canonical name, as they lie.
 
     Raises:
         UserError: no sound weights, or two quantisations are claimed.

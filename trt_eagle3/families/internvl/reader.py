@@ -41,7 +41,7 @@ def read_internvl(config: ModelConfig) -> TargetCheckpoint:
     decoder = DecoderConfig(config, "text_config.")
     decoder.check()
     vision = _vision_spec(config, decoder)
-    tensors, quantisation = open_weights(config, _PREFIXES, _SECTIONS).read()
+    tensors, quantisation = open_weights(config, _PREFIXES, _SECTIONS)
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "

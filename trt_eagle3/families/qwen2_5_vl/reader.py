@@ -36,7 +36,7 @@ def read_qwen2_5_vl(config: ModelConfig) -> TargetCheckpoint:
     decoder.check()
     vision = _vision_spec(config, decoder)
     rope = _rope(config, decoder)
-    tensors, quantisation = open_weights(config, PREFIXES, _SECTIONS).read()
+    tensors, quantisation = open_weights(config, PREFIXES, _SECTIONS)
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "

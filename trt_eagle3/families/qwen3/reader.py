@@ -28,7 +28,7 @@ def read_qwen3(
     decoder = DecoderConfig(config, sparse=sparse)
     _check_kind(config, architecture)
     decoder.check()
-    tensors, quantisation = open_weights(config, _PREFIXES).read()
+    tensors, quantisation = open_weights(config, _PREFIXES)
     if decoder.num_layers > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
     # in a mixture of experts all layers slide, or none

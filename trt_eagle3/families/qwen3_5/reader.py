@@ -8,7 +8,7 @@ from typing import Any
 
 from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.model_config import ModelConfig
-from trt_eagle3.checkpoint.quantised.read import StoredWeights, open_weights
+from trt_eagle3.checkpoint.quantised.read import StoredWeights, find_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import MtpHead, TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
@@ -72,7 +72,7 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
     config = decoder.config
     decoder.check()
     rope = _rope(config, decoder)
-    stored = open_weights(config, PREFIXES, ("", _SECTION))
+    stored = find_weights(config, PREFIXES, ("", _SECTION))
     own = stored.without(_HEAD)
     tensors, quantisation = (own if vision else own.without(_TOWER)).read()
     if max(decoder.num_layers, vision.depth if vision else 0) > len(tensors):

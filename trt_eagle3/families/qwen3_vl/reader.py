@@ -49,7 +49,7 @@ def read_qwen3_vl(
     decoder.check()
     rope = _rope(config, decoder.head_dim)
     vision = replace(vision_spec(config, decoder, _LEVELS), own=own or {})
-    tensors, quantisation = open_weights(config, prefixes, _SECTIONS).read()
+    tensors, quantisation = open_weights(config, prefixes, _SECTIONS)
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
