@@ -16,7 +16,8 @@ from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import StoredWeights
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.spec import LayerSpec, TargetSpec
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.spec import LayerSpec, TargetSpec, VisionSpec, check_sizes
 
 __all__ = ["MtpHead", "TargetCheckpoint", "target_from_dict", "target_to_dict"]
 
@@ -83,9 +84,30 @@ def target_to_dict(spec: TargetSpec) -> dict[str, Any]:
 
 
 def target_from_dict(plain: Mapping[str, Any]) -> TargetSpec:
-    """The spec that ``target_to_dict`` wrote."""
+    """The spec that ``target_to_dict`` wrote.
+
+    Raises:
+        UserError: a number that no target has, by name.
+    """
     layers = [layer for run in plain["layers"] for layer in _repeated(run)]
-    return _adapter().validate_python({**plain, "layers": layers})
+    spec = _adapter().validate_python({**plain, "layers": layers})
+    check_sizes(spec, "target")
+    if spec.vision is not None:
+        _check_tower(spec.vision)
+    return spec
+
+
+def _check_tower(vision: VisionSpec) -> None:
+    entries, blocks = vision.num_position_embeddings, vision.level_blocks
+    if round(entries**0.5) ** 2 != entries:
+        raise UserError(
+            f"target.vision.num_position_embeddings: expected a square number, got {entries}"
+        )
+    if len(set(blocks)) != len(blocks) or any(block >= vision.depth for block in blocks):
+        raise UserError(
+            f"target.vision.level_blocks: expected distinct blocks of {vision.depth}, got "
+            f"{quote(list(blocks))}"
+        )
 
 
 def _repeated(run: Mapping[str, Any]) -> list[dict[str, Any]]:
