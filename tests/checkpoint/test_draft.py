@@ -343,6 +343,10 @@ def test_a_head_that_is_its_own_embedding(tmp_path: Path) -> None:
     manifest = read_draft(tmp_path, target_spec())
     assert manifest.head == "own"
     assert manifest.tensors["lm_head.weight"] == manifest.tensors["embed_tokens.weight"]
+    head = manifest.tensors["lm_head.weight"]
+    shared = read_draft(tmp_path, target_spec(), {"embedding": "target"})
+    assert (shared.embedding, shared.head) == ("target", "own")
+    assert shared.tensors["lm_head.weight"] == head
 
 
 def test_a_draft_without_a_head_uses_the_targets(tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorR
         fields.files.find("tie_word_embeddings", "flag")
         and fields.values["head"] == "target"
         and fields.sources["head"].kind != "override"
-        and "embed_tokens.weight" in tensors
+        and "embed_tokens.weight" in fields.files.tensors
     ):
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+        tensors["lm_head.weight"] = fields.files.tensors["embed_tokens.weight"]
         fields.values["head"] = "own"
         fields.sources["head"] = Source("config", "tie_word_embeddings: its own embedding")
     drafted, vocab = fields.values["draft_vocab_size"], fields.values["vocab_size"]
