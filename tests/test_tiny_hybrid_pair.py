@@ -146,6 +146,26 @@ def test_fine_tune_that_transformers_saved_has_no_mtp_draft(
     assert "\n" not in str(caught.value)
 
 
+def test_text_model_of_the_target_answers_beside_a_tower_and_broken_image_files(
+    answered: dict[str, list[Answered]], tmp_path: Path
+) -> None:
+    """Neither the tower's tensors nor the processor files of images are read for text alone."""
+    shutil.copytree(PAIR / "target", folder := tmp_path / "target")
+    text = transformers.Qwen3_5ForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float32)
+    text.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    architectures = {"architectures": ["Qwen3_5ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config | architectures))
+    assert [n for n in open_index(folder) if n.startswith("model.visual.")]
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (folder / name).write_text("{")
+    asked = [a for a in answered["eagle3"] if a.example.kind == "text"][:2]
+    with trt_eagle3.load(build_tiny(tmp_path, target=folder, draft=PAIR / "draft")) as engine:
+        assert engine.bundle.spec.vision is None
+        for a in asked:
+            assert ask(engine, a.example).token_ids == a.plain.token_ids
+
+
 def test_pair_is_small() -> None:
     files = [f for folder in ("target", "draft") for f in (PAIR / folder).iterdir()]
     assert sum(f.stat().st_size for f in files) < 12_000_000

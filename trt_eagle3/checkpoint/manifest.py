@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 
+from trt_eagle3.checkpoint.spec_numbers import check_numbers
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.spec import RopeSpec, check_sizes
+from trt_eagle3.spec import RopeSpec
 
 __all__ = [
     "DraftManifest",
@@ -163,7 +164,7 @@ def manifest_from_dict(kind: type[DraftManifest], plain: Mapping[str, Any]) -> D
     own: Any = kind
     fields = {name: value for name, value in plain.items() if name != "kind"}
     found: DraftManifest = _adapter(own).validate_python({**fields, "path": ".", "tensors": {}})
-    check_sizes(found, "draft")
+    check_numbers(found, "draft")
     return found
 
 

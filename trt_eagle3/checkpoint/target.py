@@ -15,9 +15,10 @@ from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import StoredWeights
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
+from trt_eagle3.checkpoint.spec_numbers import check_numbers
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.spec import LayerSpec, TargetSpec, VisionSpec, check_sizes
+from trt_eagle3.spec import LayerSpec, TargetSpec, VisionSpec
 
 __all__ = ["MtpHead", "TargetCheckpoint", "target_from_dict", "target_to_dict"]
 
@@ -91,7 +92,7 @@ def target_from_dict(plain: Mapping[str, Any]) -> TargetSpec:
     """
     layers = [layer for run in plain["layers"] for layer in _repeated(run)]
     spec = _adapter().validate_python({**plain, "layers": layers})
-    check_sizes(spec, "target")
+    check_numbers(spec, "target")
     if spec.vision is not None:
         _check_tower(spec.vision)
     return spec
