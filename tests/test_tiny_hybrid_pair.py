@@ -5,6 +5,8 @@ accept, speculation changes nothing, and transformers says the same.
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from tasks import examples
 import trt_eagle3
 from tests.test_tiny_pair import Answered, ask, best_tokens
 from tests.tiny import ROOT, build_tiny
+from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.decode.llm import LLM
+from trt_eagle3.errors import UserError
 
 PAIR = ROOT / "examples/tiny_hybrid"
 DRAFTS = {"eagle3": PAIR / "draft", "mtp": Path("mtp")}
@@ -107,6 +111,59 @@ def test_answers_depend_on_what_linear_attention_keeps(
         decay.data.fill_(10.0)
     asked = answered["eagle3"][:8]
     assert len(different(forgetful, engines["eagle3"], asked)) >= len(asked) / 2
+
+
+@pytest.fixture(scope="module")
+def fine_tune(model: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target as transformers saves it: without its MTP head, which the config still names."""
+    folder = tmp_path_factory.mktemp("fine_tune")
+    shutil.copytree(PAIR / "target", folder, dirs_exist_ok=True)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["text_config"]["mtp_num_hidden_layers"] == 1
+    assert not [n for n in open_index(folder) if n.startswith("mtp.")]
+    return folder
+
+
+@pytest.mark.parametrize("draft", [None, DRAFTS["eagle3"]])
+def test_fine_tune_that_transformers_saved_answers_as_the_target(
+    draft: Path | None, fine_tune: Path, answered: dict[str, list[Answered]], tmp_path: Path
+) -> None:
+    asked = answered["eagle3"][:2]
+    with trt_eagle3.load(build_tiny(tmp_path, target=fine_tune, draft=draft)) as engine:
+        for a in asked:
+            found, expected = ask(engine, a.example), a.plain if draft is None else a.speculative
+            assert found.token_ids == expected.token_ids
+            assert found.accepted_lengths == expected.accepted_lengths
+
+
+def test_fine_tune_that_transformers_saved_has_no_mtp_draft(
+    fine_tune: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"^draft\.checkpoint: mtp: .* has no MTP head") as caught:
+        build_tiny(tmp_path, target=fine_tune, draft=DRAFTS["mtp"])
+    assert "\n" not in str(caught.value)
+
+
+def test_text_model_of_the_target_answers_beside_a_tower_and_broken_image_files(
+    answered: dict[str, list[Answered]], tmp_path: Path
+) -> None:
+    """Neither the tower's tensors nor the processor files of images are read for text alone."""
+    shutil.copytree(PAIR / "target", folder := tmp_path / "target")
+    text = transformers.Qwen3_5ForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float32)
+    text.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    architectures = {"architectures": ["Qwen3_5ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config | architectures))
+    assert [n for n in open_index(folder) if n.startswith("model.visual.")]
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (folder / name).write_text("{")
+    asked = [a for a in answered["eagle3"] if a.example.kind == "text"][:2]
+    with trt_eagle3.load(build_tiny(tmp_path, target=folder, draft=PAIR / "draft")) as engine:
+        assert engine.bundle.spec.vision is None
+        for a in asked:
+            assert ask(engine, a.example).token_ids == a.plain.token_ids
 
 
 def test_pair_is_small() -> None:

@@ -4,17 +4,21 @@ changes nothing.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tasks import Example, examples
 
 import trt_eagle3
-from tests.tiny import TARGET, build_tiny
+from tests.tiny import DRAFT, TARGET, build_tiny
+from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.llm import LLM, Generation
 from trt_eagle3.multimodal import ModelInputs
 
@@ -62,6 +66,50 @@ def test_heldout_prompts_cover_every_kind() -> None:
 def test_speculative_equals_plain_on_every_heldout_prompt(answered: list[Answered]) -> None:
     different = [a.example.prompt for a in answered if a.speculative.token_ids != a.plain.token_ids]
     assert different == []
+
+
+@pytest.fixture(scope="module")
+def by_frequency(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The draft with its vocabulary in another order, as ModelOpt writes it: target ids do not
+    ascend.
+    """
+    folder = tmp_path_factory.mktemp("by_frequency")
+    tensors = load_file(DRAFT / "model.safetensors")
+    count = len(tensors["d2t"])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(5))
+    tensors["d2t"] = (tensors["d2t"] + torch.arange(count))[order] - torch.arange(count)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][order].contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    shutil.copy(DRAFT / "config.json", folder)
+    return folder
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "chain": {},
+    "dynamic": {"mode": "dynamic", "steps": 4, "topk": 3, "num_draft_tokens": 10},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_order_of_the_drafts_vocabulary_changes_no_answer_and_no_acceptance(
+    mode: str, by_frequency: Path, tmp_path: Path
+) -> None:
+    bundles = [
+        build_tiny(tmp_path / draft.name, draft=draft, speculation=MODES[mode])
+        for draft in (DRAFT, by_frequency)
+    ]
+    options: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"grammar": Grammar.choice(["four cats", "fourteen", "two"])},
+    ]
+    found = []
+    for bundle in bundles:
+        with trt_eagle3.load(bundle) as engine:
+            asked = [ask(engine, heldout()[i], **o) for i, o in enumerate(options)]
+            found.append([(a.token_ids, a.accepted_lengths) for a in asked])
+    assert found[0] == found[1]
+    assert any(max(lengths, default=0) > 2 for _, lengths in found[0])
 
 
 def test_image_questions_are_answered_exactly(answered: list[Answered]) -> None:

@@ -133,6 +133,8 @@ def build(
     _check_output(path, spec, manifest, config_file)
     backend, sizes = backend_named(config.engine.backend), _tree_sizes(config, tree)
     prompts = _calibration_prompts(config, spec, calibration)
+    if prompts is None:  # else a calibration's take the place of the checkpoint's
+        _kv_scales(config, spec)  # refused here, before any work
     with atomic_directory(path, BUNDLE_KIND) as folder:
         clock.begin("processor")
         _copy_processor(spec, folder / "processor")

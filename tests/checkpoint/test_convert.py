@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoint.drafts import (
     Geometry,
@@ -125,6 +126,16 @@ def test_a_round_trip_is_bit_exact(source: str, via: Layout, tmp_path: Path) -> 
     first, last = (load_file(tmp_path / name / "model.safetensors") for name in ("draft", "back"))
     assert first.keys() == last.keys()
     assert all(first[n].dtype == last[n].dtype and (first[n] == last[n]).all() for n in first)
+
+
+@pytest.mark.parametrize("to", LAYOUTS)
+def test_a_whole_vocabulary_in_another_order_keeps_its_map(to: Layout, tmp_path: Path) -> None:
+    write_modelopt_draft(tmp_path / "draft", Geometry(draft_vocab=96))
+    file = tmp_path / "draft" / "model.safetensors"
+    moved = torch.arange(96).roll(1) - torch.arange(96)
+    save_file(load_file(file) | {"d2t": moved}, file)
+    convert_draft(read_draft(tmp_path / "draft", target_spec()), tmp_path / "copy", to)
+    assert torch.equal(load_file(tmp_path / "copy" / "model.safetensors")["d2t"], moved)
 
 
 @given(

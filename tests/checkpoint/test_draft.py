@@ -250,6 +250,31 @@ def test_a_manifest_survives_json(kind: str, tmp_path: Path) -> None:
     assert copy == replace(manifest, path=copy.path, tensors={})
 
 
+@pytest.mark.parametrize("wrapper", ["model.", "module.model.", "draft_model."])
+def test_a_wrapper_of_some_tensors_is_dropped_from_each(wrapper: str, tmp_path: Path) -> None:
+    weights = write_specforge_draft(tmp_path)
+    file = tmp_path / "model.safetensors"
+    outside = ("lm_head.", "d2t", "t2d")
+    stored = {n if n.startswith(outside) else wrapper + n: t for n, t in load_file(file).items()}
+    save_file(stored, file)
+    manifest = read_draft(tmp_path, target_spec())
+    assert manifest.producer == "specforge"
+    assert manifest.tensors.keys() == weights.keys() - {"t2d"}
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_leftovers_of_training_beside_a_draft_are_not_read(binary: bool, tmp_path: Path) -> None:
+    weights = write_safeailab_draft(tmp_path, binary=binary)
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        save_file({"fc.weight": torch.zeros(1), "x.lora_A.weight": torch.zeros(1)}, tmp_path / name)
+    manifest = read_draft(tmp_path, target_spec(), cache=tmp_path / "cache")
+    assert torch.equal(read_tensor(manifest.tensors["fc.weight"]), weights["fc.weight"])
+    assert [w for w in manifest.warnings if "adapter" in w] == [
+        "adapter_model.safetensors is not read: the draft is used without it, as is its target"
+    ]
+    assert describe_draft(tmp_path).startswith("an EAGLE-3 draft")
+
+
 def test_sources_name_tensors_keys_and_conventions(tmp_path: Path) -> None:
     write_specforge_draft(tmp_path, aux=[1, 3, 4])
     sources = read_draft(tmp_path, target_spec(), {"rms_norm_eps": 1e-5}).sources
@@ -318,6 +343,10 @@ def test_a_head_that_is_its_own_embedding(tmp_path: Path) -> None:
     manifest = read_draft(tmp_path, target_spec())
     assert manifest.head == "own"
     assert manifest.tensors["lm_head.weight"] == manifest.tensors["embed_tokens.weight"]
+    head = manifest.tensors["lm_head.weight"]
+    shared = read_draft(tmp_path, target_spec(), {"embedding": "target"})
+    assert (shared.embedding, shared.head) == ("target", "own")
+    assert shared.tensors["lm_head.weight"] == head
 
 
 def test_a_draft_without_a_head_uses_the_targets(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""d2t is offsets, ascending and in range; absolute ids are recognised, and converted where the
+"""d2t is offsets to distinct ids in range; absolute ids are recognised, and converted where the
 user says so.
 """
 
@@ -127,8 +127,10 @@ def _set(index: int, value: int) -> Callable[[Tensors], object]:
     [
         (_set(-1, 1000), ["d2t[23] = 1000", "would be target id 1023", "out of range 0 to 95"]),
         (_set(0, -1), ["d2t[0] = -1", "would be target id -1"]),
-        (lambda t: t.update(d2t=t["d2t"].flip(0)), ["target ids must ascend", "offsets"]),
-        (_set(5, 0), ["d2t[5] = 0", "must ascend, got 5 after"]),
+        (
+            lambda t: t["d2t"].__setitem__(7, t["d2t"][4] - 3),
+            ["d2t[7] = ", "draft ids 4 and 7 are both target id", "must be distinct", "offsets"],
+        ),
         (
             lambda t: t.update(d2t=t["d2t"][:-1].clone()),
             ["draft vocabulary", "lm_head.weight says 24", "d2t says 23"],
@@ -151,5 +153,65 @@ def test_a_map_that_is_not_sound_is_refused(
 def test_unsound_absolute_ids_are_refused(tmp_path: Path) -> None:
     write_modelopt_draft(tmp_path / "draft")
     _edit(tmp_path / "draft", lambda t: t.update(d2t=torch.full((24,), 3)))
-    with pytest.raises(UserError, match="must ascend"):
+    with pytest.raises(UserError, match="must be distinct"):
         read_draft(tmp_path / "draft", target_spec(), {"d2t": "absolute"}, cache=tmp_path)
+
+
+def by_frequency(tensors: Tensors) -> None:
+    """Give ``tensors`` the vocabulary in ModelOpt's order, of frequency: ids do not ascend."""
+    drafted = len(tensors["d2t"])
+    order = torch.randperm(drafted, generator=torch.Generator().manual_seed(3))
+    ids = (tensors["d2t"] + torch.arange(drafted))[order]
+    tensors["d2t"] = ids - torch.arange(drafted)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][order].clone()
+
+
+@pytest.mark.parametrize("write", [write_modelopt_draft, write_specforge_draft])
+def test_ids_in_order_of_frequency_are_read(write: Callable[[Path], Any], tmp_path: Path) -> None:
+    weights = write(tmp_path)
+    _edit(tmp_path, by_frequency)
+    manifest = read_draft(tmp_path, target_spec())
+    assert not [warning for warning in manifest.warnings if "2t" in warning]
+    found = read_tensor(manifest.tensors["d2t"]) + torch.arange(24)
+    assert found.tolist() != sorted(found.tolist())
+    assert sorted(found.tolist()) == (weights["d2t"] + torch.arange(24)).tolist()
+    assert manifest.sources["d2t"].detail == "offsets: id = i + d2t[i]"
+
+
+@pytest.mark.parametrize("with_t2d", [True, False])
+def test_absolute_ids_in_order_of_frequency_are_refused_and_converted(
+    with_t2d: bool, tmp_path: Path
+) -> None:
+    write_specforge_draft(tmp_path / "draft", Geometry(draft_vocab=64))
+    _edit(tmp_path / "draft", by_frequency)
+    offsets = load_file(tmp_path / "draft" / "model.safetensors")["d2t"]
+    _edit(tmp_path / "draft", _absolute)
+    if not with_t2d:
+        _edit(tmp_path / "draft", lambda t: t.pop("t2d"))
+    with pytest.raises(UserError, match=r"absolute target ids.*draft\.overrides\.d2t: absolute$"):
+        read_draft(tmp_path / "draft", target_spec())
+    manifest = read_draft(
+        tmp_path / "draft", target_spec(), {"d2t": "absolute"}, cache=tmp_path / "cache"
+    )
+    assert torch.equal(read_tensor(manifest.tensors["d2t"]), offsets)
+
+
+def test_a_modelopt_draft_with_t2d_is_still_modelopts(tmp_path: Path) -> None:
+    weights = write_modelopt_draft(tmp_path)
+    mask = torch.zeros(96, dtype=torch.bool)
+    mask[weights["d2t"] + torch.arange(24)] = True
+    _edit(tmp_path, by_frequency)
+    _edit(tmp_path, lambda t: t.update(t2d=mask))
+    manifest = read_draft(tmp_path, target_spec())
+    assert (manifest.producer, manifest.image_rows) == ("modelopt", "vision")
+    assert not [warning for warning in manifest.warnings if "2t" in warning]
+
+
+def test_a_map_that_moves_ids_beside_the_targets_head_is_refused(tmp_path: Path) -> None:
+    write_modelopt_draft(tmp_path, Geometry(draft_vocab=96))
+    moved = torch.arange(96).roll(1) - torch.arange(96)
+    _edit(tmp_path, lambda t: t.update(d2t=moved))
+    found = read_draft(tmp_path, target_spec())
+    assert torch.equal(read_tensor(found.tensors["d2t"]), moved)
+    with pytest.raises(UserError, match=r"d2t: draft ids are not target ids, and .* no lm_head"):
+        read_draft(tmp_path, target_spec(), {"head": "target"})

@@ -181,7 +181,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "agree",
     ),
     "two files, one name": (
-        lambda f: (_file(f), _file(f, name="other.safetensors")),
+        lambda f: (_file(f, name="one.safetensors"), _file(f, name="other.safetensors")),
         "stands in both",
     ),
     "index is no index": (lambda f: _index(f, b"[]"), "expected a JSON object, got list"),
@@ -314,6 +314,29 @@ def _index(folder: Path, weight_map: dict[str, str] | bytes) -> None:
         else json.dumps({"weight_map": weight_map}).encode()
     )
     (folder / "model.safetensors.index.json").write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "beside", ["adapter_model.safetensors", "optimizer.safetensors", "consolidated.safetensors"]
+)
+def test_open_index_files_beside_the_whole_model_are_not_read(beside: str, tmp_path: Path) -> None:
+    """As transformers loads it."""
+    _file(tmp_path)
+    (tmp_path / beside).write_bytes(b"")
+    assert open_index(tmp_path).keys() == TENSORS.keys()
+    _file(tmp_path, {"a": TENSORS["a"] + 1, "base.lora_A.weight": TENSORS["a"]}, beside)
+    index = open_index(tmp_path)
+    assert index.keys() == TENSORS.keys()
+    assert _same(read_tensor(index["a"]), TENSORS["a"])
+
+
+@pytest.mark.parametrize("beside", ["adapter_model.safetensors", "optimizer-2.safetensors"])
+def test_open_index_leftovers_of_training_are_no_weights(beside: str, tmp_path: Path) -> None:
+    _file(tmp_path, {"lora_A.weight": TENSORS["a"]}, beside)
+    with pytest.raises(UserError, match=r"not a checkpoint: no weights in it, only"):
+        open_index(tmp_path)
+    _file(tmp_path, name="weights.safetensors")
+    assert open_index(tmp_path).keys() == TENSORS.keys()
 
 
 @pytest.mark.parametrize("case", BROKEN)

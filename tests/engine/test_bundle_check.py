@@ -251,6 +251,69 @@ def test_hostile_record_is_one_short_line_soon(bundle: Path, case: str) -> None:
     refusal(bundle).encode()
 
 
+NUMBERS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+    "a table of positions": (
+        ("target", "vision", "num_position_embeddings"),
+        -4,
+        "target.vision.num_position_embeddings: expected a whole number from 0 to 2147483647, got "
+        "-4",
+    ),
+    "a table that is no square": (
+        ("target", "vision", "num_position_embeddings"),
+        7,
+        "target.vision.num_position_embeddings: expected a square number, got 7",
+    ),
+    "a block that is not there": (
+        ("target", "vision", "level_blocks", 0),
+        99,
+        "target.vision.level_blocks: expected distinct blocks of",
+    ),
+    "heads": (("target", "layers", 0, "mixer", "num_heads"), 0, "num_heads: expected a whole"),
+    "a width of 10^12": (("target", "layers", 0, "mlp", "intermediate_size"), 10**12, "got 1000"),
+    "an id": (("target", "eos_token_ids", 0), -1, "target.eos_token_ids: expected a whole number"),
+    "an epsilon": (("target", "norm", "eps"), -1.0, "norm.eps: expected a number from 0 to below"),
+    "an endless angle": (
+        ("draft", "rope", "attention_scaling"),
+        float("inf"),
+        "draft.rope.attention_scaling: expected a finite number, got inf",
+    ),
+    "a draft's layers": (("draft", "num_layers"), -1, "draft.num_layers: expected a whole number"),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_record_with_a_number_that_no_model_has_is_refused(bundle: Path, case: str) -> None:
+    keys, value, message = NUMBERS[case]
+
+    def change(record: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            record = record[key]
+        record[keys[-1]] = value
+
+    edit(bundle, change)
+    found = refusal(bundle)
+    assert message in found
+    assert found.startswith(str(bundle / BUNDLE_FILE))
+
+
+@pytest.mark.parametrize("where", ["file", "path", "checkpoint", "draft"])
+def test_record_with_a_lone_surrogate_is_refused(bundle: Path, where: str) -> None:
+    def change(record: dict[str, Any]) -> None:
+        source = record["sources"]["target"]
+        if where == "file":
+            files = source["files"]
+            files["weights/\ud800"] = files.pop(next(iter(files)))
+        elif where == "draft":
+            record["draft"]["producer"] = "\udfff"
+        else:
+            source[where] = "\ud800"
+
+    edit(bundle, change)
+    found = refusal(bundle)
+    found.encode()
+    assert "bundle.json: expected Unicode texts, got '" in found
+
+
 # Graphs
 
 

@@ -61,8 +61,8 @@ class Destination:
         rope_layouts: the ropes it has.
         cannot: what else it lacks of a manifest; empty where nothing.
         layer_zero: its name of layer 0.
-        full_vocab_map: whether d2t and t2d are written for a full vocabulary too; ``t2d``: whether
-            t2d ever is.
+        full_vocab_map: whether d2t and t2d are written for a full vocabulary in the target's order
+            too; ``t2d``: whether t2d ever is.
     """
 
     config: Callable[[Eagle3Manifest], dict[str, Any]]
@@ -176,10 +176,10 @@ def _contents(manifest: Eagle3Manifest, layout: Destination) -> dict[str, Conten
         if name != "d2t"
     }
     vocab, drafted = manifest.vocab_size, manifest.draft_vocab_size
-    if drafted == vocab and not layout.full_vocab_map:
-        return contents
     stored = manifest.tensors.get("d2t")
     d2t = read_integers(stored) if stored else np.zeros(drafted, dtype=np.int64)
+    if drafted == vocab and not d2t.any() and not layout.full_vocab_map:
+        return contents
     contents["d2t"] = array_content(d2t)
     if layout.t2d:
         t2d = np.zeros(vocab, dtype=np.bool_)

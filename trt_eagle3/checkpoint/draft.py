@@ -23,7 +23,7 @@ from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.safeailab import SAFEAILAB
 from trt_eagle3.checkpoint.specforge import SPECFORGE
 from trt_eagle3.checkpoint.speculators import SPECULATORS
-from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.checkpoint.tensor_index import TensorRef, weight_files
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.spec import TargetSpec
 
@@ -31,6 +31,8 @@ __all__ = ["PRODUCERS", "describe_draft", "read_draft"]
 
 _VARIANT = re.compile(r"(_(moe|text|thinker|chat))+$")
 """What a family's mixtures, language models and parts have behind its name."""
+
+_ADAPTER = "adapter_model.safetensors"
 
 PRODUCERS = (SPECULATORS, ANGELSLIM, SPECFORGE, MODELOPT, SAFEAILAB, GENERIC)
 """Asked in this order whether a draft is theirs; the last takes all."""
@@ -58,6 +60,8 @@ def read_draft(
     fields = ResolvedFields(files, target, overrides or {})
     resolve(_producer(fields), fields)
     _check_target(fields)
+    if (directory / _ADAPTER).exists():
+        fields.warn(f"{_ADAPTER} is not read: the draft is used without it, as is its target")
     fields.values["tensors"] = _tensors(fields, resolve_vocabulary(fields, cache))
     manifest = fields.manifest()
     check_draft_tensors(manifest)
@@ -70,7 +74,7 @@ def describe_draft(directory: Path) -> str:
     Tensors in pickles are not looked at, so that nothing is converted.
     """
     try:
-        if not any(directory.glob("*.safetensors")):
+        if not weight_files(directory):
             pickled = any(directory.glob("pytorch_model*.bin"))
             named = "draft_vocab_size" in read_json(directory / "config.json")
             return "an EAGLE-3 draft" if pickled and named else ""
@@ -105,9 +109,9 @@ def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorR
         fields.files.find("tie_word_embeddings", "flag")
         and fields.values["head"] == "target"
         and fields.sources["head"].kind != "override"
-        and "embed_tokens.weight" in tensors
+        and "embed_tokens.weight" in fields.files.tensors
     ):
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+        tensors["lm_head.weight"] = fields.files.tensors["embed_tokens.weight"]
         fields.values["head"] = "own"
         fields.sources["head"] = Source("config", "tie_word_embeddings: its own embedding")
     drafted, vocab = fields.values["draft_vocab_size"], fields.values["vocab_size"]

@@ -14,7 +14,7 @@ from trt_eagle3.checkpoint.config_value import Kind, config_value
 from trt_eagle3.checkpoint.model_config import read_json
 from trt_eagle3.checkpoint.pickle_file import read_pickle
 from trt_eagle3.checkpoint.tensor_file import cached_file, write_tensors
-from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
+from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index, weight_files
 from trt_eagle3.errors import UserError, clip
 
 __all__ = ["DraftFiles", "open_draft"]
@@ -25,7 +25,8 @@ _ALIASES = (
     ("aux_norm_mid.", "fc_norm.1."),
     ("aux_norm_high.", "fc_norm.2."),
 )
-_WRAPPERS = ("model.", "draft_model.", "module.", "eagle_module.")
+# modules around a draft, of all its tensors or of some: servers drop them from each name
+_WRAPPERS = re.compile(r"^((draft_)?model\.|(eagle_)?module\.)+")
 # training only
 _DROPPED = re.compile(r"(verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.inv_freq)$")
 
@@ -69,10 +70,9 @@ def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:
     """
     config = read_json(directory / "config.json")
     raw = _index(directory, cache)
-    wrapper = next((w for w in _WRAPPERS if all(name.startswith(w) for name in raw)), "")
     tensors: dict[str, TensorRef] = {}
     for name, ref in raw.items():
-        bare = name.removeprefix(wrapper)
+        bare = _WRAPPERS.sub("", name)
         if _DROPPED.match(bare):
             continue
         old, new = next(((o, n) for o, n in _ALIASES if bare.startswith(o)), ("", ""))
@@ -83,14 +83,14 @@ def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:
                 "weight under two names"
             )
         tensors[canonical] = ref
-    prefixes = {name.removeprefix(wrapper).split(".")[0] for name in raw}
+    prefixes = {_WRAPPERS.sub("", name).split(".")[0] for name in raw}
     prefix = next((p for p in ("midlayer", "layers") if p in prefixes), "")
     return DraftFiles(directory, config, tensors, prefix)
 
 
 def _index(directory: Path, cache: Path | None) -> Mapping[str, TensorRef]:
     pickles = sorted(directory.glob("pytorch_model*.bin"))
-    if pickles and not any(directory.glob("*.safetensors")):
+    if pickles and not weight_files(directory):
         return open_index(_converted(pickles, cache))
     return open_index(directory)
 

@@ -1,11 +1,12 @@
-"""d2t, the map from draft ids to target ids: offsets, ascending, within the vocabulary; never
-absolute ids.
+"""d2t, the map from draft ids to target ids: offsets, whose target ids are distinct and within the
+vocabulary, in any order; never absolute ids.
+
+SpecForge and speculators write them in ascending order, ModelOpt in order of frequency.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,8 @@ def resolve_vocabulary(fields: ResolvedFields, cache: Path | None) -> TensorRef 
     Args:
         cache: where a converted d2t is kept.
     Raises:
-        UserError: it is missing, out of range, unsorted, or absolute without ``draft.overrides.d2t:
-            absolute``.
+        UserError: it is missing, out of range, names an id twice, is absolute without
+            ``draft.overrides.d2t: absolute``, or moves ids beside a head that is not its own.
     """
     ref = fields.files.tensors.get("d2t")
     vocab, drafted = fields.values["vocab_size"], fields.values["draft_vocab_size"]
@@ -53,6 +54,7 @@ def resolve_vocabulary(fields: ResolvedFields, cache: Path | None) -> TensorRef 
     meaning = fields.overrides.get("d2t") or _meaning(fields, stored, vocab)
     if meaning == "offset":
         _check_ids(fields, stored, stored + np.arange(drafted), vocab)
+        _check_head(fields, moved=bool(stored.any()))
         fields.sources["d2t"] = Source(
             "override" if "d2t" in fields.overrides else "tensor", "offsets: id = i + d2t[i]"
         )
@@ -63,6 +65,7 @@ def resolve_vocabulary(fields: ResolvedFields, cache: Path | None) -> TensorRef 
             "it: draft.overrides.d2t: absolute"
         )
     _check_ids(fields, stored, stored, vocab)
+    _check_head(fields, moved=not np.array_equal(stored, np.arange(drafted)))
     fields.sources["d2t"] = Source("override", "absolute ids, converted to offsets")
     file = cached_file([ref.file], "d2t.safetensors", cache)
     write_tensors(file, {"d2t": array_content(stored - np.arange(drafted))})
@@ -77,9 +80,9 @@ def _meaning(fields: ResolvedFields, stored: Ids, vocab: int) -> str:
     t2d = fields.files.tensors.get("t2d")
     kept = np.flatnonzero(read_integers(t2d)) if t2d is not None else None
     if kept is not None:
-        if np.array_equal(kept, ids):
+        if np.array_equal(kept, np.sort(ids)):
             return "offset"
-        if np.array_equal(kept, stored):
+        if np.array_equal(kept, np.sort(stored)):
             return "absolute"
     if kept is not None and stored.any():
         fields.warn(
@@ -88,7 +91,8 @@ def _meaning(fields: ResolvedFields, stored: Ids, vocab: int) -> str:
     possible = _sound(ids, vocab), _sound(stored, vocab)
     if possible == (True, True) and len(stored) > 1:
         fields.warn(
-            "d2t is read as offsets, but could be absolute ids: it ascends strictly. probe can tell"
+            "d2t is read as offsets, but could be absolute ids: both are distinct and in range. "
+            "probe can tell"
         )
     if not stored.any() and len(stored) < vocab:
         fields.warn(
@@ -99,7 +103,7 @@ def _meaning(fields: ResolvedFields, stored: Ids, vocab: int) -> str:
 
 
 def _sound(ids: Ids, vocab: int) -> bool:
-    return bool((np.diff(ids) > 0).all() and (ids >= 0).all() and (ids < vocab).all())
+    return bool(len(np.unique(ids)) == len(ids) and (ids >= 0).all() and (ids < vocab).all())
 
 
 def _check_ids(fields: ResolvedFields, stored: Ids, ids: Ids, vocab: int) -> None:
@@ -111,10 +115,23 @@ def _check_ids(fields: ResolvedFields, stored: Ids, ids: Ids, vocab: int) -> Non
             f"d2t[{bad}] = {stored[bad]}: draft id {bad} would be target id {ids[bad]}, out of "
             f"range 0 to {vocab - 1}. {fix}"
         )
-    unsorted: Any = np.diff(ids) <= 0
-    if unsorted.any():
-        bad = int(np.argmax(unsorted)) + 1
+    _, firsts, counts = np.unique(ids, return_index=True, return_counts=True)
+    if (counts > 1).any():
+        first = int(firsts[counts > 1].min())
+        again = first + 1 + int(np.argmax(ids[first + 1 :] == ids[first]))
         raise fields.error(
-            f"d2t[{bad}] = {stored[bad]}: target ids must ascend, got {ids[bad]} after "
-            f"{ids[bad - 1]}. {fix}"
+            f"d2t[{again}] = {stored[again]}: draft ids {first} and {again} are both target id "
+            f"{ids[first]}: target ids must be distinct. {fix}"
+        )
+
+
+def _check_head(fields: ResolvedFields, *, moved: bool) -> None:
+    """Refuse a map that moves ids where the head's rows are target ids: the target's head, or an
+    embedding that serves as the head.
+    """
+    own = fields.values["head"] == "own" and "lm_head.weight" in fields.files.tensors
+    if moved and not own and fields.values["draft_vocab_size"] == fields.values["vocab_size"]:
+        raise fields.error(
+            "d2t: draft ids are not target ids, and the draft has no lm_head.weight whose rows "
+            "would be draft ids. Use the whole checkpoint."
         )

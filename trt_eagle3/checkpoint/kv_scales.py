@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 
+from trt_eagle3.checkpoint.quantised.scales import check_scale
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.errors import UserError, clip, quote
 
-__all__ = ["KVScales", "read_kv_scales"]
+__all__ = ["KVScales", "StoredKVScales"]
 
 _NAME = re.compile(r"layers\.(\d+)\.self_attn(?:\.\w+)?\.([kv])_scale")
 
@@ -49,6 +51,34 @@ class KVScales:
         return k, v
 
 
+@dataclass(frozen=True, eq=False)  # compared as mappings are
+class StoredKVScales(Mapping[int, KVScales]):
+    """Layer -> scales that a checkpoint holds, read and checked when they are first used.
+
+    A layer or kind that has none is left at 1.
+
+    Attributes:
+        tensors: canonical name -> place. num_layers, num_kv_heads: of the target.
+    """
+
+    tensors: Mapping[str, TensorRef]
+    num_layers: int
+    num_kv_heads: int
+
+    def __getitem__(self, layer: int) -> KVScales:
+        return self._values[layer]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @cached_property
+    def _values(self) -> dict[int, KVScales]:
+        return _read(self.tensors, self.num_layers, self.num_kv_heads)
+
+
 @dataclass
 class _Found:
     """Scales of a layer, while they are read."""
@@ -58,19 +88,23 @@ class _Found:
     names: list[str] = field(default_factory=list)
 
 
-def read_kv_scales(
+def _read(
     tensors: Mapping[str, TensorRef], num_layers: int, num_kv_heads: int
 ) -> dict[int, KVScales]:
-    """Layer -> scales that a checkpoint holds: ``tensors``, canonical name -> place.
-
-    A layer or kind that has none is left at 1.
+    """Read the scales.
 
     Raises:
-        UserError: scales of a layer that is not there, given twice, or of another geometry.
+        UserError: scales of a layer that is not there, given twice, of another geometry, or not
+            above 0.
     """
     layers: dict[int, _Found] = {}
     for name, ref in tensors.items():
         match = _NAME.fullmatch(name)
+        if name.startswith("visual."):
+            raise UserError(
+                f"{ref.file}: {clip(ref.name)}: a scale of keys or values of the vision tower, "
+                "which has no KV cache. Quantise the language model's alone."
+            )
         if match is None or int(match[1]) >= num_layers:
             raise UserError(
                 f"{ref.file}: {clip(ref.name)}: expected scales of keys or values of layers 0 to "
@@ -88,6 +122,7 @@ def read_kv_scales(
 
 
 def _values(ref: TensorRef, num_kv_heads: int) -> Sequence[float]:
+    check_scale(ref, ref.file.parent)
     values: list[float] = read_tensor(ref).float().flatten().tolist()
     if len(values) not in {1, num_kv_heads}:
         raise UserError(

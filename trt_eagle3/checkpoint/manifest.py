@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 
+from trt_eagle3.checkpoint.spec_numbers import check_numbers
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.spec import RopeSpec
 
@@ -155,10 +156,15 @@ def manifest_to_dict(manifest: DraftManifest) -> dict[str, Any]:
 
 
 def manifest_from_dict(kind: type[DraftManifest], plain: Mapping[str, Any]) -> DraftManifest:
-    """The manifest of class ``kind`` that ``manifest_to_dict`` wrote; it has no tensors."""
+    """The manifest of class ``kind`` that ``manifest_to_dict`` wrote; it has no tensors.
+
+    Raises:
+        UserError: a number that no draft has, by name.
+    """
     own: Any = kind
     fields = {name: value for name, value in plain.items() if name != "kind"}
     found: DraftManifest = _adapter(own).validate_python({**fields, "path": ".", "tensors": {}})
+    check_numbers(found, "draft")
     return found
 
 

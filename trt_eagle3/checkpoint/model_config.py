@@ -18,6 +18,7 @@ __all__ = [
     "ModelConfig",
     "checked_token_id",
     "eos_token_ids",
+    "mark_token_id",
     "read_json",
     "read_model_config",
     "tied_head",
@@ -107,11 +108,24 @@ def eos_token_ids(directory: Path, config: ModelConfig, section: str = "") -> tu
     return ()
 
 
-def checked_token_id(config: ModelConfig, vocab_size: int, key: str) -> int:
-    """An id that prompts are made of, which has a row in the token table."""
-    token_id = config.whole(key, least=0)
+def checked_token_id(config: ModelConfig, vocab_size: int, key: str, default: int) -> int:
+    """An id that prompts are made of, which has a row in the token table.
+
+    Args:
+        default: of transformers' config class.
+    """
+    token_id = config.whole(key, default, least=0)
     if token_id >= vocab_size:
         raise config.error(
             f"{key}: expected an id below the vocabulary's {vocab_size}, got {token_id}"
         )
     return token_id
+
+
+def mark_token_id(config: ModelConfig, vocab_size: int, key: str) -> int | None:
+    """The id of a token around images; None where the config names none: transformers finds the
+    token by its text.
+    """
+    return (
+        checked_token_id(config, vocab_size, key, 0) if config.get(key, "any") is not None else None
+    )

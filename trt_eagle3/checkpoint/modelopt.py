@@ -10,13 +10,18 @@ from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
 from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
-__all__ = ["MODELOPT"]
+__all__ = ["MODELOPT", "OWN_KEY"]
+
+OWN_KEY = "eagle_config.use_last_layernorm"
+"""A key that ModelOpt's exporter alone writes."""
 
 _INJECTED = {"factor": 32.0, "original_max_position_embeddings": 2048}
 
 
 def _evidence(files: DraftFiles) -> str:
     named = files.architecture == "LlamaForCausalLMEagle3" and files.layer_prefix == "layers"
+    if named and files.find(OWN_KEY, "any") is not None:
+        return f"LlamaForCausalLMEagle3 with {OWN_KEY}"
     return (
         "LlamaForCausalLMEagle3 with layers.N tensors and no t2d"
         if named and "t2d" not in files.tensors

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.modelopt import OWN_KEY
 from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
 from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
@@ -18,7 +19,8 @@ def _evidence(files: DraftFiles) -> str:
         return ""
     if files.layer_prefix == "midlayer":
         return "LlamaForCausalLMEagle3 with midlayer tensors"
-    return "LlamaForCausalLMEagle3 with t2d" if "t2d" in files.tensors else ""
+    other = files.find(OWN_KEY, "any") is not None
+    return "LlamaForCausalLMEagle3 with t2d" if "t2d" in files.tensors and not other else ""
 
 
 def _read_rope(config: RopeConfig, fields: ResolvedFields) -> RopeReading:

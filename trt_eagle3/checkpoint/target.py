@@ -12,28 +12,35 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from trt_eagle3.checkpoint.kv_scales import KVScales
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.quantised.read import StoredWeights
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
+from trt_eagle3.checkpoint.spec_numbers import check_numbers
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.spec import LayerSpec, TargetSpec
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.spec import LayerSpec, TargetSpec, VisionSpec
 
 __all__ = ["MtpHead", "TargetCheckpoint", "target_from_dict", "target_to_dict"]
 
 
 @dataclass(frozen=True)
 class MtpHead:
-    """A head for multi-token prediction that is part of a target's checkpoint, as it was found:
-    ``drafts/mtp`` checks it once somebody wants to draft with it.
+    """A head for multi-token prediction in a target's checkpoint, as it was found. Nothing of it is
+    checked here; ``drafts/mtp`` checks it when a build drafts with it.
 
     Attributes:
         layer: its decoder layer, by the config; a mixture of experts where the target's are.
-        tensors: name in the checkpoint less ``mtp.`` -> place, a quantised weight's several as one:
-            ``fc.weight``, ``pre_fc_norm_embedding.weight``, ``pre_fc_norm_hidden.weight``,
-            ``norm.weight``, ``layers.0.`` and a decoder layer's names. Experts are as on disk.
+        stored: its tensors, by name in the checkpoint less ``mtp.``: ``fc.weight``,
+            ``pre_fc_norm_embedding.weight``, ``pre_fc_norm_hidden.weight``, ``norm.weight``,
+            ``layers.0.`` and a decoder layer's names.
+        config: the checkpoint's. section: dotted prefix of the keys about the head in it.
         fp8_block: rows and columns that share a scale of stacked FP8 experts.
     """
 
     layer: LayerSpec
-    tensors: Mapping[str, TensorRef]
+    stored: StoredWeights
+    config: ModelConfig
+    section: str = ""
     fp8_block: tuple[int, int] | None = None
 
 
@@ -48,7 +55,8 @@ class TargetCheckpoint(TargetSpec):
             ``visual.`` before those of a vision tower, and ``lm_head.weight``, which is the token
             table's place when the head is tied.
         quantisation: what it says of its quantised weights; None where there are none.
-        kv_scales: layer -> scales of an FP8 KV cache; of layers that are not named they are 1.
+        kv_scales: layer -> scales of an FP8 KV cache; of layers that are not named they are 1. A
+            checkpoint's are read and checked when they are first used.
         mtp: its own head for multi-token prediction; None where it has none.
     """
 
@@ -77,9 +85,30 @@ def target_to_dict(spec: TargetSpec) -> dict[str, Any]:
 
 
 def target_from_dict(plain: Mapping[str, Any]) -> TargetSpec:
-    """The spec that ``target_to_dict`` wrote."""
+    """The spec that ``target_to_dict`` wrote.
+
+    Raises:
+        UserError: a number that no target has, by name.
+    """
     layers = [layer for run in plain["layers"] for layer in _repeated(run)]
-    return _adapter().validate_python({**plain, "layers": layers})
+    spec = _adapter().validate_python({**plain, "layers": layers})
+    check_numbers(spec, "target")
+    if spec.vision is not None:
+        _check_tower(spec.vision)
+    return spec
+
+
+def _check_tower(vision: VisionSpec) -> None:
+    entries, blocks = vision.num_position_embeddings, vision.level_blocks
+    if round(entries**0.5) ** 2 != entries:
+        raise UserError(
+            f"target.vision.num_position_embeddings: expected a square number, got {entries}"
+        )
+    if len(set(blocks)) != len(blocks) or any(block >= vision.depth for block in blocks):
+        raise UserError(
+            f"target.vision.level_blocks: expected distinct blocks of {vision.depth}, got "
+            f"{quote(list(blocks))}"
+        )
 
 
 def _repeated(run: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.spec import AttentionSpec, DenseMlp, GatedDeltaSpec, LayerSpec, SparseMoe
 
-__all__ = ["Prefixes", "canonical_tensors", "check_tensors", "decoder_shapes"]
+__all__ = ["UNREAD", "Prefixes", "canonical_tensors", "check_tensors", "decoder_shapes"]
 
 Shapes = Mapping[str, tuple[int, ...]]
+UNREAD = "unread."
+"""Canonical prefix of the tensors of parts that are not read; they are left out."""
 Prefixes = Sequence[tuple[str, str]]
 """Checkpoint prefix -> canonical prefix; the first that fits is taken."""
+_BUFFERS = re.compile(r"(.*\.)?rotary(_pos)?_emb\.\w+")  # computed from the config, never learnt
 
 
 def decoder_shapes(
@@ -106,10 +110,14 @@ def _attention_shapes(spec: AttentionSpec, hidden: int) -> list[tuple[str, tuple
 
 
 def canonical_tensors(tensors: Mapping[str, TensorRef], prefixes: Prefixes) -> dict[str, TensorRef]:
-    """``tensors`` under the canonical names of ``TargetCheckpoint``."""
+    """``tensors`` under the canonical names of ``TargetCheckpoint``, without ``UNREAD`` parts and
+    the buffers of ropes (``inv_freq``), which older tools saved.
+    """
     named: dict[str, TensorRef] = {}
     for name, ref in tensors.items():
         old, new = next(((o, n) for o, n in prefixes if name.startswith(o)), ("", ""))
+        if new.startswith(UNREAD) or _BUFFERS.fullmatch(name):
+            continue
         canonical = new + name.removeprefix(old)
         if canonical in named:
             raise UserError(

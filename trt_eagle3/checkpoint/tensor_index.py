@@ -18,13 +18,15 @@ from trt_eagle3.io.json_file import parse_json, read_json_object
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FLOAT_DTYPES", "TensorRef", "open_file", "open_index", "read_tensor"]
+__all__ = ["FLOAT_DTYPES", "TensorRef", "open_file", "open_index", "read_tensor", "weight_files"]
 
 FLOAT_DTYPES = tuple(dtype.safetensors for dtype in COMPUTE_DTYPES)
 """What dense weights may be stored as, in safetensors' spelling."""
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = f"{_SINGLE_FILE}.index.json"
+# of training: its optimizer's state, and adapters, which are no weights without their base
+_LEFTOVERS = ("adapter_model", "optimizer")
 _MAX_HEADER_BYTES = 32 << 20  # safetensors' own limit is 100 MB, for which it takes gigabytes
 # of a file; the largest mixtures of experts have as many, in dozens of files
 _MAX_TENSORS = 100_000
@@ -61,8 +63,7 @@ class TensorRef:
 
 
 def open_index(directory: Path) -> Mapping[str, TensorRef]:
-    """Index the safetensors of a checkpoint: a sharded index, else every ``*.safetensors`` in the
-    folder.
+    """Index the safetensors of a checkpoint: a sharded index, else ``weight_files``.
 
     Raises:
         UserError: there is none, or a file is truncated, corrupt, or not what the sharded index
@@ -71,16 +72,9 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
     index_file = directory / _INDEX_FILE
     if index_file.exists():
         return _open_sharded(directory, index_file)
-    files = sorted(directory.glob("*.safetensors"))
+    files = weight_files(directory)
     if not files:
-        pickle = next(iter(sorted(directory.glob("pytorch_model*.bin"))), None)
-        fix = "Name the folder that holds the weights."
-        if pickle is not None:
-            fix = (
-                f"It has {pickle.name}: load it with transformers and save_pretrained it as "
-                "safetensors."
-            )
-        raise UserError(f"{directory}: not a checkpoint: no *.safetensors in it. {fix}")
+        raise _no_weights(directory)
     tensors: dict[str, TensorRef] = {}
     for file in files:
         for name, ref in _read_header(file).items():
@@ -91,6 +85,34 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
                 )
             tensors[name] = ref
     return tensors
+
+
+def _no_weights(directory: Path) -> UserError:
+    pickle = next(iter(sorted(directory.glob("pytorch_model*.bin"))), None)
+    other = next(iter(sorted(directory.glob("*.safetensors"))), None)
+    found, fix = "no *.safetensors in it", "Name the folder that holds the weights."
+    if pickle is not None:
+        fix = (
+            f"It has {pickle.name}: load it with transformers and save_pretrained it as "
+            "safetensors."
+        )
+    elif other is not None:
+        found = f"no weights in it, only {clip(other.name)}"
+        fix = "Merge an adapter into its base model, and name the folder of the whole."
+    return UserError(f"{directory}: not a checkpoint: {found}. {fix}")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint without a sharded index.
+
+    These are ``model.safetensors`` alone where it is there, as transformers loads a checkpoint;
+    else all files but those that training leaves behind.
+    """
+    whole = directory / _SINGLE_FILE
+    if os.path.lexists(whole):
+        return [whole]
+    files = sorted(directory.glob("*.safetensors"))
+    return [file for file in files if not file.name.startswith(_LEFTOVERS)]
 
 
 def open_file(file: Path) -> Mapping[str, TensorRef]:

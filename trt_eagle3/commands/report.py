@@ -23,6 +23,7 @@ from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.decode.request import Generation
     from trt_eagle3.engine.build_job import Engines
+    from trt_eagle3.engine.embedding import TableDifference
     from trt_eagle3.pipeline import BuildReport
 
 __all__ = [
@@ -34,10 +35,15 @@ __all__ = [
 ]
 
 _EXCLUDED_SHOWN = 6
+_UNRELATED = (
+    "embedding: the draft's own table is unlike the target's: untrained, or trained from random "
+    "numbers. probe can tell; to take the target's: draft.overrides.embedding: target"
+)
 
 
 def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[str, Any]:
     """What ``inspect --json`` prints."""
+    difference = _embedding_difference(spec, manifest)
     return {
         "target": {
             "path": str(spec.path),
@@ -47,7 +53,11 @@ def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[s
         },
         "draft": None
         if manifest is None
-        else {"path": str(manifest.path), **manifest_to_dict(manifest)},
+        else {
+            "path": str(manifest.path),
+            **manifest_to_dict(manifest),
+            "embedding_difference": dataclasses.asdict(difference) if difference else None,
+        },
     }
 
 
@@ -59,14 +69,36 @@ def inspection_lines(
     """
     parts: list[RenderableType] = [_target_line(spec)]
     parts += [_quantisation_line(spec.quantisation)] if spec.quantisation else []
+    warnings = list(end_token_warnings(spec.path, spec.eos_token_ids))
+    warnings += manifest.warnings if manifest else ()
     if manifest:
         parts += [_draft_line(manifest), _meaning_table(manifest)]
+        if difference := _embedding_difference(spec, manifest):
+            parts.append(_difference_line(difference))
+            warnings += [_UNRELATED] if difference.is_unrelated else []
     elif spec.mtp:
         parts.append("  has an MTP head: to draft with it, draft.checkpoint: mtp")
     parts.append(_kv_line(spec, manifest))
-    warnings = [*end_token_warnings(spec.path, spec.eos_token_ids)]
-    warnings += manifest.warnings if manifest else ()
     return parts + [f"warning: {warning}" for warning in warnings]
+
+
+def _embedding_difference(
+    spec: TargetCheckpoint, manifest: DraftManifest | None
+) -> TableDifference | None:
+    """Of a draft's own token table; None where it has none, or one of another width."""
+    if manifest is None or manifest.embedding == "target":
+        return None
+    from trt_eagle3.engine.embedding import table_difference
+
+    name = "embed_tokens.weight"
+    return table_difference(manifest.tensors[name], spec.tensors[name])
+
+
+def _difference_line(found: TableDifference) -> str:
+    return (
+        f"  its own embedding against the target's, {found.num_rows:,} rows: relative difference "
+        f"{found.relative:.3f}, mean cosine {found.cosine:.3f}"
+    )
 
 
 def _target_line(spec: TargetCheckpoint) -> str:

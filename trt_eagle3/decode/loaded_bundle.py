@@ -356,6 +356,9 @@ def _read_manifest(path: Path, record: BundleRecord) -> DraftManifest | None:
 def _read(path: Path, reader: Callable[[Mapping[str, Any]], _T], values: Mapping[str, Any]) -> _T:
     try:
         return reader(values)
+    except UserError as error:
+        what = str(error).rstrip(".")
+        raise UserError(f"{path / BUNDLE_FILE}: {what}. Rebuild: trt-eagle3 build") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path / BUNDLE_FILE}: a damaged target or draft ({type(error).__name__}). "

@@ -182,6 +182,11 @@ def _read_record(path: Path) -> BundleRecord:
             f"{file}: bundle schema version {quote(version)}, this trt-eagle3 reads "
             f"{SCHEMA_VERSION}. Rebuild: trt-eagle3 build --config <its config>"
         )
+    for text in _texts(raw):
+        if not _is_unicode(text):
+            raise UserError(
+                f"{file}: expected Unicode texts, got {quote(text)}. Rebuild: trt-eagle3 build"
+            )
     try:
         return BundleRecord.model_validate(raw)
     except ValidationError as error:
@@ -190,6 +195,28 @@ def _read_record(path: Path) -> BundleRecord:
         raise UserError(
             f"{file}: {where}: {clip(problem_text(first))}. Rebuild: trt-eagle3 build"
         ) from error
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no lone surrogate: JSON can hold one, and neither a path nor a message can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_raw(path: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,9 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.graph.weights import WeightExpr, part_of
 from trt_eagle3.host_copy import to_device
 
-__all__ = ["EmbeddingTable"]
+__all__ = ["EmbeddingTable", "TableDifference", "table_difference"]
+
+_MOST_ROWS = 4096  # compared of two tables, evenly spaced: a table has gigabytes
 
 
 class EmbeddingTable:
@@ -55,3 +59,40 @@ class EmbeddingTable:
         device.
         """
         return self._table[to_device(token_ids, self._table.device)].to(self._dtype)
+
+
+@dataclass(frozen=True)
+class TableDifference:
+    """How a draft's own token table differs from its target's, over ``num_rows`` rows.
+
+    Attributes:
+        relative: norm of the difference over the norm of the target's rows; 0 is a copy, and
+            unrelated tables of the same scale have 1.4.
+        cosine: mean over rows of the cosine of both; 1 is a copy up to the scale, and unrelated
+            tables have 0.
+    """
+
+    relative: float
+    cosine: float
+    num_rows: int
+
+    @property
+    def is_unrelated(self) -> bool:
+        """Whether the draft's table was not derived from the target's."""
+        return not self.cosine > 0.1
+
+
+def table_difference(own: TensorRef, target: TensorRef) -> TableDifference | None:
+    """Compare the token table ``own`` of a draft with that of its ``target``, both [V, H].
+
+    None where the shapes differ.
+
+    Raises:
+        UserError: one of them is not of a float type.
+    """
+    if own.shape != target.shape:
+        return None
+    rows = torch.arange(0, own.shape[0], -(-own.shape[0] // _MOST_ROWS))
+    a, b = (EmbeddingTable(ref, torch.float32).lookup(rows).double() for ref in (own, target))
+    cosines = torch.nn.functional.cosine_similarity(a, b, dim=1)
+    return TableDifference(float((a - b).norm() / b.norm()), float(cosines.mean()), len(rows))

@@ -123,13 +123,13 @@ class TextRules:
         return torch.arange(len(visual_rows), dtype=torch.int32).repeat(3, 1), 0
 
 
-def token_text(tokenizer: Tokenizer, token_id: int | None, name: str) -> str:
+def token_text(tokenizer: Tokenizer, token_id: int, name: str) -> str:
     """The text of a token that a config names.
 
     Raises:
         UserError: the tokenizer has none of this id.
     """
-    token = None if token_id is None else tokenizer.id_to_token(token_id)
+    token = tokenizer.id_to_token(token_id)
     if token is None:
         raise UserError(
             f"tokenizer: no token for {name} = {token_id} of config.json. The tokenizer is another "

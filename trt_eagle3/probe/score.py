@@ -22,6 +22,7 @@ from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.state import LayerStates, layer_states
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.record import Recording
@@ -97,7 +98,6 @@ class Scorer:
         self.num_steps = config.speculation.steps
         self._bundle, self._recordings, self._folder = bundle, recordings, folder
         self._ids = draft_ids(manifest)
-        self._embedding = bundle.draft_embedding
         size = config.engine.page_size
         rows = max(_num_slots(r, self.num_steps) for r in recordings)
         pool = PagePool(-(-rows // size) + 1, size)
@@ -134,9 +134,14 @@ class Scorer:
             fuse, draft = (self._session(name, models[name]) for name in ("fuse", "draft"))
             if self._states is None:
                 self._states = layer_states(draft.states, self._num_slots, config.device)
-            self._open = DraftRunner(fuse, draft, self._states, self._embedding, None)
+            self._open = DraftRunner(fuse, draft, self._states, self._bundle.draft_embedding, None)
         self._open_key = key
         return self._open
+
+    def _table(self, manifest: DraftManifest) -> EmbeddingTable:
+        """The table that this interpretation takes tokens' embeddings from."""
+        bundle = self._bundle
+        return bundle.embedding if manifest.embedding == "target" else bundle.draft_embedding
 
     def _opened(self, name: str) -> bytes | None:
         """The graph whose session is open under ``name``."""
@@ -192,7 +197,7 @@ class Scorer:
                 mask=mask,
                 positions=(rows + first).int().expand(3, -1),
             )
-            embeds = self._embedding.lookup(ids[(rows + 1 + depth).clip(max=len(ids) - 1)])
+            embeds = self._table(manifest).lookup(ids[(rows + 1 + depth).clip(max=len(ids) - 1)])
             rows_wanted = torch.arange(num_rows)[None]
             (logits,), (features,) = runner.forward(
                 embeds[None], features[None], metadata, rows_wanted
@@ -208,7 +213,7 @@ class Scorer:
         """
         prompt, num_rows = recording.prompt, recording.num_rows
         prompt_len = len(prompt.token_ids)
-        embeds = self._embedding.lookup(recording.token_ids[1:])
+        embeds = self._table(manifest).lookup(recording.token_ids[1:])
         put_draft_visual(manifest, prompt, embeds[:prompt_len], 0)
         text = torch.arange(prompt_len, num_rows + 1, dtype=torch.int32) + prompt.rope_delta
         targets = torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1)

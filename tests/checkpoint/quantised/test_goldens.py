@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.quantised.weight import Quantisation, QuantisedRef
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.weights import materialise
+from trt_eagle3.errors import UserError
 from trt_eagle3.graph.weight_formats import format_of
 from trt_eagle3.graph.weights import WeightExpr, part_of
 
@@ -40,11 +42,16 @@ TITLES = {
 }
 
 
-def read(name: str, folder: Path) -> tuple[QuantisedRef, Quantisation, Tensor]:
-    """The weight of a golden, written as a checkpoint, and what its producer makes of it."""
+def read(name: str, folder: Path, **weights: Any) -> tuple[QuantisedRef, Quantisation, Tensor]:
+    """The weight of a golden, written as a checkpoint, and what its producer makes of it.
+
+    ``weights``: keys of its group's weights replaced.
+    """
     tensors = load_file(GOLDENS / f"{name}.safetensors")
     with safe_open(GOLDENS / f"{name}.safetensors", framework="pt") as file:
         config = {"quantization_config": json.loads(file.metadata()["quantization_config"])}
+    for group in config["quantization_config"].get("config_groups", {}).values():
+        group["weights"] |= weights
     expected = tensors.pop("expected")
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -71,6 +78,19 @@ def test_weight_of_a_producers_writer_has_the_values_of_its_reader(
     assert quantisation.weights == {TITLES[name]: 1}
     # one product of floats at most is rounded otherwise
     torch.testing.assert_close(made(ref), expected, rtol=2e-7, atol=0)
+
+
+def test_block_of_compressed_tensors_may_be_a_text(tmp_path: Path) -> None:
+    ref, _, expected = read("ct-fp8-block", tmp_path, block_structure="16x32")
+    assert ref.block == (16, 32)
+    torch.testing.assert_close(made(ref), expected, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("block", ["16", "16x", "-1x32", "16x32x1", "x".join(["9" * 400] * 2)])
+def test_block_that_is_no_rows_and_columns_is_refused(block: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="block_structure: expected rows and columns") as caught:
+        read("ct-fp8-block", tmp_path, block_structure=block)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
 def test_goldens_are_all_read() -> None:

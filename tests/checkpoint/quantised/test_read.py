@@ -125,26 +125,6 @@ BAD_TENSORS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
         replace("weight", torch.ones(256, 256)),
         "expected F8_E4M3 [256, 256], got F32",
     ),
-    "vision's": (
-        "modelopt-fp8",
-        lambda t: t.update({"model.visual.blocks.0.attn.k_scale": torch.ones(())}),
-        "of the vision tower, which has no KV cache",
-    ),
-    "zero of keys": (
-        "modelopt-fp8",
-        lambda t: t.update({f"{Q[:-7]}.k_proj.k_scale": torch.zeros(())}),
-        "k_proj.k_scale: expected scales above 0, got 0",
-    ),
-    "no number of values": (
-        "modelopt-fp8",
-        lambda t: t.update({f"{Q[:-7]}.v_proj.v_scale": torch.tensor(float("nan"))}),
-        "v_proj.v_scale: expected scales above 0, got nan",
-    ),
-    "keys of another geometry": (
-        "modelopt-fp8",
-        lambda t: t.update({f"{Q[:-7]}.k_proj.k_scale": torch.ones(3)}),
-        "expected 1 or 2 scales, one for each KV head, got [3]",
-    ),
     "excluded": (
         "fp8",
         lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(6, 2)}),

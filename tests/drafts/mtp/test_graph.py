@@ -26,6 +26,7 @@ from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.torch.session import TorchSession
+from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.parity.metrics import relative_error
 
@@ -165,6 +166,23 @@ def test_quantised_head_equals_the_formula_over_its_values(fc: bool, tmp_path: P
     logits, out = engine.run(embeds, engine.runner.fuse(hidden), positions)
     assert relative_error(logits, expected.logits) < FLOAT32_TOLERANCE
     assert relative_error(out, expected.features) < FLOAT32_TOLERANCE
+
+
+def test_quantised_head_that_is_broken_or_absent_is_told_to_its_users_alone(tmp_path: Path) -> None:
+    folder = checkpoint("dense", tmp_path)
+    quantise(folder, fc=True)
+    whole = read_target(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_tensors(folder, {n: t for n, t in tensors.items() if n != "mtp.fc.weight_scale_inv"})
+    assert read_target(folder).tensors.keys() == whole.tensors.keys()
+    with pytest.raises(UserError, match=r"mtp\.fc\.weight_scale_inv is missing"):
+        read_head(folder)
+    save_tensors(folder, {n: t for n, t in tensors.items() if not n.startswith("mtp.")})
+    bare = read_target(folder)
+    assert bare.tensors.keys() == whole.tensors.keys()
+    assert bare.quantisation is not None
+    assert whole.quantisation is not None
+    assert bare.quantisation.as_dict() == whole.quantisation.as_dict()
 
 
 DEVIATIONS: dict[str, dict[str, Any]] = {

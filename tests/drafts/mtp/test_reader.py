@@ -129,6 +129,10 @@ ANNOUNCED: dict[str, tuple[dict[str, Any], str]] = {
         {"mtp_num_hidden_layers": 0},
         "mtp_num_hidden_layers: expected 1 or more beside mtp.* tensors, got 0",
     ),
+    "a number that is none": (
+        {"mtp_num_hidden_layers": "one"},
+        "mtp_num_hidden_layers: expected a whole number from 0 to 2147483647, got 'one'",
+    ),
     "a table that is not there": (
         {"mtp_use_dedicated_embeddings": True},
         "mtp_use_dedicated_embeddings: true, and the checkpoint has no mtp.embed_tokens.weight",
@@ -141,6 +145,7 @@ def test_head_that_is_announced_otherwise_is_told_in_one_line(name: str, tmp_pat
     save_qwen3_5_text(tmp_path)
     changes, message = ANNOUNCED[name]
     add_head(tmp_path, **changes)
+    read_target(tmp_path)  # nothing drafts with it
     assert message in told(tmp_path)
 
 
@@ -152,7 +157,7 @@ def test_broken_head_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
     save_tensors(tmp_path, tensors)
-    read_target(tmp_path)  # nobody asked to draft with it
+    read_target(tmp_path)  # nothing drafts with it
     assert message in told(tmp_path)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from tests.families.gates import failed, validate_pair
 from tests.families.qwen3_omni_moe.random_pair import save_omni, save_omni_draft
 from tests.families.random_pairs import config_of
+from tests.quantised import fp8_block
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
@@ -89,6 +92,52 @@ def test_audio_and_the_talker_are_left_out(root: Path) -> None:
     spec = read_target(root / "target")
     assert not any("audio" in ref.name for ref in spec.tensors.values())
     assert spec.require_vision().own == {"position_id_per_seconds": 13}
+
+
+def test_parts_left_out_may_be_quantised_in_any_way(root: Path, tmp_path: Path) -> None:
+    """The talker's weights and scales are neither read nor checked."""
+    for file in (root / "target").iterdir():
+        shutil.copy(file, tmp_path)
+    file = tmp_path / "model.safetensors"
+    odd = {
+        "talker.model.layers.0.mlp.up_proj.weight": torch.zeros(4, 4, dtype=torch.uint8),
+        "talker.model.layers.0.self_attn.k_proj.k_scale": torch.zeros(()),
+    }
+    tensors = load_file(file)
+    name = "thinker.model.layers.0.self_attn.q_proj"
+    packed = fp8_block(tensors.pop(f"{name}.weight"))
+    tensors |= {f"{name}.{part}": t for part, t in packed.items()} | odd
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    claim = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": claim}))
+    spec = read_target(tmp_path)
+    assert spec.tensors.keys() == read_target(root / "target").tensors.keys()
+    assert dict(spec.kv_scales) == {}
+    assert spec.quantisation is not None
+    assert list(spec.quantisation.weights.values()) == [1]
+
+
+def test_thinker_that_names_no_end_of_vision_builds_and_answers_alike(
+    root: Path, tmp_path: Path
+) -> None:
+    """transformers' config class has no such key."""
+    for file in (root / "target").iterdir():
+        shutil.copy(file, tmp_path)
+    config = json.loads((root / "target" / "config.json").read_text())
+    assert config["thinker_config"].pop("vision_end_token_id")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_target(tmp_path).require_vision().vision_end_token_id is None
+    made = build(config_of(tmp_path, root / "specforge", tmp_path.parent / "out")).path
+    with LLM(made) as engine, LLM(built(root, tmp_path.parent / "named")) as named:
+        for q in ASKED:
+            media = {"images": q.images, "videos": q.videos}
+            found, expected = (
+                e.generate(q.prompt, sampling=ANSWER, **media) for e in (engine, named)
+            )
+            assert found.token_ids == expected.token_ids
+        control = engine.bundle.processor.rules.control_tokens
+        assert control == named.bundle.processor.rules.control_tokens
 
 
 @pytest.mark.parametrize("kind", ["audio", "input_audio", "audio_url"])

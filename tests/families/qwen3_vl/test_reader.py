@@ -371,6 +371,35 @@ def test_tensors_that_do_not_fit_are_refused(case: str, checkpoint: Path, tmp_pa
     assert "\n" not in str(caught.value)
 
 
+def test_read_target_buffers_of_ropes_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
+    names = (
+        "model.language_model.rotary_emb.inv_freq",
+        "model.language_model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.visual.rotary_pos_emb.inv_freq",
+    )
+    buffers = {name: torch.full((4,), float(i)) for i, name in enumerate(names)}
+    spec = read_target(_respoiled(checkpoint, tmp_path, lambda t: t.update(buffers)))
+    assert spec.tensors.keys() == read_target(checkpoint).tensors.keys()
+
+
+def test_read_target_ids_that_a_config_leaves_out_are_those_of_transformers(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    for file in checkpoint.iterdir():
+        shutil.copy(file, tmp_path)
+    config = json.loads((checkpoint / "config.json").read_text())
+    for key in ("vision_start_token_id", "vision_end_token_id"):
+        del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    vision = read_target(tmp_path).require_vision()
+    assert (vision.vision_start_token_id, vision.vision_end_token_id) == (None, None)
+    del config["image_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    default = Qwen3VLConfig().image_token_id
+    with pytest.raises(UserError, match=f"image_token_id: expected an id below .*, got {default}"):
+        read_target(tmp_path)
+
+
 NONSENSE = [None, "x", -1, 0, [], {}, 1.5, True, [1, "a"], {"a": 1}, 10**30, [[]], float("nan")]
 
 

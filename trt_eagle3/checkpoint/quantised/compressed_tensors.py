@@ -184,6 +184,8 @@ class CompressedTensors:
         strategy = group.of("strategy", "group" if group.of("group_size") else "tensor")
         if strategy == "block":
             block = group.of("block_structure", [])
+            if isinstance(block, str):  # "128x128", as older versions wrote it
+                block = [int(n) if n.isdecimal() and len(n) < 10 else n for n in block.split("x")]
             wholes = isinstance(block, list) and len(block) == 2
             if not wholes or not all(isinstance(n, int) and n > 0 for n in block):
                 raise self._claim.error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.awq import Awq
@@ -13,13 +14,13 @@ from trt_eagle3.checkpoint.quantised.gptq import Gptq
 from trt_eagle3.checkpoint.quantised.modelopt import ModelOpt
 from trt_eagle3.checkpoint.quantised.module_patterns import ModulePatterns
 from trt_eagle3.checkpoint.quantised.producer import Found, Producer
-from trt_eagle3.checkpoint.quantised.scales import check_scale, checked
+from trt_eagle3.checkpoint.quantised.scales import checked
 from trt_eagle3.checkpoint.quantised.weight import Quantisation, titles
 from trt_eagle3.checkpoint.target_tensors import Prefixes, canonical_tensors
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_index
 from trt_eagle3.errors import UserError, clip
 
-__all__ = ["PRODUCERS", "open_weights"]
+__all__ = ["PRODUCERS", "StoredWeights", "find_weights", "open_weights"]
 
 PRODUCERS: Mapping[str, Callable[[Claim], Producer]] = {
     "awq": Awq,
@@ -34,55 +35,109 @@ _KV_SCALES = ("k_scale", "v_scale")
 _DENSE_ONLY = ("embed_tokens", "visual.patch_embed.proj", "visual.pos_embed")
 
 
+@dataclass(frozen=True)
+class StoredWeights:
+    """The tensors of a checkpoint as they lie, and what its files claim of their quantisation.
+
+    Attributes:
+        tensors: canonical name -> place; a quantised weight's are several.
+    """
+
+    tensors: Mapping[str, TensorRef]
+    claim: Claim | None
+
+    def only(self, prefix: str) -> StoredWeights:
+        """The part under ``prefix``, by names less it."""
+        part = {
+            name.removeprefix(prefix): ref
+            for name, ref in self.tensors.items()
+            if name.startswith(prefix)
+        }
+        return replace(self, tensors=part)
+
+    def without(self, prefix: str) -> StoredWeights:
+        """All but the part under ``prefix``: nothing of that is checked."""
+        rest = {name: ref for name, ref in self.tensors.items() if not name.startswith(prefix)}
+        return replace(self, tensors=rest)
+
+    def weights(self) -> dict[str, TensorRef]:
+        """The tensors, a quantised weight's several as one, without scales of keys and values.
+
+        Raises:
+            UserError: a quantisation that is not supported, or that the tensors contradict, by
+                name.
+        """
+        return self._made(self._producer())
+
+    def read(self) -> tuple[dict[str, TensorRef], Quantisation | None]:
+        """As ``weights``, and what the checkpoint says of their quantisation.
+
+        Raises:
+            UserError: as ``weights``; or a quantisation is claimed and no weight is quantised.
+        """
+        claim, producer = self.claim, self._producer()
+        made = self._made(producer)
+        if claim is None or producer is None:
+            return made, None
+        # FP8 experts in a stack are not recognised as a module's yet
+        if not titles(made.values()) and all(ref.dtype in FLOAT_DTYPES for ref in made.values()):
+            raise UserError(
+                f"{claim.directory}: {claim.place} says {clip(claim.told, 80)}, and no weight is "
+                "quantised. Remove it from the config, or use the checkpoint's own files."
+            )
+        return made, Quantisation(
+            claim.method,
+            f"{producer.provenance()} ({claim.place})",
+            producer.activations(),
+            producer.excluded,
+            titles(made.values()),
+            {name: ref for name, ref in self.tensors.items() if _is_kv_scale(name)},
+            producer.kv_cache(),
+        )
+
+    def _producer(self) -> Producer | None:
+        claim = self.claim
+        if claim is None:
+            return None
+        if claim.method not in PRODUCERS:
+            raise UserError(
+                f"{claim.directory}: quantised by {clip(claim.method)}: not supported (known: "
+                f"{', '.join(PRODUCERS)}). Use another quantisation, or the unquantised checkpoint."
+            )
+        return PRODUCERS[claim.method](claim)
+
+    def _made(self, producer: Producer | None) -> dict[str, TensorRef]:
+        if self.claim is None or producer is None:
+            return dict(self.tensors)
+        weights = {name: ref for name, ref in self.tensors.items() if not _is_kv_scale(name)}
+        return _weights(weights, producer, self.claim)
+
+
 def open_weights(
     config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
 ) -> tuple[dict[str, TensorRef], Quantisation | None]:
-    """The tensors of a checkpoint by canonical name, and what it says of their quantisation.
+    """The weights of a checkpoint by canonical name, and what it says of their quantisation.
 
     Raises:
-        UserError: no sound weights; a quantisation that is not supported, or that its tensors
-            contradict, by name.
+        UserError: as ``find_weights`` and ``StoredWeights.read``.
+    """
+    return find_weights(config, prefixes, sections).read()
+
+
+def find_weights(
+    config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
+) -> StoredWeights:
+    """The tensors of a checkpoint by canonical name, as they lie.
+
+    Raises:
+        UserError: no sound weights, or two quantisations are claimed.
     """
     tensors = canonical_tensors(open_index(config.file.parent), prefixes)
-    claim = find_claim(config, sections)
-    if claim is None:
-        return tensors, None
-    if claim.method not in PRODUCERS:
-        raise UserError(
-            f"{claim.directory}: quantised by {clip(claim.method)}: not supported (known: "
-            f"{', '.join(PRODUCERS)}). Use another quantisation, or the unquantised checkpoint."
-        )
-    producer = PRODUCERS[claim.method](claim)
-    kv_scales = _kv_scales(tensors, claim)
-    weights = {name: ref for name, ref in tensors.items() if name not in kv_scales}
-    made = _weights(weights, producer, claim)
-    # FP8 experts in a stack are not recognised as a module's yet
-    if not titles(made.values()) and all(ref.dtype in FLOAT_DTYPES for ref in made.values()):
-        raise UserError(
-            f"{claim.directory}: {claim.place} says {clip(claim.told, 80)}, and no weight is "
-            "quantised. Remove it from the config, or use the checkpoint's own files."
-        )
-    return made, Quantisation(
-        claim.method,
-        f"{producer.provenance()} ({claim.place})",
-        producer.activations(),
-        producer.excluded,
-        titles(made.values()),
-        kv_scales,
-        producer.kv_cache(),
-    )
+    return StoredWeights(tensors, find_claim(config, sections))
 
 
-def _kv_scales(tensors: Mapping[str, TensorRef], claim: Claim) -> dict[str, TensorRef]:
-    found = {n: ref for n, ref in tensors.items() if n.rpartition(".")[2] in _KV_SCALES}
-    for name, ref in found.items():
-        if name.startswith("visual."):
-            raise UserError(
-                f"{claim.directory}: {clip(ref.name)}: a scale of keys or values of the vision "
-                "tower, which has no KV cache. Quantise the language model's alone."
-            )
-        check_scale(ref, claim.directory)
-    return found
+def _is_kv_scale(name: str) -> bool:
+    return name.rpartition(".")[2] in _KV_SCALES
 
 
 def _weights(

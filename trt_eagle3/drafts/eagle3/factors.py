@@ -38,6 +38,12 @@ def _layers(manifest: DraftManifest, change: Change) -> tuple[int, ...]:
     return tuple(change.get("aux_layers", manifest.aux_layers))
 
 
+def _embedding(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+    """The target's table in place of an own one, which some trainers save untrained."""
+    if manifest.embedding == "own" and manifest.hidden_size == spec.hidden_size:
+        yield {"embedding": "target"}
+
+
 def _rope_schedule(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
     for base in dict.fromkeys((*ROPE_BASES, manifest.rope.base, spec.attention.rope.base)):
         yield {"rope.kind": "default", "rope.base": base}
@@ -58,6 +64,7 @@ FACTORS: Mapping[str, Factor] = {
     # scored
     "aux offset": _aux_layers,
     "deepstack": _aux_pre_deepstack,
+    "embedding": _embedding,
     "image rows": image_rows,
     "positions": positions,
     "position shift": choice("position_shift", 0, 1),

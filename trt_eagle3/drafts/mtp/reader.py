@@ -1,6 +1,6 @@
 """Reading a target's own MTP head into a manifest.
 
-Everything is in the target as its family read it: the tensors and the layer in ``MtpHead``, the
+Everything is in the target as its family found it: the tensors and the layer in ``MtpHead``, the
 width, norms and vocabulary in the spec. So the head of a mixture of experts needs nothing here: its
 ``MtpHead.layer`` has a ``SparseMoe``.
 """
@@ -15,6 +15,7 @@ from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.resolved_fields import check_overrides
 from trt_eagle3.checkpoint.target import MtpHead, TargetCheckpoint
 from trt_eagle3.checkpoint.target_tensors import check_tensors, decoder_shapes
+from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.drafts.mtp.manifest import MtpManifest, as_served
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.spec import AttentionSpec
@@ -48,10 +49,13 @@ def read_head(target: TargetCheckpoint, overrides: Mapping[str, Any]) -> MtpMani
     head = target.mtp
     if head is None:
         raise UserError(
-            f"draft.checkpoint: mtp: {target.path} has no MTP head (no mtp.* tensors). Name a "
-            "draft's folder or Hub id, or leave the draft out."
+            f"draft.checkpoint: mtp: {target.path} has no MTP head (no mtp.* tensors). "
+            "transformers drops it when it saves: use the original checkpoint, name a draft's "
+            "folder or Hub id, or leave the draft out."
         )
-    _check_supported(target, head)
+    _check_announced(head)
+    tensors = head.stored.weights()
+    _check_supported(target, tensors)
     mixer, size = head.layer.mixer, target.hidden_size
     assert isinstance(mixer, AttentionSpec), "a family's MTP layer attends"
     served = as_served(target)
@@ -71,7 +75,7 @@ def read_head(target: TargetCheckpoint, overrides: Mapping[str, Any]) -> MtpMani
         aux_pre_deepstack=False,
         embedding="target",
         head="target",
-        tensors=gather_experts(head.tensors, [head.layer], size, target.path, head.fp8_block),
+        tensors=gather_experts(tensors, [head.layer], size, target.path, head.fp8_block),
         max_position_embeddings=target.max_position_embeddings,
         sources=_sources(served, given),
         rms_norm_eps=target.norm.eps,
@@ -99,14 +103,38 @@ def _sources(served: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, S
     return told | {name: Source("override", f"draft.overrides.{name}") for name in given}
 
 
-def _check_supported(target: TargetCheckpoint, head: MtpHead) -> None:
+def _check_announced(head: MtpHead) -> None:
+    """Refuse a head that the config contradicts."""
+    config, names = head.config, head.stored.tensors
+    key = f"{head.section}mtp_num_hidden_layers"
+    announced = config.get(key, "whole")  # older configs do not name it
+    layers = len({name.split(".")[1] for name in names if name.startswith("layers.")})
+    if announced == 0:
+        raise config.error(
+            f"{key}: expected 1 or more beside mtp.* tensors, got 0. Use the checkpoint's own "
+            "config.json."
+        )
+    if announced not in {None, layers}:
+        raise config.error(
+            f"{key}: an MTP head of {announced} is announced, and mtp.layers.* are of {layers}. "
+            "Use the whole checkpoint, or its own config.json."
+        )
+    key = f"{head.section}mtp_use_dedicated_embeddings"
+    if config.get(key, "flag", False) and "embed_tokens.weight" not in names:
+        raise config.error(
+            f"{key}: true, and the checkpoint has no mtp.embed_tokens.weight. Use the whole "
+            "checkpoint, or its own config.json."
+        )
+
+
+def _check_supported(target: TargetCheckpoint, tensors: Mapping[str, TensorRef]) -> None:
     """Refuse heads of other forms than Qwen3.5's."""
-    numbers = {name.split(".")[1] for name in head.tensors if name.startswith("layers.")}
+    numbers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
     if len(numbers) > 1:
         raise UserError(
             f"{target.path}: an MTP head of {len(numbers)} layers: expected one. Use another draft."
         )
-    own = next((name for name in head.tensors if name.startswith(_TABLES)), None)
+    own = next((name for name in tensors if name.startswith(_TABLES)), None)
     if own is not None:
         raise UserError(
             f"{target.path}: mtp.{clip(own)}: an MTP head with a table of its own: not supported. "

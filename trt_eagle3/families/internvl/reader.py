@@ -96,7 +96,7 @@ def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
             f"vision_config.image_size: expected whole tokens of {merge} patches of {patch} "
             f"pixels, got {image}"
         )
-    token = checked_token_id(config, decoder.vocab_size, "image_token_id")
+    token = checked_token_id(config, decoder.vocab_size, "image_token_id", 151667)
     own = _tiles(config, image // patch)
     spec = VisionSpec(
         depth=config.whole("vision_config.num_hidden_layers", 24),

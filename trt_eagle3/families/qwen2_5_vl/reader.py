@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id
+from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id, mark_token_id
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import make_rope, read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -12,6 +12,7 @@ from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen2_5_vl.decoder import Qwen2Decoder
 from trt_eagle3.families.qwen2_5_vl.tower import Windows, vision_shapes, window_side
 from trt_eagle3.families.qwen3.positions import check_full_attention
+from trt_eagle3.families.qwen3_vl.reader import PADS
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES
 from trt_eagle3.spec import RopeSpec, VisionSpec
 
@@ -86,7 +87,8 @@ def _rope(config: ModelConfig, decoder: Qwen2Decoder) -> RopeSpec:
 
 
 def _vision_spec(config: ModelConfig, decoder: Qwen2Decoder) -> VisionSpec:
-    token_id = partial(checked_token_id, config, decoder.vocab_size)
+    pad_id = partial(checked_token_id, config, decoder.vocab_size)
+    mark_id = partial(mark_token_id, config, decoder.vocab_size)
     blocks = config.get("vision_config.fullatt_block_indexes", "wholes", (7, 15, 23, 31))
     windows = Windows(
         window_size=config.whole("vision_config.window_size", 112),
@@ -106,10 +108,10 @@ def _vision_spec(config: ModelConfig, decoder: Qwen2Decoder) -> VisionSpec:
         num_position_embeddings=0,
         level_blocks=(),
         hidden_act=config.get("vision_config.hidden_act", "text", "silu"),
-        image_token_id=token_id("image_token_id"),
-        video_token_id=token_id("video_token_id"),
-        vision_start_token_id=token_id("vision_start_token_id"),
-        vision_end_token_id=token_id("vision_end_token_id"),
+        image_token_id=pad_id("image_token_id", PADS[0]),
+        video_token_id=pad_id("video_token_id", PADS[1]),
+        vision_start_token_id=mark_id("vision_start_token_id"),
+        vision_end_token_id=mark_id("vision_end_token_id"),
         own=windows.to_own(),
     )
     _check_tower(config, spec, windows, decoder)

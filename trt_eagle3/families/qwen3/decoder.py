@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from trt_eagle3.checkpoint.experts import gather_experts, matrices
-from trt_eagle3.checkpoint.kv_scales import read_kv_scales
+from trt_eagle3.checkpoint.kv_scales import StoredKVScales
 from trt_eagle3.checkpoint.model_config import ModelConfig, eos_token_ids, tied_head
 from trt_eagle3.checkpoint.quantised.claim import find_claim
 from trt_eagle3.checkpoint.quantised.weight import Quantisation, titles
@@ -143,7 +143,7 @@ class DecoderConfig:
             path=directory,
             tensors={**tensors, **head},
             quantisation=quantisation,
-            kv_scales=read_kv_scales(scales, len(layers), kv_heads),
+            kv_scales=StoredKVScales(scales, len(layers), kv_heads),
         )
 
     def fp8_block(self) -> tuple[int, int] | None:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.model_config import ModelConfig
-from trt_eagle3.checkpoint.quantised.read import open_weights
+from trt_eagle3.checkpoint.quantised.read import StoredWeights, find_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
-from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.target import MtpHead, TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_5.decoder import HybridConfig
-from trt_eagle3.families.qwen3_5.mtp import split_head, without_head
 from trt_eagle3.families.qwen3_vl.reader import vision_spec
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
-from trt_eagle3.spec import RopeSpec, VisionSpec
+from trt_eagle3.spec import AttentionSpec, LayerSpec, RopeSpec, VisionSpec
 
 __all__ = ["read_qwen3_5"]
 
 _SECTION = "text_config."
+# parts that not every use of a checkpoint reads; transformers skips them likewise
+_HEAD, _TOWER = "mtp.", "visual."
 _PART = "partial_rotary_factor"
+_PADS = (248056, 248057)  # transformers' tokens of images and of videos
 _ROTARY = 0.25  # transformers' default partial_rotary_factor
 _SECTIONS = (11, 11, 10)  # and mrope_section
 
@@ -45,7 +47,7 @@ def read_qwen3_5(
         if not config.get(section, "object"):
             raise config.error(f"{section}: expected an object, got none")
     decoder = HybridConfig(config, _SECTION, sparse)
-    return _read(decoder, family, vision_spec(config, decoder, ()))
+    return _read(decoder, family, vision_spec(config, decoder, (), _PADS))
 
 
 def _is_text(config: ModelConfig, architecture: str) -> bool:
@@ -70,22 +72,33 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
     config = decoder.config
     decoder.check()
     rope = _rope(config, decoder)
-    tensors, quantisation = open_weights(config, PREFIXES, ("", _SECTION))
+    stored = find_weights(config, PREFIXES, ("", _SECTION))
+    own = stored.without(_HEAD)
+    tensors, quantisation = (own if vision else own.without(_TOWER)).read()
     if max(decoder.num_layers, vision.depth if vision else 0) > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
     decoder.check_layer_types(tensors)
     layers = decoder.layers(rope)
-    own, head = split_head(decoder, layers, tensors)
     target = decoder.checkpoint(
         family,
         layers,
-        own,
+        tensors,
         max_position_embeddings=decoder.max_position_embeddings,
-        quantisation=without_head(quantisation),
+        quantisation=quantisation,
         vision=vision,
         vision_shapes=vision_shapes(vision) if vision else None,
     )
-    return replace(target, mtp=head)
+    return replace(target, mtp=_mtp_head(decoder, layers, stored.only(_HEAD)))
+
+
+def _mtp_head(
+    decoder: HybridConfig, layers: Sequence[LayerSpec], stored: StoredWeights
+) -> MtpHead | None:
+    """The head: a layer of full attention, whose MLP is of the target's kind."""
+    if not stored.tensors:
+        return None
+    layer = next(x for x in reversed(layers) if isinstance(x.mixer, AttentionSpec))
+    return MtpHead(layer, stored, decoder.config, decoder.section, decoder.fp8_block())
 
 
 def _without_default(section: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.target_tensors import Prefixes
+from trt_eagle3.checkpoint.target_tensors import UNREAD, Prefixes
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
-from trt_eagle3.families.qwen3_vl.reader import UNREAD, read_qwen3_vl
+from trt_eagle3.families.qwen3_vl.reader import read_qwen3_vl
 
 __all__ = ["POSITIONS_PER_SECOND", "read_thinker"]
 

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl.rope_index import rope_index
 from trt_eagle3.multimodal.pixel_config import (
     SHARED_DEFAULTS,
@@ -53,8 +54,8 @@ class VisualRules:
         self._vision = vision
         image = token_text(tokenizer, vision.image_token_id, "image_token_id")
         video = token_text(tokenizer, vision.video_token_id, "video_token_id")
-        self._start = token_text(tokenizer, vision.vision_start_token_id, "vision_start_token_id")
-        self._end = token_text(tokenizer, vision.vision_end_token_id, "vision_end_token_id")
+        self._start = _mark(tokenizer, vision.vision_start_token_id, "vision_start")
+        self._end = _mark(tokenizer, vision.vision_end_token_id, "vision_end")
         self.pads: Mapping[MediaKind, str] = {"image": image, "video": video}
         self.control_tokens = (image, video, self._start, self._end)
 
@@ -93,3 +94,21 @@ class VisualRules:
     ) -> tuple[Tensor, int]:
         """As ``rope_index``: the time of a frame stands in the text before it."""
         return rope_index(visual_rows, grid_thw, self._vision.spatial_merge_size)
+
+
+def _mark(tokenizer: Tokenizer, token_id: int | None, name: str) -> str:
+    """The text of a token around images: by the config's id, else by the text that transformers'
+    processor takes.
+
+    Raises:
+        UserError: the tokenizer lacks it.
+    """
+    if token_id is not None:
+        return token_text(tokenizer, token_id, f"{name}_token_id")
+    text = f"<|{name}|>"
+    if tokenizer.token_to_id(text) is None:
+        raise UserError(
+            f"tokenizer: no token {text}, and config.json names no {name}_token_id. Copy the "
+            "checkpoint's own tokenizer, or add the key."
+        )
+    return text

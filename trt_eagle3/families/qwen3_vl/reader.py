@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id
+from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id, mark_token_id
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -19,10 +19,10 @@ from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 
-__all__ = ["UNREAD", "read_qwen3_vl", "vision_spec"]
+__all__ = ["PADS", "read_qwen3_vl", "vision_spec"]
 
-UNREAD = "unread."
-"""Canonical names of tensors that belong to parts of a model that are not read."""
+PADS = (151655, 151656)
+"""Tokens of images and of videos where a config of Qwen2.5-VL or Qwen3-VL names none."""
 
 _LEVELS = (8, 16, 24)  # transformers' default
 _SECTIONS = ("", "text_config.")
@@ -40,8 +40,7 @@ def read_qwen3_vl(
 
     Args:
         architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
-        prefixes: of its tensors; what they put under ``UNREAD`` is left out. own: of its tower's
-            spec.
+        prefixes: of its tensors. own: of its tower's spec.
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
@@ -50,8 +49,7 @@ def read_qwen3_vl(
     decoder.check()
     rope = _rope(config, decoder.head_dim)
     vision = replace(vision_spec(config, decoder, _LEVELS), own=own or {})
-    opened, quantisation = open_weights(config, prefixes, _SECTIONS)
-    tensors = {name: ref for name, ref in opened.items() if not name.startswith(UNREAD)}
+    tensors, quantisation = open_weights(config, prefixes, _SECTIONS)
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
@@ -106,14 +104,21 @@ def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:
 
 
 def vision_spec(
-    config: ModelConfig, decoder: DecoderConfig, level_blocks: tuple[int, ...]
+    config: ModelConfig,
+    decoder: DecoderConfig,
+    level_blocks: tuple[int, ...],
+    pads: tuple[int, int] = PADS,
 ) -> VisionSpec:
-    """The tower of ``vision_config``; ``level_blocks``: where it names none.
+    """The tower of ``vision_config``.
 
+    Args:
+        level_blocks, pads: of transformers' config class, where the config names none; pads are
+            the tokens of images and of videos.
     Raises:
         UserError: sizes that do not fit each other or the decoder.
     """
-    token_id = partial(checked_token_id, config, decoder.vocab_size)
+    pad_id = partial(checked_token_id, config, decoder.vocab_size)
+    mark_id = partial(mark_token_id, config, decoder.vocab_size)
     spec = VisionSpec(
         depth=config.whole("vision_config.depth"),
         hidden_size=config.whole("vision_config.hidden_size"),
@@ -129,10 +134,10 @@ def vision_spec(
             config.get("vision_config.deepstack_visual_indexes", "wholes", level_blocks)
         ),
         hidden_act=config.get("vision_config.hidden_act", "text", "gelu_pytorch_tanh"),
-        image_token_id=token_id("image_token_id"),
-        video_token_id=token_id("video_token_id"),
-        vision_start_token_id=token_id("vision_start_token_id"),
-        vision_end_token_id=token_id("vision_end_token_id"),
+        image_token_id=pad_id("image_token_id", pads[0]),
+        video_token_id=pad_id("video_token_id", pads[1]),
+        vision_start_token_id=mark_id("vision_start_token_id"),
+        vision_end_token_id=mark_id("vision_end_token_id"),
     )
     levels, theta = (
         spec.level_blocks,
