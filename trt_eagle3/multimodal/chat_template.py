@@ -4,7 +4,9 @@ be ended.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from trt_eagle3.multimodal.template_process import render_template
 __all__ = ["NO_OPTIONS", "ChatTemplate"]
 
 _MAX_SOURCE_LEN = 1 << 20  # characters; the longest in use have 20,000
+_MESSAGE_KEY = re.compile(  # message.key, messages[0].key, message["key"], message.get("key")
+    r"""\bm\w*(?:\[[^\]'"]*\])?(?:\.(?!get\()(\w+)|(?:\[|\.get\()\s*['"](\w+)['"])"""
+)
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -90,6 +95,22 @@ class ChatTemplate:
     def text_arguments(self) -> bool:
         """Whether arguments of past calls may be JSON text; else the template wants objects."""
         return "arguments is string" in self._source
+
+    def reads(self, name: str) -> bool:
+        """Whether the template reads a variable or an attribute of that name."""
+        return name in self._names
+
+    def reads_of_messages(self, key: str) -> bool:
+        """Whether the template reads that key of messages, whose variable begins with ``m``."""
+        return key in self._message_keys
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(re.findall(r"[A-Za-z_]\w*", self._source))
+
+    @cached_property
+    def _message_keys(self) -> frozenset[str]:
+        return frozenset(name for names in _MESSAGE_KEY.findall(self._source) for name in names)
 
     def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> ReasoningMode:
         """Whether answers begin with reasoning.

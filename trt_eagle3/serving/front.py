@@ -188,11 +188,12 @@ class Front:
         self._check_key(request)
         with self._budget.lease() as lease:
             try:
-                prompt, texts = await self._read(request, lease, read_tokenize)
-                ids = await self._token_ids(request, prompt)
+                call = await self._read(request, lease, read_tokenize)
+                ids = await self._token_ids(request, call.prompt)
             except UserError as error:
                 raise tokenize_error(error) from error
-        return JSONResponse(tokens_object(ids, self._served, texts=texts))
+        found = tokens_object(ids, self._served, texts=call.texts)
+        return JSONResponse(found, headers=_ignored_header(call.ignored))
 
     async def _token_ids(self, request: HTTPRequest, prompt: PromptSource) -> list[int]:
         """Of a prompt, whose images are decoded as long as there is time and the client waits."""
@@ -218,7 +219,8 @@ class Front:
         """``POST /detokenize``."""
         self._check_key(request)
         with self._budget.lease() as lease:
-            return JSONResponse(await self._read(request, lease, detokenize))
+            found, ignored = await self._read(request, lease, detokenize)
+        return JSONResponse(found, headers=_ignored_header(ignored))
 
     async def models(self, request: HTTPRequest) -> Response:
         """``GET /v1/models``: the one, under each of its names."""
@@ -299,5 +301,5 @@ async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> N
 def _ignored_header(names: Sequence[str]) -> dict[str, str]:
     if not names:
         return {}
-    _log.warning("fields of a request are ignored: %s", ", ".join(names))
+    _log.warning("keys of a request are ignored: %s", ", ".join(names))
     return {"X-Ignored-Fields": ", ".join(names)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +12,24 @@ from trt_eagle3.decode.request import PromptSource
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.assistant_message import MessageParser, ReasoningMode
+from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.openai.fields import read_biases
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.known_keys import (
+    check_choice_keys,
+    check_message_keys,
+    check_option_keys,
+    check_tool_keys,
+)
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["Asked", "constrained", "read_asked"]
 
+_log = logging.getLogger("trt_eagle3")
 _OF_MESSAGES = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
 
 
@@ -55,24 +65,34 @@ def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: Served
             raise UserError(f"{alone}: expected messages with it, got text_input.")
         serving.check_prompt(text or "")
         return Asked(text or "")
-    conversation = _conversation(single, messages, serving)
+    conversation = _conversation(single, messages, serving, served.processor.template)
     reasoning = served.reasoning(conversation.template_options)
     return Asked(conversation, conversation.parser(reasoning), reasoning)
 
 
-def _conversation(single: Mapping[str, Any], messages: str, serving: ServingConfig) -> Conversation:
+def _conversation(
+    single: Mapping[str, Any], messages: str, serving: ServingConfig, template: ChatTemplate
+) -> Conversation:
     choice = single.get("tool_choice")
     if choice is not None and choice.lstrip().startswith("{"):
         choice = _object(choice, "tool_choice", serving)
+    turns = _list(messages, "messages", serving)
+    tools = _list(single.get("tools", "[]"), "tools", serving)
+    options = _object(single.get("chat_template_kwargs", "{}"), "chat_template_kwargs", serving)
+    ignored = IgnoredKeys(strict=serving.strict_fields)
+    check_message_keys(turns, ignored, template.reads_of_messages)
+    check_tool_keys(tools, ignored)
+    check_choice_keys(choice, ignored)
+    check_option_keys(options, ignored, template.reads)
+    if ignored.paths:
+        _log.warning("keys of a request are ignored: %s", ", ".join(ignored.paths))
     return read_conversation(
-        _list(messages, "messages", serving),
-        _list(single.get("tools", "[]"), "tools", serving),
+        turns,
+        tools,
         choice,
         serving,
         parallel=single.get("parallel_tool_calls", True),
-        options=template_options(
-            _object(single.get("chat_template_kwargs", "{}"), "chat_template_kwargs", serving), None
-        ),
+        options=template_options(options, None),
     )
 
 

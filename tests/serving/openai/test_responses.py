@@ -13,6 +13,7 @@ from tests.tiny import ROOT
 from tests.triton.server import data_uri
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.errors import UserError
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
 from trt_eagle3.serving.openai.response_input import read_input
 from trt_eagle3.serving.openai.responses import read_response
 from trt_eagle3.serving.served_model import ServedModel
@@ -141,7 +142,7 @@ def test_items_become_the_messages_of_a_chat() -> None:
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "12"},
     ]
-    system, user, assistant, tool = read_input(items, "You help.")
+    system, user, assistant, tool = read_input(items, "You help.", IgnoredKeys(strict=True))
     assert system == {"role": "system", "content": "You help.\n\nBe brief."}
     assert user["content"] == [{"type": "text", "text": "hi"}]
     assert (assistant["content"], assistant["reasoning_content"]) == ("I look.", "hm")

@@ -47,7 +47,7 @@ class Call:
 
     Attributes:
         requests: of the engine, one for each answer.
-        ignored: names of fields that nobody here knows.
+        ignored: paths of keys that nothing reads.
         apart: each chunk is wanted by itself, as it came from the target.
     """
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import MAX_LOGPROBS
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call
@@ -20,6 +21,14 @@ from trt_eagle3.serving.openai.fields import (
     read_fields,
     repeated,
     sampling,
+)
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.known_keys import (
+    check_choice_keys,
+    check_format_keys,
+    check_message_keys,
+    check_option_keys,
+    check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
@@ -81,6 +90,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     """
     fields, ignored = read_fields(raw, ChatFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
+    _check_keys(fields, ignored, served.processor.template)
     conversation = read_conversation(
         fields.messages,
         fields.tools,
@@ -109,7 +119,16 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         pieces=served.processor if fields.stream_options.include_acceptance else None,
     )
     apart = bool(fields.stream_options.include_acceptance)
-    return Call(repeated(request, fields.n), reply, fields.stream, ignored, apart)
+    return Call(repeated(request, fields.n), reply, fields.stream, ignored.paths, apart)
+
+
+def _check_keys(fields: ChatFields, ignored: IgnoredKeys, template: ChatTemplate) -> None:
+    """The keys below the body's own."""
+    check_message_keys(fields.messages, ignored, template.reads_of_messages)
+    check_tool_keys(fields.tools, ignored)
+    check_choice_keys(fields.tool_choice, ignored)
+    check_format_keys(fields.response_format, ignored, "response_format")
+    check_option_keys(fields.chat_template_kwargs, ignored, template.reads)
 
 
 def _num_logprobs(fields: ChatFields) -> int | None:

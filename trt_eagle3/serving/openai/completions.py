@@ -20,6 +20,7 @@ from trt_eagle3.serving.openai.fields import (
     repeated,
     sampling,
 )
+from trt_eagle3.serving.openai.known_keys import check_format_keys
 from trt_eagle3.serving.openai.logprobs import completion_logprobs
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.openai.usage import usage
@@ -58,6 +59,7 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
         RefusedError: another model is asked for.
     """
     fields, ignored = read_fields(raw, CompletionFields, _NEUTRAL, serving)
+    check_format_keys(fields.response_format, ignored, "response_format")
     name = check_model(fields.model, served)
     prompts = _read_prompts(fields.prompt)
     if len(prompts) * fields.n > serving.max_choices:
@@ -88,7 +90,7 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
         include_usage=bool(fields.stream_options.include_usage),
         logprobs=fields.logprobs is not None,
     )
-    return Call(tuple(requests), reply, fields.stream, ignored)
+    return Call(tuple(requests), reply, fields.stream, ignored.paths)
 
 
 def _read_prompts(raw: Any) -> list[RawPrompt]:

@@ -14,7 +14,8 @@ from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.serving.config import ServingConfig
-from trt_eagle3.serving.errors import FieldError, RefusedError, nearest
+from trt_eagle3.serving.errors import FieldError, RefusedError
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound=BaseModel)
-_MAX_IGNORED = 8  # names of ignored fields that an answer's header lists
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -86,8 +86,9 @@ class SamplingFields(BaseModel):
 
 def read_fields(
     raw: Any, model: type[_F], neutral: Mapping[str, tuple[Any, ...]], serving: ServingConfig
-) -> tuple[_F, tuple[str, ...]]:
-    """Check a body's fields; returns them, and the names of those that were ignored.
+) -> tuple[_F, IgnoredKeys]:
+    """Check a body's fields; returns them, and the keys that are ignored, which deeper readers
+    add to.
 
     Args:
         neutral: fields that are not served, each with the values that change nothing.
@@ -97,10 +98,9 @@ def read_fields(
     if not isinstance(raw, Mapping):
         raise UserError(f"body: expected a JSON object, got {quote(raw, 80)}")
     given = _given(raw, neutral)
-    ignored = _unknown(given, model, serving.strict_fields)
-    options = given.get("stream_options")
-    if isinstance(options, Mapping):
-        _unknown(options, StreamOptions, serving.strict_fields, "stream_options.")
+    ignored = IgnoredKeys(strict=serving.strict_fields)
+    ignored.check(given, model.model_fields)
+    ignored.check(given.get("stream_options"), StreamOptions.model_fields, "stream_options")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     try:
@@ -125,23 +125,6 @@ def _given(raw: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> di
             )
         del given[name]
     return given
-
-
-def _unknown(
-    fields: Mapping[str, Any], model: type[BaseModel], strict: bool, where: str = ""
-) -> tuple[str, ...]:
-    """Names that ``model`` lacks; the first of them ends it where fields are ``strict``."""
-    unknown: list[str] = []
-    for name in fields:
-        if name not in model.model_fields:
-            unknown.append(ascii(name[:40])[1:-1])
-            if strict:
-                param = where + unknown[0]
-                likely = nearest(name, model.model_fields)
-                raise FieldError(f"{param}: not served here. {likely}", param, "unknown_parameter")
-            if len(unknown) == _MAX_IGNORED:
-                break
-    return tuple(unknown)
 
 
 def _problem(error: Mapping[str, Any]) -> FieldError:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.errors import quote
 from trt_eagle3.serving.errors import FieldError
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.known_keys import check_part_keys
 
 __all__ = ["read_input", "read_response_tools"]
 
 _SYSTEM = ("system", "developer")
+_KEYS: Mapping[str, Collection[str]] = {  # by the item's type; answers hold all of them
+    "message": ("type", "id", "role", "content", "status"),
+    "function_call": ("type", "id", "call_id", "name", "arguments", "status"),
+    "function_call_output": ("type", "id", "call_id", "output", "status"),
+    "reasoning": ("type", "id", "summary", "content", "status"),
+}
+_TEXT_KEYS = ("type", "text", "annotations", "logprobs")
 
 
-def read_input(raw: Any, instructions: str | None) -> list[dict[str, Any]]:
+def read_input(raw: Any, instructions: str | None, ignored: IgnoredKeys) -> list[dict[str, Any]]:
     """Messages of a text, or of a list of items; ``instructions`` become the system message.
 
     Raises:
-        FieldError: an unknown item or part.
+        FieldError: an unknown item or part, an unknown key where fields are strict.
     """
     items = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw
     if not isinstance(items, list):
@@ -31,9 +40,10 @@ def read_input(raw: Any, instructions: str | None) -> list[dict[str, Any]]:
     for i, item in enumerate(items):
         where = f"input[{i}]"
         if isinstance(item, Mapping) and item.get("type") == "reasoning":
+            ignored.check(item, _KEYS["reasoning"], where)
             reasoning += _reasoning(item, where)
             continue
-        message = _message(item, where)
+        message = _message(item, where, ignored)
         if reasoning and message["role"] == "assistant":
             message["reasoning_content"], reasoning = reasoning, ""
         _append(messages, message)
@@ -59,7 +69,8 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
         messages.append(message)
 
 
-def _message(item: Any, where: str) -> dict[str, Any]:
+def _message(item: Any, where: str, ignored: IgnoredKeys) -> dict[str, Any]:
+    _check_item_keys(item, where, ignored)
     match item:
         case {"type": "function_call", "name": str(name), "arguments": arguments}:
             call = {
@@ -69,12 +80,14 @@ def _message(item: Any, where: str) -> dict[str, Any]:
             }
             return {"role": "assistant", "content": "", "tool_calls": [call]}
         case {"type": "function_call_output", "output": output}:
-            content = output if isinstance(output, str) else _parts(output, f"{where}.output")
+            content = output
+            if not isinstance(output, str):
+                content = _parts(output, f"{where}.output", ignored)
             return {"role": "tool", "content": content, "tool_call_id": item.get("call_id")}
         case {"role": str(role), "content": str(text)}:
             return {"role": role, "content": text}
         case {"role": str(role), "content": list(parts)}:
-            return {"role": role, "content": _content(role, parts, f"{where}.content")}
+            return {"role": role, "content": _content(role, parts, f"{where}.content", ignored)}
     raise FieldError(
         f"{where}: expected a message, function_call, function_call_output or reasoning, got "
         f"{quote(item, 80)}",
@@ -82,35 +95,48 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     )
 
 
-def _content(role: str, parts: Sequence[Any], where: str) -> Any:
-    """What an assistant said is one text."""
-    read = _parts(parts, where)
-    if role == "assistant":
-        return "".join(part.get("text", "") for part in read)
+def _check_item_keys(item: Any, where: str, ignored: IgnoredKeys) -> None:
+    """Keys of an item; one of an unknown type is refused where it is read."""
+    kind = item.get("type") or "message" if isinstance(item, Mapping) else None
+    if isinstance(kind, str) and kind in _KEYS:
+        ignored.check(item, _KEYS[kind], where)
+
+
+def _content(role: str, parts: Sequence[Any], where: str, ignored: IgnoredKeys) -> Any:
+    """An assistant's texts are one."""
+    read = _parts(parts, where, ignored)
+    if role == "assistant" and all(part["type"] == "text" for part in read):
+        return "".join(part["text"] for part in read)
     return read
 
 
-def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
+def _parts(parts: Any, where: str, ignored: IgnoredKeys) -> list[dict[str, Any]]:
     if not isinstance(parts, list):
         raise FieldError(f"{where}: expected a text or a list of parts", where)
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(parts)]
+    return [_part(part, f"{where}[{i}]", ignored) for i, part in enumerate(parts)]
 
 
-def _part(part: Any, where: str) -> dict[str, Any]:
+def _part(part: Any, where: str, ignored: IgnoredKeys) -> dict[str, Any]:
+    """The part as chat completions have it; further keys of an image or video stay beside it."""
     match part:
         case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+            ignored.check(part, _TEXT_KEYS, where)
             return {"type": "text", "text": text}
         case {"type": "refusal", "refusal": str(text)}:
+            ignored.check(part, ("type", "refusal"), where)
             return {"type": "text", "text": text}
-        case {"type": "input_image", "image_url": str(url)}:
-            return {"type": "image_url", "image_url": {"url": url}}
-        case {"type": "input_video", "video_url": str(url)}:
-            return {"type": "video_url", "video_url": {"url": url}}
-    raise FieldError(
-        f"{where}: expected input_text, output_text, or input_image with an image_url, got "
-        f"{quote(part, 80)}",
-        where,
-    )
+        case {"type": "input_image", "image_url": str(url), **others}:
+            read = {"type": "image_url", "image_url": {"url": url}, **others}
+        case {"type": "input_video", "video_url": str(url), **others}:
+            read = {"type": "video_url", "video_url": {"url": url}, **others}
+        case _:
+            raise FieldError(
+                f"{where}: expected input_text, output_text, or input_image with an image_url, got "
+                f"{quote(part, 80)}",
+                where,
+            )
+    check_part_keys(read, ignored, where)
+    return read
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call
@@ -18,6 +19,13 @@ from trt_eagle3.serving.openai.fields import (
     read_fields,
     sampling,
 )
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.known_keys import (
+    check_choice_keys,
+    check_format_keys,
+    check_function_keys,
+    check_option_keys,
+)
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
 from trt_eagle3.serving.openai.response_input import read_input, read_response_tools
 from trt_eagle3.serving.openai.response_reply import ResponseReply
@@ -26,6 +34,7 @@ from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["ResponseFields", "read_response", "response_error"]
 
+_LOGPROBS = "message.output_text.logprobs"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "conversation": (),
@@ -76,8 +85,9 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
     """
     fields, ignored = read_fields(raw, ResponseFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
+    _check_keys(fields, ignored, served.processor.template)
     conversation = read_conversation(
-        read_input(fields.input, fields.instructions),
+        read_input(fields.input, fields.instructions, ignored),
         read_response_tools(fields.tools),
         fields.tool_choice,
         serving,
@@ -100,15 +110,28 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         served.token_bytes if logprobs is not None else None,
         count_tokens=lambda text: len(served.processor.tokenize(text)),
     )
-    return Call((request,), reply, fields.stream, ignored)
+    return Call((request,), reply, fields.stream, ignored.paths)
+
+
+def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, template: ChatTemplate) -> None:
+    """The keys below the body's own, without those of the input."""
+    check_function_keys(fields.tools, ignored)
+    check_choice_keys(fields.tool_choice, ignored)
+    ignored.check(fields.text, ("format", "verbosity"), "text")
+    check_format_keys(fields.text.get("format"), ignored, "text.format")
+    ignored.check(fields.reasoning, ("effort",), "reasoning")
+    check_option_keys(fields.chat_template_kwargs, ignored, template.reads)
+    for i, name in enumerate(fields.include):
+        if name != _LOGPROBS:
+            ignored.add(f"include[{i}]")
 
 
 def _num_logprobs(fields: ResponseFields) -> int | None:
-    if "message.output_text.logprobs" in fields.include:
+    if _LOGPROBS in fields.include:
         return fields.top_logprobs or 0
     if fields.top_logprobs:
         raise FieldError(
-            "top_logprobs: expected message.output_text.logprobs in include with it.",
+            f"top_logprobs: expected {_LOGPROBS} in include with it.",
             "top_logprobs",
         )
     return None
