@@ -60,7 +60,7 @@ def _ends(schema: Any, ending: Collection[str], places: Mapping[str, Any]) -> bo
     if not isinstance(schema, Mapping):
         return True
     reference = schema.get("$ref")
-    if reference in places and reference not in ending:
+    if isinstance(reference, str) and reference in places and reference not in ending:
         return False
     choices = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
     return all(any(_ends(part, ending, places) for part in parts) for parts in choices) and all(
