@@ -73,6 +73,7 @@ class ChatTemplate:
 
         Templates drop what they do not know: roles, tools, or a system message that is not the
         first, as Qwen3-VL's. So it is rendered twice, once with marks for texts, tools and calls.
+        System messages at the beginning become one where the template does not take two.
 
         Args:
             tools: OpenAI's objects of functions that may be called.
@@ -81,6 +82,26 @@ class ChatTemplate:
             UserError: the template refuses these messages, leaves a part of them out, or takes too
                 much time or memory.
         """
+        num_systems = _num_leading_systems(messages)
+        if num_systems > 1 and not self._takes_two_systems:
+            messages = [_joined(messages[:num_systems]), *messages[num_systems:]]
+        return self._render(messages, tools, options)
+
+    @cached_property
+    def _takes_two_systems(self) -> bool:
+        roles = ("system", "system", "user")
+        try:
+            self._render([{"role": role, "content": "x"} for role in roles], (), NO_OPTIONS)
+        except UserError:
+            return False
+        return True
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> str:
         marks = Marks()
         turns = [marks.message(i, message) for i, message in enumerate(messages)]
         marked_tools = [marks.tool(tool) for tool in tools]
@@ -143,6 +164,23 @@ class ChatTemplate:
             "add_generation_prompt": True,
         }
         return {**options, **values, **self._variables}
+
+
+def _num_leading_systems(messages: Sequence[Mapping[str, Any]]) -> int:
+    others = (i for i, message in enumerate(messages) if message.get("role") != "system")
+    return next(others, len(messages))
+
+
+def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One message with the contents of all, a blank line between them."""
+    contents = [message["content"] for message in messages]
+    if all(isinstance(content, str) for content in contents):
+        return {**messages[0], "content": "\n\n".join(contents)}
+    parts: list[Any] = []
+    for content in contents:
+        own = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        parts += [{"type": "text", "text": "\n\n"}, *own] if parts else own
+    return {**messages[0], "content": parts}
 
 
 def _find_source(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:

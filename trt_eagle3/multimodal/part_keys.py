@@ -9,6 +9,7 @@ __all__ = ["unread_keys"]
 
 _KEYS: Mapping[str, Collection[str]] = {  # by the part's type
     "text": ("type", "text"),
+    "refusal": ("type", "refusal"),
     "image": ("type", "image", "url", "path"),
     "image_url": ("type", "image_url"),
     "video": ("type", "video", "path"),

@@ -119,7 +119,7 @@ class Front:
             call, answers = await self._admit(request, lease, endpoint)
             chunks = interleaved(answers, self._serving.max_request_s, apart=call.apart)
             gone = asyncio.create_task(_call_when_gone(request, *(a.cancel for a in answers)))
-            headers = _ignored_header(call.ignored)
+            headers = _note_headers(call.ignored, call.repaired)
             try:
                 # what is wrong with a prompt comes out here, as a status
                 first = await anext(chunks)
@@ -193,7 +193,7 @@ class Front:
             except UserError as error:
                 raise tokenize_error(error) from error
         found = tokens_object(ids, self._served, texts=call.texts)
-        return JSONResponse(found, headers=_ignored_header(call.ignored))
+        return JSONResponse(found, headers=_note_headers(call.ignored, call.repaired))
 
     async def _token_ids(self, request: HTTPRequest, prompt: PromptSource) -> list[int]:
         """Of a prompt, whose images are decoded as long as there is time and the client waits."""
@@ -220,7 +220,7 @@ class Front:
         self._check_key(request)
         with self._budget.lease() as lease:
             found, ignored = await self._read(request, lease, detokenize)
-        return JSONResponse(found, headers=_ignored_header(ignored))
+        return JSONResponse(found, headers=_note_headers(ignored))
 
     async def models(self, request: HTTPRequest) -> Response:
         """``GET /v1/models``: the one, under each of its names."""
@@ -298,8 +298,12 @@ async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> N
         call()
 
 
-def _ignored_header(names: Sequence[str]) -> dict[str, str]:
-    if not names:
-        return {}
-    _log.warning("keys of a request are ignored: %s", ", ".join(names))
-    return {"X-Ignored-Fields": ", ".join(names)}
+def _note_headers(ignored: Sequence[str], repaired: Sequence[str] = ()) -> dict[str, str]:
+    """What an answer says of the keys of its request."""
+    headers = {}
+    if ignored:
+        headers["X-Ignored-Fields"] = ", ".join(ignored)
+        _log.warning("keys of a request are ignored: %s", headers["X-Ignored-Fields"])
+    if repaired:
+        headers["X-Repaired-Fields"] = ", ".join(repaired)
+    return headers

@@ -13,7 +13,16 @@ from trt_eagle3.decode.request import Chunk, Generation, TokenLogprob
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["SERVING", "WEATHER", "generation", "load_with_tools", "pieces", "served", "sse"]
+__all__ = [
+    "SERVING",
+    "TEMPLATE",
+    "WEATHER",
+    "generation",
+    "load_with_tools",
+    "pieces",
+    "served",
+    "sse",
+]
 
 SERVING = ServingConfig(max_body_bytes=1 << 20)
 WEATHER = {
@@ -28,7 +37,7 @@ WEATHER = {
         },
     },
 }
-_TEMPLATE = """
+TEMPLATE = """
 {%- macro body(content) %}{% if content is string %}{{ content }}{% else %}
 {%- for part in content %}{{ '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image'
 else part.text }}{% endfor %}{% endif %}{% endmacro -%}
@@ -55,7 +64,7 @@ else part.text }}{% endfor %}{% endif %}{% endmacro -%}
 def load_with_tools(folder: Path, **options: Any) -> LLM:
     """The tiny pair under the template above."""
     bundle = build_tiny(folder, **options)
-    (bundle / "processor" / "chat_template.jinja").write_text(_TEMPLATE)
+    (bundle / "processor" / "chat_template.jinja").write_text(TEMPLATE)
     return load(bundle, media=SERVING.media())
 
 

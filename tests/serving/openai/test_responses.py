@@ -14,6 +14,7 @@ from tests.triton.server import data_uri
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.response_input import read_input
 from trt_eagle3.serving.openai.responses import read_response
 from trt_eagle3.serving.served_model import ServedModel
@@ -142,8 +143,11 @@ def test_items_become_the_messages_of_a_chat() -> None:
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "12"},
     ]
-    system, user, assistant, tool = read_input(items, "You help.", IgnoredKeys(strict=True))
-    assert system == {"role": "system", "content": "You help.\n\nBe brief."}
+    system, developer, user, assistant, tool = read_input(
+        items, "You help.", IgnoredKeys(strict=True), Repairs(text_arguments=True)
+    )
+    assert system == {"role": "system", "content": "You help."}
+    assert developer == {"role": "developer", "content": "Be brief."}
     assert user["content"] == [{"type": "text", "text": "hi"}]
     assert (assistant["content"], assistant["reasoning_content"]) == ("I look.", "hm")
     assert [call["function"]["name"] for call in assistant["tool_calls"]] == ["f", "g"]

@@ -48,6 +48,7 @@ class Call:
     Attributes:
         requests: of the engine, one for each answer.
         ignored: paths of keys that nothing reads.
+        repaired: paths of arguments of past calls that were cut, and are closed for the template.
         apart: each chunk is wanted by itself, as it came from the target.
     """
 
@@ -55,6 +56,7 @@ class Call:
     reply: Reply
     stream: bool = False
     ignored: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
     apart: bool = False
 
 

@@ -31,6 +31,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
@@ -90,7 +91,10 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     """
     fields, ignored = read_fields(raw, ChatFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
-    _check_keys(fields, ignored, served.processor.template)
+    template = served.processor.template
+    _check_keys(fields, ignored, template)
+    repairs = Repairs(text_arguments=template.text_arguments)
+    repairs.check_messages(fields.messages)
     conversation = read_conversation(
         fields.messages,
         fields.tools,
@@ -118,8 +122,14 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         include_usage=bool(fields.stream_options.include_usage),
         pieces=served.processor if fields.stream_options.include_acceptance else None,
     )
-    apart = bool(fields.stream_options.include_acceptance)
-    return Call(repeated(request, fields.n), reply, fields.stream, ignored.paths, apart)
+    return Call(
+        repeated(request, fields.n),
+        reply,
+        fields.stream,
+        ignored.paths,
+        repairs.paths,
+        apart=bool(fields.stream_options.include_acceptance),
+    )
 
 
 def _check_keys(fields: ChatFields, ignored: IgnoredKeys, template: ChatTemplate) -> None:

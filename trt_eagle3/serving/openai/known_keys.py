@@ -29,7 +29,6 @@ _MESSAGE: Mapping[Any, Collection[str]] = {  # by role; servers emit all of an a
         "reasoning",
         "refusal",
         "annotations",
-        "audio",
     ),
     "tool": (*_SAID, "name", "tool_call_id"),
     "function": (*_SAID, "name"),
@@ -56,6 +55,7 @@ def check_message_keys(
         where, role = f"messages[{i}]", message.get("role")
         known = _MESSAGE.get(role, _SAID) if isinstance(role, str) else _SAID
         ignored.check(message, {*known, *filter(template_reads, message)}, where)
+        ignored.check(message.get("function_call"), ("name", "arguments"), f"{where}.function_call")
         content, calls = message.get("content"), message.get("tool_calls")
         for j, part in enumerate(content if isinstance(content, list) else ()):
             check_part_keys(part, ignored, f"{where}.content[{j}]")

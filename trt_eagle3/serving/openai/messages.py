@@ -19,6 +19,7 @@ _ROLES = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
 }
 _MODES = ("auto", "none", "required")
 

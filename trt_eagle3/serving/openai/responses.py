@@ -27,6 +27,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_option_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.response_input import read_input, read_response_tools
 from trt_eagle3.serving.openai.response_reply import ResponseReply
 from trt_eagle3.serving.openai.structured import read_format
@@ -85,9 +86,11 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
     """
     fields, ignored = read_fields(raw, ResponseFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
-    _check_keys(fields, ignored, served.processor.template)
+    template = served.processor.template
+    _check_keys(fields, ignored, template)
+    repairs = Repairs(text_arguments=template.text_arguments)
     conversation = read_conversation(
-        read_input(fields.input, fields.instructions, ignored),
+        read_input(fields.input, fields.instructions, ignored, repairs),
         read_response_tools(fields.tools),
         fields.tool_choice,
         serving,
@@ -110,7 +113,7 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         served.token_bytes if logprobs is not None else None,
         count_tokens=lambda text: len(served.processor.tokenize(text)),
     )
-    return Call((request,), reply, fields.stream, ignored.paths)
+    return Call((request,), reply, fields.stream, ignored.paths, repairs.paths)
 
 
 def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, template: ChatTemplate) -> None:

@@ -20,6 +20,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["TokenizeCall", "detokenize", "read_tokenize", "tokenize_error", "tokens_object"]
@@ -59,12 +60,13 @@ class TokenizeCall:
     """A body of ``POST /tokenize``.
 
     Attributes:
-        texts: whether the tokens' texts are wanted. ignored: paths of keys that nothing reads.
+        texts: whether the tokens' texts are wanted. ignored, repaired: as of ``Call``.
     """
 
     prompt: PromptSource
     texts: bool
     ignored: tuple[str, ...]
+    repaired: tuple[str, ...]
 
 
 def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> TokenizeCall:
@@ -79,19 +81,21 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
     if (fields.prompt is None) == (fields.messages is None):
         got = "neither" if fields.prompt is None else "both"
         raise FieldError(f"prompt: expected prompt or messages, got {got}.", "prompt")
+    template = served.processor.template
+    repairs = Repairs(text_arguments=template.text_arguments)
     prompt: PromptSource
     if fields.messages is None:
         assert fields.prompt is not None
         serving.check_prompt(fields.prompt)
         prompt = RawPrompt(fields.prompt)
     else:
-        template = served.processor.template
+        repairs.check_messages(fields.messages)
         check_message_keys(fields.messages, ignored, template.reads_of_messages)
         check_tool_keys(fields.tools, ignored)
         check_option_keys(fields.chat_template_kwargs, ignored, template.reads)
         options = template_options(fields.chat_template_kwargs, None)
         prompt = read_conversation(fields.messages, fields.tools, None, serving, options=options)
-    return TokenizeCall(prompt, fields.return_token_strs, ignored.paths)
+    return TokenizeCall(prompt, fields.return_token_strs, ignored.paths, repairs.paths)
 
 
 def tokens_object(ids: list[int], served: ServedModel, *, texts: bool) -> dict[str, Any]:
