@@ -150,7 +150,8 @@ def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> Non
         "stream_options": {"include_usage": True},
     }
     text = f"Why?\n</think>\n\nI look.\n{CALL}\n{CALL}"
-    whole = read(model, **body).reply.whole([generation(text)])
+    ids = model.processor.tokenize(text)
+    whole = read(model, **body).reply.whole([generation(text, ids)])
     [choice] = whole["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -163,11 +164,11 @@ def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> Non
     events = sse(
         reply.opening()
         + "".join(reply.piece(0, chunk) for chunk in pieces(text, size))
-        + reply.closing([generation(text)])
+        + reply.closing([generation(text, ids)])
     )
     assert events[-1] == "[DONE]"
-    assert events[-2]["usage"]["completion_tokens"] == 3
-    details = {"reasoning_tokens": len(model.processor.tokenize("Why?"))}
+    assert events[-2]["usage"]["completion_tokens"] == len(ids)
+    details = {"reasoning_tokens": len(model.processor.tokenize("Why?\n"))}
     assert events[-2]["usage"]["completion_tokens_details"] == details
     assert whole["usage"]["completion_tokens_details"] == details
     deltas = [event["choices"][0]["delta"] for event in events[:-2]]

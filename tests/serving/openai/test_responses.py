@@ -90,7 +90,8 @@ def test_events_of_a_stream_lead_to_the_response(site: Site) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_reasoning_text_and_calls_are_items(model: ServedModel, size: int) -> None:
-    whole = read_response(THINKING, model, SERVING).reply.whole([generation(TEXT)])
+    ids = model.processor.tokenize(TEXT)
+    whole = read_response(THINKING, model, SERVING).reply.whole([generation(TEXT, ids)])
     items = whole["output"]
     assert [item["type"] for item in items] == [
         "reasoning",
@@ -111,7 +112,7 @@ def test_reasoning_text_and_calls_are_items(model: ServedModel, size: int) -> No
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
     assert [_without_ids(item) for item in done] == [_without_ids(item) for item in items]
     assert events[-1]["response"]["output"] == done
-    count = len(model.processor.tokenize("Why?"))
+    count = len(model.processor.tokenize("Why?\n"))
     assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": count}
     arguments = [
         e["delta"]

@@ -11,7 +11,7 @@ from trt_eagle3.decode.request import Chunk, Generation, Request
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["Call", "ReadCall", "Reply", "to_event"]
+__all__ = ["Call", "CountReasoning", "ReadCall", "Reply", "to_event"]
 
 
 class Reply(Protocol):
@@ -59,6 +59,9 @@ class Call:
     repaired: tuple[str, ...] = ()
     apart: bool = False
 
+
+CountReasoning = Callable[[Sequence[int], str], int]
+"""Counts the ids that wrote an answer's reasoning; takes all ids and the text of the reasoning."""
 
 ReadCall = Callable[[Any, ServedModel, ServingConfig], Call]
 """Reads a JSON body.

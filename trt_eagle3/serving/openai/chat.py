@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -31,6 +32,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.reasoning_tokens import count_reasoning_tokens
 from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
@@ -117,7 +119,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     reply = ChatReply(
         name,
         [conversation.parser(reasoning) for _ in range(fields.n)],
-        count_tokens=lambda text: len(served.processor.tokenize(text)),
+        count_reasoning=partial(count_reasoning_tokens, served.processor, reasoning),
         token_bytes=served.token_bytes if fields.logprobs else None,
         include_usage=bool(fields.stream_options.include_usage),
         pieces=served.processor if fields.stream_options.include_acceptance else None,

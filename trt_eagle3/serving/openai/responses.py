@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -27,6 +28,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_option_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.reasoning_tokens import count_reasoning_tokens
 from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.response_input import read_input, read_response_tools
 from trt_eagle3.serving.openai.response_reply import ResponseReply
@@ -111,7 +113,7 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         _echo(name, fields),
         conversation.parser(mode),
         served.token_bytes if logprobs is not None else None,
-        count_tokens=lambda text: len(served.processor.tokenize(text)),
+        count_reasoning=partial(count_reasoning_tokens, served.processor, mode),
     )
     return Call((request,), reply, fields.stream, ignored.paths, repairs.paths)
 
