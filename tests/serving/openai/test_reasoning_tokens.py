@@ -63,8 +63,8 @@ def test_id_that_is_half_a_character_counts(model: ServedModel) -> None:
 
 
 def test_usage_of_both_routes_counts_emitted_ids(model: ServedModel) -> None:
-    spelled = [list(map(model.processor.tokenize, part)) for part in ("What is it?", "</think>No")]
-    inside, behind = (sum(ids, []) for ids in spelled)
+    inside = [i for letter in "What is it?" for i in model.processor.tokenize(letter)]
+    behind = model.processor.tokenize("</think>No")
     answer = generation("What is it?</think>No", [*inside, *behind])
     expected = {"reasoning_tokens": len(inside)}
     assert len(inside) > len(model.processor.tokenize("What is it?"))

@@ -18,6 +18,7 @@ from trt_eagle3.serving.openai.call import Call
 from trt_eagle3.serving.openai.chat_reply import ChatReply
 from trt_eagle3.serving.openai.fields import (
     SamplingFields,
+    Whole,
     check_model,
     read_fields,
     repeated,
@@ -66,13 +67,13 @@ class ChatFields(SamplingFields, StructuredFields):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: list[Any]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
     tools: list[Any] = Field(default_factory=list)
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 

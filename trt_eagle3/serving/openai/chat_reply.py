@@ -156,10 +156,12 @@ class ChatReply:
             if self._token_bytes and found
             else None,
         }
-        more = {} if ours is None else {"trt_eagle3": ours}
-        return to_event(
-            {**self._common, "object": "chat.completion.chunk", "choices": [choice], **more}
-        )
+        event = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
+        if self._include_usage:
+            event["usage"] = None  # the last chunk has it
+        if ours is not None:
+            event["trt_eagle3"] = ours
+        return to_event(event)
 
 
 def _new_call_id(_call: int) -> str:

@@ -15,6 +15,7 @@ from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call, to_event
 from trt_eagle3.serving.openai.fields import (
     SamplingFields,
+    Whole,
     check_model,
     read_fields,
     repeated,
@@ -41,9 +42,9 @@ class CompletionFields(SamplingFields, StructuredFields):
     """The body of ``POST /v1/completions``."""
 
     prompt: Any
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Whole | None = None
 
 
 def completion_error(error: UserError) -> UserError:
@@ -180,9 +181,9 @@ class CompletionReply:
 
     def _event(self, index: int, text: str, finish_reason: str | None) -> str:
         found, self._unsent[index] = self._unsent[index], []
-        return to_event(
-            {**self._common, "choices": [self._choice(index, text, finish_reason, found)]}
-        )
+        choice = self._choice(index, text, finish_reason, found)
+        usage_later = {"usage": None} if self._include_usage else {}
+        return to_event({**self._common, "choices": [choice], **usage_later})
 
     def _choice(
         self, index: int, text: str, finish_reason: str | None, found: Sequence[TokenLogprob]

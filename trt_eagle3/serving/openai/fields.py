@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
@@ -19,8 +20,10 @@ from trt_eagle3.serving.openai.ignored import IgnoredKeys
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = [
+    "Number",
     "SamplingFields",
     "StreamOptions",
+    "Whole",
     "check_model",
     "read_biases",
     "read_fields",
@@ -29,11 +32,30 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound=BaseModel)
+_WHOLE = re.compile(r"[+-]?\d{1,40}(\.0*)?")
+_NUMBER = re.compile(r"[+-]?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?")
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "unknown": "unknown_parameter",
 }
+
+
+def _read_whole(value: Any) -> Any:
+    """``5.0`` and ``"5"`` are whole numbers, as clients send them and vLLM takes them."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        return int(value.partition(".")[0])
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _read_number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) else value
+
+
+Whole = Annotated[int, BeforeValidator(_read_whole)]
+"""A whole number, also as ``5.0`` or as text."""
+Number = Annotated[float, BeforeValidator(_read_number)]
+"""A number, also as text."""
 
 
 class StreamOptions(BaseModel):
@@ -54,22 +76,22 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = Field(default_factory=dict)
-    seed: int | None = None
-    n: int = 1
+    temperature: Number | None = None
+    top_p: Number | None = None
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    logit_bias: dict[str, Number] = Field(default_factory=dict)
+    seed: Whole | None = None
+    n: Whole = 1
     stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int = 0
-    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
+    top_k: Whole | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: Whole = 0
+    stop_token_ids: Annotated[list[Whole], FailFast()] = Field(default_factory=list)
     ignore_eos: bool = False
     speculation: bool = True
 

@@ -16,6 +16,7 @@ from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call
 from trt_eagle3.serving.openai.fields import (
     SamplingFields,
+    Whole,
     check_model,
     read_fields,
     sampling,
@@ -62,13 +63,13 @@ class ResponseFields(SamplingFields):
 
     input: Any
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     tools: list[Any] = Field(default_factory=list)
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     text: dict[str, Any] = Field(default_factory=dict)
     reasoning: dict[str, Any] = Field(default_factory=dict)
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     include: list[str] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -13,7 +13,7 @@ from trt_eagle3.decode.request import PromptSource
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
-from trt_eagle3.serving.openai.fields import check_model, read_fields
+from trt_eagle3.serving.openai.fields import Whole, check_model, read_fields
 from trt_eagle3.serving.openai.known_keys import (
     check_message_keys,
     check_option_keys,
@@ -47,7 +47,7 @@ class _DetokenizeFields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    tokens: Annotated[list[int], FailFast()]
+    tokens: Annotated[list[Whole], FailFast()]
 
 
 def tokenize_error(error: UserError) -> UserError:
