@@ -117,9 +117,9 @@ class ChatTemplate:
         """Whether arguments of past calls may be JSON text; else the template wants objects."""
         return "arguments is string" in self._source
 
-    def reads(self, name: str) -> bool:
-        """Whether the template reads a variable or an attribute of that name."""
-        return name in self._names
+    def takes_option(self, name: str) -> bool:
+        """Whether the template reads a variable of that name which requests may set."""
+        return name in self._names and name not in self._values((), (), NO_OPTIONS)
 
     def reads_of_messages(self, key: str) -> bool:
         """Whether the template reads that key of messages, whose variable begins with ``m``."""

@@ -43,9 +43,11 @@ _CODES: Mapping[int, str] = {
     503: "overloaded",
     504: "timeout",
 }
-_MEDIA = ("image ", "video ")  # a message about one begins with the word and where it came from
+# a message about one begins with the word, and where it came from
+_MEDIA = ("image ", "image: ", "video ", "video: ")
 # a field, and the way to what lies in it: tools[0].function.parameters.properties.my city.type
 _LEADING_NAME = re.compile(r"(([A-Za-z_]+)(?:\.[^.:\[\]]{1,64}|\[[\w-]*\])*): ")
+_LEADING_FIELD = re.compile(r"(([A-Za-z_]+))[.\[]")  # where names on the way are stranger
 
 
 class RefusedError(TrtEagle3Error):
@@ -78,8 +80,8 @@ def with_param(error: UserError, fields: Collection[str], aliases: Mapping[str, 
     """
     if isinstance(error, FieldError | TooLargeError):
         return error
-    found = _LEADING_NAME.match(str(error))
-    if found is None and "prompt" in aliases and str(error).startswith(_MEDIA):
+    found = _LEADING_NAME.match(str(error)) or _LEADING_FIELD.match(str(error))
+    if "prompt" in aliases and str(error).startswith(_MEDIA):
         return FieldError(str(error), aliases["prompt"])
     if found is None:
         return error

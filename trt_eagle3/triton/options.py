@@ -83,7 +83,7 @@ def _conversation(
     check_message_keys(turns, ignored, template.reads_of_messages)
     check_tool_keys(tools, ignored)
     check_choice_keys(choice, ignored)
-    check_option_keys(options, ignored, template.reads)
+    check_option_keys(options, ignored, template.takes_option)
     if ignored.paths:
         _log.warning("keys of a request are ignored: %s", ", ".join(ignored.paths))
     return read_conversation(

@@ -61,10 +61,10 @@ else part.text }}{% endfor %}{% endif %}{% endmacro -%}
 """
 
 
-def load_with_tools(folder: Path, **options: Any) -> LLM:
-    """The tiny pair under the template above."""
+def load_with_tools(folder: Path, template: str = TEMPLATE, **options: Any) -> LLM:
+    """The tiny pair under a template."""
     bundle = build_tiny(folder, **options)
-    (bundle / "processor" / "chat_template.jinja").write_text(TEMPLATE)
+    (bundle / "processor" / "chat_template.jinja").write_text(template)
     return load(bundle, media=SERVING.media())
 
 

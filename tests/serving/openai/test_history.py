@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.serving.openai.model import SERVING, TEMPLATE, WEATHER, generation, pieces, served, sse
-from tests.serving.site import Site
+from tests.serving.openai.model import (
+    SERVING,
+    TEMPLATE,
+    WEATHER,
+    generation,
+    load_with_tools,
+    pieces,
+    served,
+    sse,
+)
+from tests.serving.site import Site, serving
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.errors import UserError
-from trt_eagle3.families.registry import family_of
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.openai.call import Call
 from trt_eagle3.serving.openai.chat import read_chat
@@ -25,32 +33,32 @@ ASKED = {"role": "user", "content": "hi"}
 NEXT = {"role": "user", "content": "And now?"}
 FUNCTION = {"type": "function", **WEATHER["function"]}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
-_AS_TEXT = "if call.function.arguments is string"
 _PAIRS = (  # as Qwen3-Coder's template, which goes through the arguments of an object
     "<tool_call>{{ call.function.name }}{% for name, value in call.function.arguments | items %}"
     "[{{ name }}={{ value }}]{% endfor %}</tool_call>"
 )
 
 
-@pytest.fixture(scope="module")
-def objects(engine: LLM, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    """The model under a template that takes arguments as objects, and one system message."""
-    folder = tmp_path_factory.mktemp("objects") / "processor"
-    shutil.copytree(engine.bundle.path / "processor", folder)
+def object_template() -> str:
+    """The template, but it takes arguments as objects, and one system message."""
     before, _, after = TEMPLATE.partition("\n<tool_call>")
-    assert _AS_TEXT in after
-    source = (
-        before + _PAIRS + "{% endfor %}<|im_end|>" + after.partition("{% endfor %}<|im_end|>")[2]
-    )
+    assert "if call.function.arguments is string" in after
+    end, begin = "{% endfor %}<|im_end|>", "{%- for message in messages %}"
     once = (
         "{% if message.role == 'system' and not loop.first %}{{ raise_exception('2') }}{% endif %}"
     )
-    begin = "{%- for message in messages %}"
-    (folder / "chat_template.jinja").write_text(source.replace(begin, begin + once))
-    spec = engine.bundle.spec
-    model = served(engine)
-    processor = family_of(spec).processor(folder, spec, media=SERVING.media())
-    return ServedModel(model.names, model.max_seq_len, model.defaults, processor)
+    return (before + _PAIRS + end + after.partition(end)[2]).replace(begin, begin + once)
+
+
+@pytest.fixture(scope="module")
+def object_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with load_with_tools(tmp_path_factory.mktemp("objects"), object_template()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def objects(object_engine: LLM) -> ServedModel:
+    return served(object_engine)
 
 
 def prompt(call: Call, model: ServedModel) -> str:
@@ -247,8 +255,18 @@ def test_instructions_and_developer_item_are_one_system_message(
     assert prompt(call, model).count("<|im_start|>system") == 2, "this template takes two"
 
 
-def test_cut_call_goes_round_over_http(site: Site) -> None:
-    call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": "{"}}
-    messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, NEXT]
-    status, found = site.chat(messages=messages, tools=[WEATHER], max_tokens=1)
-    assert status == 200, found
+def test_cut_call_is_accepted_over_http_and_its_repair_named(
+    site: Site, object_engine: LLM
+) -> None:
+    cut = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": "{"}}
+    messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": [cut]}, NEXT]
+    body = {"messages": messages, "tools": [WEATHER], "max_tokens": 1}
+    status, text, headers = site.request("POST", "/v1/chat/completions", body)
+    assert status == 200, text
+    assert "x-repaired-fields" not in headers, "the template took the text as it was"
+    with serving(object_engine, SERVING) as other:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            status, text, headers = other.request("POST", path, body)
+            assert status == 200, text
+            path = "messages[1].tool_calls[0].function.arguments"
+            assert headers["x-repaired-fields"] == path

@@ -87,6 +87,11 @@ CASES = [
     ),
     ("chat", {"messages": user(), "chat_template_kwargs": {"foo": 1}}, "chat_template_kwargs.foo"),
     (
+        "tokenize",
+        {"messages": user(), "chat_template_kwargs": {"messages": 1}},  # the template's own
+        "chat_template_kwargs.messages",
+    ),
+    (
         "completion",
         {"prompt": "a", "response_format": {"type": "text", "foo": 1}},
         "response_format.foo",

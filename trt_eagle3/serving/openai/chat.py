@@ -141,7 +141,7 @@ def _check_keys(fields: ChatFields, ignored: IgnoredKeys, template: ChatTemplate
     check_tool_keys(fields.tools, ignored)
     check_choice_keys(fields.tool_choice, ignored)
     check_format_keys(fields.response_format, ignored, "response_format")
-    check_option_keys(fields.chat_template_kwargs, ignored, template.reads)
+    check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
 
 
 def _num_logprobs(fields: ChatFields) -> int | None:

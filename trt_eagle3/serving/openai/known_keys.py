@@ -121,15 +121,15 @@ def check_format_keys(form: Any, ignored: IgnoredKeys, where: str) -> None:
 
 
 def check_option_keys(
-    options: Any, ignored: IgnoredKeys, template_reads: Callable[[str], bool]
+    options: Any, ignored: IgnoredKeys, template_takes: Callable[[str], bool]
 ) -> None:
     """Variables of ``chat_template_kwargs``.
 
     Args:
-        template_reads: whether the chat template reads a variable.
+        template_takes: whether the chat template reads a variable.
     Raises:
         FieldError: an unknown variable where fields are strict.
     """
     if isinstance(options, Mapping):
-        read = {name for name in options if template_reads(name)}
+        read = {name for name in options if template_takes(name)}
         ignored.check(options, read, "chat_template_kwargs")

@@ -126,7 +126,7 @@ def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, template: ChatTemp
     ignored.check(fields.text, ("format", "verbosity"), "text")
     check_format_keys(fields.text.get("format"), ignored, "text.format")
     ignored.check(fields.reasoning, ("effort",), "reasoning")
-    check_option_keys(fields.chat_template_kwargs, ignored, template.reads)
+    check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
     for i, name in enumerate(fields.include):
         if name != _LOGPROBS:
             ignored.add(f"include[{i}]")

@@ -92,7 +92,7 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
         repairs.check_messages(fields.messages)
         check_message_keys(fields.messages, ignored, template.reads_of_messages)
         check_tool_keys(fields.tools, ignored)
-        check_option_keys(fields.chat_template_kwargs, ignored, template.reads)
+        check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
         options = template_options(fields.chat_template_kwargs, None)
         prompt = read_conversation(fields.messages, fields.tools, None, serving, options=options)
     return TokenizeCall(prompt, fields.return_token_strs, ignored.paths, repairs.paths)
