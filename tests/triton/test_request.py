@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -99,6 +100,19 @@ def test_every_input_is_passed_on() -> None:
     assert request.images == ("data:,1", "data:,2", b"\xff\xd8")
     assert request.videos == ("data:video/mp4;base64,AA", ["data:,3", "data:,4"], b"\x1a\x45")
     assert (order.stream, order.echo, order.return_token_ids) == (True, "hi", True)
+
+
+def test_keys_that_nothing_reads_are_logged_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    call = {"function": {"name": "f", "arguments": "{"}}
+    messages = [
+        {"role": "user", "content": "hi", "foo": 1},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    read(messages=strings(json.dumps(messages)))
+    assert "keys of a request are ignored: messages[0].foo" in caplog.text
+    assert "are repaired: messages[1].tool_calls[0].function.arguments" in caplog.text
+    with pytest.raises(UserError, match=r"messages\[0\]\.foo: not served here"):
+        read(messages=strings(json.dumps(messages)), serving=ServingConfig(strict_fields=True))
 
 
 def test_messages_are_json() -> None:

@@ -24,6 +24,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
@@ -84,8 +85,11 @@ def _conversation(
     check_tool_keys(tools, ignored)
     check_choice_keys(choice, ignored)
     check_option_keys(options, ignored, template.takes_option)
-    if ignored.paths:
-        _log.warning("keys of a request are ignored: %s", ", ".join(ignored.paths))
+    repairs = Repairs(text_arguments=template.text_arguments)
+    repairs.check_messages(turns)
+    for what, paths in (("ignored", ignored.paths), ("repaired", repairs.paths)):
+        if paths:  # no header can say it
+            _log.warning("keys of a request are %s: %s", what, ", ".join(paths))
     return read_conversation(
         turns,
         tools,

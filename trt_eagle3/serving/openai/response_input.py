@@ -125,6 +125,7 @@ def _parts(parts: Any, where: str, ignored: IgnoredKeys) -> list[dict[str, Any]]
 
 def _part(part: Any, where: str, ignored: IgnoredKeys) -> dict[str, Any]:
     """The part as chat completions have it; further keys of an image or video stay beside it."""
+    read: dict[str, Any]
     match part:
         case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
             ignored.check(part, _TEXT_KEYS, where)
