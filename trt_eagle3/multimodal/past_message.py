@@ -37,7 +37,9 @@ def past_message(message: Mapping[str, Any], where: str, *, text_arguments: bool
     if reasoning:
         known["reasoning_content"] = reasoning
     refusal = _text(known, "refusal", where)
-    content = known.get("content") or refusal
+    content = known.get("content")
+    if content in (None, "", []):
+        content = refusal
     if isinstance(content, list):
         content = [_spoken(part) for part in content]
     return {**known, "content": content}

@@ -223,6 +223,8 @@ def test_reasoning_belongs_to_its_own_turn(model: ServedModel) -> None:
         ({"content": "", "reasoning_content": 5}, "messages[1].reasoning_content"),
         ({"content": "", "refusal": []}, "messages[1].refusal"),
         ({"content": 5}, "messages: content"),
+        ({"content": False}, "messages: content"),
+        ({"content": {}}, "messages: content"),
     ],
 )
 def test_message_that_no_server_writes_is_refused(
