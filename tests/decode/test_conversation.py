@@ -13,6 +13,8 @@ from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.sampling_params import GREEDY
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.assistant_message import AnswerFormat
+from trt_eagle3.multimodal.reasoning import Reasoning
 from trt_eagle3.multimodal.tools import Tool
 
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -60,7 +62,7 @@ def test_choice_names_a_tool(choice: str, expected: str | None) -> None:
 
 
 def grammar(**fields: Any) -> Grammar | None:
-    return Conversation(QUESTION, TOOLS, **fields).constrained(GREEDY, "none").grammar
+    return Conversation(QUESTION, TOOLS, **fields).constrained(GREEDY, AnswerFormat()).grammar
 
 
 def test_grammar_follows_the_choice() -> None:
@@ -75,6 +77,6 @@ def test_grammar_follows_the_choice() -> None:
 
 def test_open_reasoning_comes_before_the_grammar() -> None:
     asked = Conversation(QUESTION, TOOLS, "required")
-    found = asked.constrained(GREEDY, "open").grammar
+    found = asked.constrained(GREEDY, AnswerFormat(Reasoning("open"))).grammar
     assert found is not None
     assert found.after == "</think>"

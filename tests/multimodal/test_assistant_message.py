@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trt_eagle3.multimodal.assistant_message import (
+    AnswerFormat,
     AssistantMessage,
     MessageDelta,
     MessageParser,
-    ReasoningMode,
 )
+from trt_eagle3.multimodal.reasoning import Reasoning, ReasoningMode
+from trt_eagle3.multimodal.tools import Tool
 
-TOOLS = ("now", "weather")
+TOOLS = (Tool("now"), Tool("weather"))
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "a}\\"b"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "now"}\n</tool_call>'
 CASES: list[tuple[ReasoningMode, str, AssistantMessage]] = [
@@ -63,7 +65,7 @@ CASES: list[tuple[ReasoningMode, str, AssistantMessage]] = [
 
 def parse_pieces(text: str, cuts: list[int], reasoning: ReasoningMode) -> AssistantMessage:
     """The sum of the deltas of ``text``, cut at ``cuts``."""
-    parser, found = MessageParser(TOOLS, reasoning), AssistantMessage()
+    parser, found = MessageParser(TOOLS, AnswerFormat(Reasoning(reasoning))), AssistantMessage()
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     for start, stop in itertools.pairwise(bounds):
         found.add(parser.push(text[start:stop]))
@@ -76,7 +78,7 @@ def parse_pieces(text: str, cuts: list[int], reasoning: ReasoningMode) -> Assist
 def test_message_of_whole_text(
     reasoning: ReasoningMode, text: str, expected: AssistantMessage
 ) -> None:
-    assert AssistantMessage.parse(text, TOOLS, reasoning) == expected
+    assert AssistantMessage.parse(text, TOOLS, AnswerFormat(Reasoning(reasoning))) == expected
 
 
 @pytest.mark.parametrize(("reasoning", "text", "expected"), CASES)
@@ -112,7 +114,9 @@ def test_message_of_single_characters(
 def test_pieces_add_up_to_the_message_of_the_whole(
     text: str, cuts: list[int], reasoning: ReasoningMode
 ) -> None:
-    assert parse_pieces(text, cuts, reasoning) == AssistantMessage.parse(text, TOOLS, reasoning)
+    assert parse_pieces(text, cuts, reasoning) == AssistantMessage.parse(
+        text, TOOLS, AnswerFormat(Reasoning(reasoning))
+    )
 
 
 def test_arguments_are_streamed_verbatim_as_they_come() -> None:

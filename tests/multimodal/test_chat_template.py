@@ -338,4 +338,4 @@ def test_template_that_knows_no_tools_is_refused_them(
 def test_reasoning_is_what_the_prompt_ends_with(
     source: str, options: dict[str, Any], expected: str
 ) -> None:
-    assert ChatTemplate(source, {}).reasoning(options) == expected
+    assert ChatTemplate(source, {}).reasoning(options).mode == expected

@@ -18,7 +18,7 @@ from trt_eagle3.decode import conversation, logits_process, verify
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.multimodal.json_object import JsonObjectEnd
+from trt_eagle3.multimodal.tool_formats.json_object import JsonObjectEnd
 from trt_eagle3.parity.record.options import HOT_SEEDS
 
 
@@ -70,7 +70,7 @@ def ignore_seeds(patch: pytest.MonkeyPatch, seeds: Iterator[int]) -> None:
 
 def _no_schema(p: Planted) -> None:
     true = conversation._tag
-    p.patch.setattr(conversation, "_tag", lambda tool, **_: true(tool, strict=False))
+    p.patch.setattr(conversation, "_tag", lambda tool, form, **_: true(tool, form, strict=False))
 
 
 def _cut_short(p: Planted) -> None:

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -27,9 +28,11 @@ from tests.waiting import wait_for
 from trt_eagle3 import program
 from trt_eagle3.bench.serve import free_ports
 from trt_eagle3.cli import cli
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.assignments import parse_assignments
 from trt_eagle3.serving import ServingConfig, server
+from trt_eagle3.serving.engine_process import EngineJob
 from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.remote_engine import RemoteEngine
 
@@ -305,6 +308,30 @@ def test_sigterm_before_the_server_answers_ends_it_with_status_0(
         assert signal.getsignal(signal.SIGTERM) is ours
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_tool_format_reaches_the_server_and_its_engine(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StartedError(Exception):
+        """Enough was seen."""
+
+    class Engine(AbstractContextManager[Any]):
+        def __init__(self, job: EngineJob) -> None:
+            self.job = job
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing runs."""
+
+        def attach(self, _: Path, **options: Any) -> None:
+            llm = cast("partial[LLM]", self.job.open_engine)
+            raise StartedError(llm.keywords["tool_format"], options["tool_format"])
+
+    monkeypatch.setattr(server, "RemoteEngine", Engine)
+    for words, expected in {(): "auto", ("--tool-format", "qwen3_coder"): "qwen3_coder"}.items():
+        with pytest.raises(StartedError) as found:
+            run("serve", bundle, "--port", free_ports(1)[0], *words)
+        assert found.value.args == (expected, expected)
 
 
 def test_ctrl_c_while_the_program_is_imported_is_one_line() -> None:

@@ -136,6 +136,23 @@ def test_tools_and_their_choice_are_json() -> None:
     assert order.request.sampling.grammar is not None
 
 
+def test_calls_are_read_and_constrained_in_the_format_in_use() -> None:
+    processor = FAMILY.processor(TARGET, read_target(TARGET), tool_format="qwen3_xml")
+    tensors = {
+        "messages": strings('[{"role": "user", "content": "hi"}]'),
+        "tools": strings('[{"type": "function", "function": {"name": "f"}}]'),
+        "tool_choice": strings("required"),
+    }
+    order = read_order(tensors, {}, SERVING, ServedModel(("tiny",), 1024, GREEDY, processor))
+    grammar = order.request.sampling.grammar
+    assert grammar is not None
+    assert "<function=f>" in grammar.source
+    assert order.parser is not None
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    order.parser.push(text)
+    assert order.parser.message.calls == [("f", '{"a": "1"}')]
+
+
 @pytest.mark.parametrize(
     ("tensors", "expected"),
     [

@@ -143,6 +143,13 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     default=True,
     help="Sample as the checkpoint's generation_config.json says where a request does not.",
 )
+@click.option(
+    "--tool-format",
+    type=click.Choice(["auto", "hermes", "qwen3_xml", "qwen3_coder"]),
+    default="auto",
+    show_default=True,
+    help="Read and write calls of tools in this format; auto: as the chat template teaches.",
+)
 @set_option("Set a limit on requests, such as max_media=4; may be repeated.")
 def serve(
     bundle: Path,
@@ -153,6 +160,7 @@ def serve(
     log_level: str,
     strict_fields: bool,
     generation_config: bool,
+    tool_format: str,
     **http: Any,
 ) -> None:
     """Serve BUNDLE to OpenAI clients, with a page to chat on at /."""
@@ -168,6 +176,8 @@ def serve(
         chosen["strict_fields"] = True
     if not generation_config:
         chosen["generation_config"] = False
+    if tool_format != "auto":
+        chosen["tool_format"] = tool_format
     options = HttpOptions(**http)
     serving = ServingConfig.from_mapping(chosen, "--set")
     run(bundle, serving=serving, http=options, host=host, port=port, log_level=log_level)

@@ -9,8 +9,8 @@ from typing import Any
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.request import Generation, Messages, Request
 from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.multimodal.assistant_message import AssistantMessage, MessageParser, ReasoningMode
-from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal import Processor
+from trt_eagle3.multimodal.assistant_message import AssistantMessage, MessageParser
 from trt_eagle3.multimodal.tools import read_tools
 
 __all__ = ["ChatAnswer", "ChatTools", "chat_request"]
@@ -44,7 +44,7 @@ def chat_request(
     messages: Messages,
     tools: ChatTools,
     sampling: SamplingParams,
-    template: ChatTemplate,
+    processor: Processor,
     *,
     speculation: bool = True,
 ) -> tuple[Request, MessageParser]:
@@ -61,10 +61,10 @@ def chat_request(
         tools.parallel_tool_calls,
         options,
     )
-    reasoning: ReasoningMode = template.reasoning(options)
+    answer_format = processor.answer_format(options)
     request = Request(
         conversation,
-        sampling=conversation.constrained(sampling, reasoning),
+        sampling=conversation.constrained(sampling, answer_format),
         speculation=speculation,
     )
-    return request, conversation.parser(reasoning)
+    return request, conversation.parser(answer_format)

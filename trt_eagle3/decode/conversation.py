@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from trt_eagle3.decode.grammar import Grammar, StructuralTag
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.multimodal.assistant_message import MessageParser, ReasoningMode
+from trt_eagle3.multimodal.assistant_message import AnswerFormat, MessageParser
 from trt_eagle3.multimodal.tools import Tool
 
 __all__ = ["Conversation", "RawPrompt"]
 
-_TRIGGER = "<tool_call>"
 _CHOICES = ("auto", "none", "required")
 
 
@@ -63,24 +61,25 @@ class Conversation:
         """The tools that the prompt describes."""
         return () if self.tool_choice == "none" else self.tools
 
-    def parser(self, reasoning: ReasoningMode) -> MessageParser:
+    def parser(self, answer_format: AnswerFormat) -> MessageParser:
         """For the answer."""
-        return MessageParser([tool.name for tool in self.offered], reasoning)
+        return MessageParser(self.offered, answer_format)
 
-    def constrained(self, sampling: SamplingParams, reasoning: ReasoningMode) -> SamplingParams:
+    def constrained(self, sampling: SamplingParams, answer_format: AnswerFormat) -> SamplingParams:
         """``sampling`` with the grammar that the choice of tools asks for.
 
         Where answers begin with reasoning, the grammar begins behind it.
 
         Raises:
-            UserError: a tool's schema is too large; a grammar beside a tool that must be called.
+            UserError: a tool's schema is too large, or the format of calls cannot express it; a
+                grammar beside a tool that must be called.
         """
-        grammar = self._grammar(sampling.grammar)
-        if grammar is not None and reasoning == "open" and not grammar.after:
-            grammar = grammar.preceded_by("</think>")
+        grammar, reasoning = self._grammar(sampling.grammar, answer_format), answer_format.reasoning
+        if grammar is not None and reasoning.mode == "open" and not grammar.after:
+            grammar = grammar.preceded_by(reasoning.end)
         return sampling.updated(grammar=grammar)
 
-    def _grammar(self, answer: Grammar | None) -> Grammar | None:
+    def _grammar(self, answer: Grammar | None, answer_format: AnswerFormat) -> Grammar | None:
         forced = self.tool_choice not in {"auto", "none"}
         if answer is not None:
             if forced:
@@ -88,24 +87,25 @@ class Conversation:
                     f"{answer.field}: has no use where tool_choice is "
                     f"{quote(self.tool_choice, 80)}. Leave one of them out."
                 )
-            return self._answer_or_calls(answer)
+            return self._answer_or_calls(answer, answer_format)
         if forced:
             single = self.tool_choice != "required"
             tools = [tool for tool in self.tools if not single or tool.name == self.tool_choice]
             return Grammar.structural_tags(
-                [_tag(tool) for tool in tools],
-                trigger=_TRIGGER,
+                (_tag(tool, answer_format, strict=True) for tool in tools),
+                **_triggers(answer_format),
                 required=True,
                 parallel=self.parallel_tool_calls and not single,
             )
         if any(tool.strict for tool in self.offered):
-            tags = [_tag(tool, strict=tool.strict) for tool in self.offered]
             return Grammar.structural_tags(
-                tags, trigger=_TRIGGER, parallel=self.parallel_tool_calls
+                (_tag(tool, answer_format, strict=tool.strict) for tool in self.offered),
+                **_triggers(answer_format),
+                parallel=self.parallel_tool_calls,
             )
         return None
 
-    def _answer_or_calls(self, answer: Grammar) -> Grammar:
+    def _answer_or_calls(self, answer: Grammar, answer_format: AnswerFormat) -> Grammar:
         """JSON of a schema, unless the model calls tools instead."""
         if not self.offered:
             return answer
@@ -115,8 +115,8 @@ class Conversation:
                 "them. Set tool_choice to none."
             )
         return Grammar.structural_tags(
-            [_tag(tool, strict=tool.strict) for tool in self.offered],
-            trigger=_TRIGGER,
+            (_tag(tool, answer_format, strict=tool.strict) for tool in self.offered),
+            **_triggers(answer_format),
             required=True,
             parallel=self.parallel_tool_calls,
             answer=answer.source,
@@ -124,7 +124,12 @@ class Conversation:
         )
 
 
-def _tag(tool: Tool, *, strict: bool = True) -> StructuralTag:
-    schema = json.dumps(dict(tool.arguments) if strict else {"type": "object"}, allow_nan=False)
-    begin = f'{_TRIGGER}\n{{"name": {json.dumps(tool.name)}, "arguments": '
-    return StructuralTag(begin, schema, "}\n</tool_call>")
+def _tag(tool: Tool, answer_format: AnswerFormat, *, strict: bool) -> StructuralTag:
+    call = answer_format.tools.grammar(tool, strict=strict)
+    return StructuralTag(call.begin, call.content, call.end)
+
+
+def _triggers(answer_format: AnswerFormat) -> dict[str, Any]:
+    """What begins a constrained call, and what may not begin one beside the grammar."""
+    first, *others = answer_format.tools.triggers
+    return {"trigger": first, "never": others}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.tool_formats.parts import Content, part_form
 
 __all__ = ["MAX_SOURCE_BYTES", "Grammar", "GrammarKind", "StructuralTag"]
 
@@ -23,12 +24,22 @@ class StructuralTag:
 
     Attributes:
         begin, end: the texts around it, ``begin`` with the grammar's ``trigger`` at its start.
-        schema: JSON Schema of what stands between them, as JSON text.
+        content: what stands between them: JSON Schema as JSON text, or parts
+            (``multimodal.tool_formats.parts``).
     """
 
     begin: str
-    schema: str
+    content: Content
     end: str
+
+    def to_form(self) -> list[Any]:
+        """Its JSON form."""
+        content = self.content
+        return [
+            self.begin,
+            content if isinstance(content, str) else part_form(content),
+            self.end,
+        ]
 
 
 @dataclass(frozen=True)
@@ -52,11 +63,7 @@ class Grammar:
     def __post_init__(self) -> None:
         if not isinstance(self.source, str) or not self.source:
             raise UserError(f"{self.field}: expected a text that is not empty")
-        size = len(self.source.encode("utf-8", "surrogatepass"))
-        if size > MAX_SOURCE_BYTES:
-            raise UserError(
-                f"{self.field}: {size} bytes, at most {MAX_SOURCE_BYTES} are read. Send less."
-            )
+        _check_size(len(self.source.encode("utf-8", "surrogatepass")), self.field)
 
     @classmethod
     def json_schema(
@@ -93,9 +100,10 @@ class Grammar:
     @classmethod
     def structural_tags(
         cls,
-        tags: Sequence[StructuralTag],
+        tags: Iterable[StructuralTag],
         *,
         trigger: str,
+        never: Sequence[str] = (),
         required: bool = False,
         parallel: bool = True,
         answer: str | None = None,
@@ -104,17 +112,25 @@ class Grammar:
         """Free text in which ``trigger`` stands only where one of ``tags`` begins.
 
         Args:
+            never: texts that the free text does not hold at all.
             required: nothing but tags, at least one. parallel: more than one tag is allowed.
             answer: JSON Schema of what may stand in place of required tags, as JSON text.
         """
-        if not tags or not trigger or not all(tag.begin.startswith(trigger) for tag in tags):
+        forms: list[list[Any]] = []
+        size = 0
+        for tag in tags:  # made one by one: the first that is too much ends the work
+            forms.append(tag.to_form())
+            size += len(json.dumps(forms[-1]))
+            _check_size(size, field)
+        if not forms or not trigger or not all(form[0].startswith(trigger) for form in forms):
             raise UserError(f"{field}: expected tags that begin with {trigger!r:.40}")
         form = {
             "trigger": trigger,
+            "never": list(never),
             "required": required,
             "parallel": parallel,
             "answer": answer,
-            "tags": [[tag.begin, tag.schema, tag.end] for tag in tags],
+            "tags": forms,
         }
         return cls("tags", json.dumps(form), field)
 
@@ -123,6 +139,11 @@ class Grammar:
         ``</think>``.
         """
         return replace(self, after=text)
+
+
+def _check_size(size: int, field: str) -> None:
+    if size > MAX_SOURCE_BYTES:
+        raise UserError(f"{field}: {size} bytes, at most {MAX_SOURCE_BYTES} are read. Send less.")
 
 
 def _json_text(value: object, field: str) -> str:

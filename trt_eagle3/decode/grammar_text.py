@@ -6,6 +6,7 @@ Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from trt_eagle3.decode.grammar import Grammar
@@ -44,7 +45,7 @@ def _inner(grammar: Grammar) -> dict[str, Any]:
         case "json_schema":
             return {"json_schema": _schema(source, grammar.field)}
         case "regex":
-            return {"lark_grammar": f"start: /{source.replace('/', chr(92) + '/')}/"}
+            return {"lark_grammar": f"start: {_regex(source)}"}
         case "choice":
             return {"lark_grammar": f"start: /{'|'.join(map(_escaped, json.loads(source)))}/"}
         case "ebnf":
@@ -84,16 +85,16 @@ def _lark(grammar: Grammar) -> str:
 
 def _tags(form: dict[str, Any], field: str) -> str:
     """Free text in which the trigger begins a tag, or nothing but tags."""
-    trigger, tags = form["trigger"], form["tags"]
+    trigger = form["trigger"]
+    writer = _PartWriter(field)
     rules = []
-    for i, (begin, schema, end) in enumerate(tags):
-        read = json.dumps(_schema(schema, field))
-        rest = begin[len(trigger) :]
-        around = [json.dumps(text, ensure_ascii=False) if text else "" for text in (rest, end)]
-        rules.append(f"tag_{i}: {around[0]} %json {read} {around[1]}")
-    body = "body: " + " | ".join(f"tag_{i}" for i in range(len(tags)))
+    for i, (begin, content, end) in enumerate(form["tags"]):
+        parts = [{"json": content}] if isinstance(content, str) else content
+        rules.append(f"tag_{i}: {writer.written([begin[len(trigger) :], *parts, end])}")
+    body = "body: " + " | ".join(f"tag_{i}" for i in range(len(rules)))
     white = rf"WHITE: /{_WHITE_SPACE}/"
     quoted = json.dumps(trigger, ensure_ascii=False)
+    rules += writer.terminals
     if form["required"]:
         more = f"(WHITE? {quoted} body)*" if form["parallel"] else ""
         start = f"start: {quoted} body {more}"
@@ -104,8 +105,56 @@ def _tags(form: dict[str, Any], field: str) -> str:
     lazy = rf"call_begin[lazy]: TEXT {quoted}"
     call = "call: call_begin body"
     start = "start: call* TEXT" if form["parallel"] else "start: call WHITE? | TEXT"
-    text = rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{_escaped(trigger)}(.|\n)*/"
+    text = f"TEXT: {_ANYTHING}" + "".join(map(_without, [trigger, *form["never"]]))
     return "\n".join([start, call, lazy, body, text, white, *rules])
+
+
+class _PartWriter:
+    """Writes parts (``multimodal.tool_formats.parts``, in their JSON form) in Lark's syntax.
+
+    Attributes:
+        terminals: what the written parts refer to.
+    """
+
+    def __init__(self, field: str) -> None:
+        self.terminals: list[str] = []
+        self._field = field
+
+    def written(self, parts: list[Any]) -> str:
+        """The right side of a rule."""
+        return " ".join(self._part(part) for part in parts if part)
+
+    def _part(self, part: Any) -> str:
+        match part:
+            case str():
+                return json.dumps(part, ensure_ascii=False)
+            case {"json": schema}:
+                return f"%json {json.dumps(_schema(schema, self._field))}"
+            case {"any": options}:
+                return f"({' | '.join(self.written(option) for option in options)})"
+            case {"repeated": parts, "once": once}:
+                return f"({self.written(parts)}){'?' if once else '*'}"
+            case {"text": matching, "excluding": excluding, "end": end}:
+                name = f"PART_{len(self.terminals)}"
+                all_of = [*map(_regex, matching), *(f"~{_regex(one)}" for one in excluding)]
+                ending = json.dumps(end, ensure_ascii=False) if end else ""
+                self.terminals.append(f"{name}: ({' & '.join(all_of)}) {ending}")
+                return name
+        raise AssertionError(f"no part of a grammar: {part!r:.80}")
+
+
+_ANYTHING = r"/(.|\n)*/"
+
+
+def _without(text: str) -> str:
+    """What keeps ``text`` out of a terminal."""
+    return rf" & ~/(.|\n)*{_escaped(text)}(.|\n)*/"
+
+
+def _regex(pattern: str) -> str:
+    """A pattern between slashes; those in it are escaped, unless they are."""
+    inner = re.sub(r"\\.|/", lambda found: found[0].rjust(2, "\\"), pattern, flags=re.DOTALL)
+    return f"/{inner}/"
 
 
 def _escaped(text: str) -> str:

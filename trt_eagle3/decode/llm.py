@@ -40,13 +40,16 @@ def load(
     *,
     media: MediaPolicy = LOCAL_MEDIA,
     split_special_tokens: bool | None = None,
+    tool_format: str = "auto",
 ) -> LLM:
     """Load a bundle: ``LLM(bundle)``, in a word that other libraries use.
 
     Raises:
         UserError: as for ``LLM``.
     """
-    return LLM(bundle, media=media, split_special_tokens=split_special_tokens)
+    return LLM(
+        bundle, media=media, split_special_tokens=split_special_tokens, tool_format=tool_format
+    )
 
 
 class LLM:
@@ -73,6 +76,7 @@ class LLM:
         *,
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
+        tool_format: str = "auto",
         prefix_cache: bool | None = None,
     ) -> None:
         """Read and check a bundle, a folder that ``build`` wrote.
@@ -81,6 +85,8 @@ class LLM:
             media: where images and videos of prompts may come from.
             split_special_tokens: whether control tokens in the text of prompts are text; None: as
                 the bundle was built.
+            tool_format: in which calls of tools are written: ``hermes``, ``qwen3_xml``, or
+                ``auto``, the one that the checkpoint's chat template teaches.
             prefix_cache: keep KV pages of past prompts for prompts that begin alike; None: as the
                 bundle was built.
         Raises:
@@ -89,7 +95,10 @@ class LLM:
         """
         if not isinstance(bundle, LoadedBundle):
             bundle = LoadedBundle.open(
-                bundle, media=media, split_special_tokens=split_special_tokens
+                bundle,
+                media=media,
+                split_special_tokens=split_special_tokens,
+                tool_format=tool_format,
             )
         self.bundle = bundle
         self._prefix_cache = bundle.limits.prefix_cache if prefix_cache is None else prefix_cache
@@ -190,7 +199,7 @@ class LLM:
             messages,
             asked,
             sampling.updated(**options),
-            self.bundle.processor.template,
+            self.bundle.processor,
             speculation=speculation,
         )
         generation = self.submit(request).finish()

@@ -93,6 +93,7 @@ class LoadedBundle:
         *,
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
+        tool_format: str = "auto",
         plan: TreePlan | None = None,
         sessions: SessionFactory | None = None,
         limits: LimitsConfig | None = None,
@@ -103,6 +104,8 @@ class LoadedBundle:
             media: where images and videos of prompts may come from.
             split_special_tokens: whether control tokens in the text of prompts are text; None: as
                 the bundle was built.
+            tool_format: in which calls of tools are written; ``auto``: as the chat template
+                teaches.
             plan: instead of the bundle's, which is not read then.
             sessions: instead of ``open_graph_of``.
             limits: as another process has found them, whose GPU this one leaves alone; None: the
@@ -113,7 +116,13 @@ class LoadedBundle:
         """
         return retry_if_replaced(
             lambda: _open(
-                Path(path), media, split_special_tokens, plan, sessions or open_graph_of, limits
+                Path(path),
+                media,
+                split_special_tokens,
+                tool_format,
+                plan,
+                sessions or open_graph_of,
+                limits,
             )
         )
 
@@ -271,6 +280,7 @@ def _open(
     path: Path,
     media: MediaPolicy,
     split_special_tokens: bool | None,
+    tool_format: str,
     plan: TreePlan | None,
     sessions: SessionFactory,
     limits: LimitsConfig | None,
@@ -291,6 +301,7 @@ def _open(
             media=media,
             decoders=DecoderPool(),
             split_special_tokens=split_special_tokens,
+            tool_format=tool_format,
         )
         need = _memory_need(record, spec, manifest, config.limits)
         if plan is None:

@@ -1,30 +1,39 @@
-"""What a model wrote, as a message: its reasoning, its text, and its calls of tools.
-
-Qwen's format, which is Hermes': ``<think>...</think>``, text, and any number of
-``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
-"""
+"""What a model wrote, as a message: its reasoning, its text, and its calls of tools."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
-from trt_eagle3.multimodal.json_object import JsonObjectEnd
+from trt_eagle3.multimodal.reasoning import NO_REASONING, Reasoning
+from trt_eagle3.multimodal.tool_formats import ToolFormat
+from trt_eagle3.multimodal.tool_formats.format import CallReader
+from trt_eagle3.multimodal.tool_formats.hermes import HERMES
+from trt_eagle3.multimodal.tools import Tool
 
-__all__ = ["AssistantMessage", "CallDelta", "MessageDelta", "MessageParser", "ReasoningMode"]
+__all__ = [
+    "PLAIN",
+    "AnswerFormat",
+    "AssistantMessage",
+    "CallDelta",
+    "MessageDelta",
+    "MessageParser",
+]
 
-ReasoningMode = Literal["none", "optional", "open"]
-"""Whether an answer may begin with ``<think>`` (optional), or begins behind it (open)."""
 
-_THINK, _END_THINK = "<think>", "</think>"
-_CALL, _END_CALL = "<tool_call>", "</tool_call>"
-_MAX_HEAD_LEN = 512  # characters before the arguments: a longer head is looked at once, at its end
-_CALL_HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL
-)
+_PIECE_LEN = 4096
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How a checkpoint writes its answers: its reasoning, and its calls of tools."""
+
+    reasoning: Reasoning = NO_REASONING
+    tools: ToolFormat = HERMES
+
+
+PLAIN = AnswerFormat()
+"""Hermes' calls, and no reasoning."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +84,10 @@ class AssistantMessage:
 
     @classmethod
     def parse(
-        cls, text: str, tools: Collection[str] = (), reasoning: ReasoningMode = "none"
+        cls, text: str, tools: Iterable[Tool] = (), answer_format: AnswerFormat = PLAIN
     ) -> AssistantMessage:
         """The message of a whole text; arguments as of ``MessageParser``."""
-        parser = MessageParser(tools, reasoning)
+        parser = MessageParser(tools, answer_format)
         parser.push(text)
         parser.flush()
         return parser.message
@@ -97,28 +106,33 @@ class AssistantMessage:
 class MessageParser:
     """Parses a text that comes in pieces; however it is cut, the deltas add up to the same message.
 
-    A call is one when it names a known tool and its arguments are an object; its arguments are
-    passed on verbatim while they come. Any other ``<tool_call>`` stays part of the text.
+    A call is one when it is written in the checkpoint's format and names a known tool. Anything
+    else stays part of the text, also a call in another format: it may be quoted, and
+    ``--tool-format`` names the format of a checkpoint whose template teaches another.
 
     Attributes:
         message: the sum of all deltas so far.
     """
 
-    def __init__(self, tools: Collection[str] = (), reasoning: ReasoningMode = "none") -> None:
-        """``tools``: names of functions that may be called; without any, no call is looked for."""
+    def __init__(self, tools: Iterable[Tool] = (), answer_format: AnswerFormat = PLAIN) -> None:
+        """``tools``: functions that may be called; without any, no call is looked for."""
         self.message = AssistantMessage()
-        self._tools = frozenset(tools)
+        self._tools = {tool.name: tool for tool in tools}
+        self._reasoning_marks = answer_format.reasoning
+        self._format = answer_format.tools
         self._held = ""
-        self._state = {"none": self._content, "optional": self._start, "open": self._reasoning}[
-            reasoning
-        ]
-        self._strip = reasoning != "none"  # blanks at the beginning of a part
-        self._end = JsonObjectEnd()
+        states = {"none": self._content, "optional": self._start, "open": self._reasoning}
+        self._state = states[answer_format.reasoning.mode]
+        self._strip = answer_format.reasoning.mode != "none"  # blanks at the beginning of a part
+        self._reader: CallReader | None = None
         self._gap = ""  # blanks that stood before a tag
 
     def push(self, text: str) -> MessageDelta:
         """What ``text`` adds for certain."""
-        return self._run(text, last=False)
+        found = MessageDelta()
+        for start in range(0, len(text), _PIECE_LEN):  # what is held is copied at each tag
+            found += self._run(text[start : start + _PIECE_LEN], last=False)
+        return MessageDelta(found.reasoning, found.content, _merged(found.calls))
 
     def flush(self) -> MessageDelta:
         """What was held back, at the end of the answer."""
@@ -138,16 +152,17 @@ class MessageParser:
 
     def _start(self, last: bool) -> MessageDelta:
         """Before the first word: reasoning, or at once text."""
-        body = self._held.lstrip()
-        if body.startswith(_THINK):
-            self._held, self._state, self._strip = body[len(_THINK) :], self._reasoning, True
-        elif last or not _THINK.startswith(body):
+        body, start = self._held.lstrip(), self._reasoning_marks.start
+        if body.startswith(start):
+            self._held, self._state, self._strip = body[len(start) :], self._reasoning, True
+        elif last or not start.startswith(body):
             self._state, self._strip = self._content, False
         return MessageDelta()
 
     def _reasoning(self, last: bool) -> MessageDelta:
-        text, ended = self._until(_END_THINK, last)
-        if ended:
+        text, found = self._until((self._reasoning_marks.end,), last)
+        if found:
+            self._held = self._held[len(found) :]
             self._state, self._strip = self._content, True
         return MessageDelta(reasoning=text)
 
@@ -155,78 +170,59 @@ class MessageParser:
         if not self._tools:
             text, self._held = self._unstripped(self._held), ""
             return MessageDelta(content=text)
-        text, ended = self._until(_CALL, last)
-        if ended:
-            self._state = self._call_head
+        text, found = self._until(self._format.triggers, last)
+        if found:
+            self._reader = self._format.reader(self._tools)
+            self._state = self._call
         return MessageDelta(content=text)
 
-    def _call_head(self, last: bool) -> MessageDelta:
-        """Inside ``<tool_call>``, before its arguments."""
-        head = _CALL_HEAD.match(self._held[:_MAX_HEAD_LEN])
-        name = _name(head[1]) if head else None
-        if head and name in self._tools:
-            self._held = self._held[head.end() :]
-            self._state, self._end = self._arguments, JsonObjectEnd()
-            return MessageDelta(calls=(CallDelta(len(self.message.calls), name),))
-        body, tag, rest = self._held.partition(_END_CALL)
-        if not tag and not last:
-            return MessageDelta()
-        self._held, self._state = rest, self._content
-        return self._whole_call(body, tag)
+    def _call(self, last: bool) -> MessageDelta:
+        """In what may be a call, from its trigger on."""
+        assert self._reader is not None, "a trigger was found"
+        found = self._reader.push(self._held, last=last)
+        self._held = ""
+        calls: list[CallDelta] = []
+        for piece in found.pieces:
+            index = len(self.message.calls) + sum(call.name is not None for call in calls)
+            if piece.name is None:
+                index -= 1
+            calls.append(CallDelta(index, piece.name, piece.arguments))
+        if found.rest is not None:
+            self._held, self._state, self._strip = found.rest, self._content, not found.text
+        content = self._gap + found.text if found.text else ""
+        return MessageDelta(content=content, calls=tuple(calls))
 
-    def _whole_call(self, body: str, tag: str) -> MessageDelta:
-        """A call in another order or without arguments; else it is text."""
-        call = _parse_call(body) if tag else None
-        if call is not None and call[0] in self._tools:
-            self._strip = True
-            return MessageDelta(calls=(CallDelta(len(self.message.calls), *call),))
-        self._strip = False
-        return MessageDelta(content=self._gap + _CALL + body + tag)
-
-    def _arguments(self, last: bool) -> MessageDelta:
-        del last
-        stop = self._end.feed(self._held)
-        text = self._held if stop is None else self._held[:stop]
-        self._held = self._held[len(text) :]
-        if stop is not None:
-            self._state = self._call_tail
-        calls = (CallDelta(len(self.message.calls) - 1, None, text),) if text else ()
-        return MessageDelta(calls=calls)
-
-    def _call_tail(self, last: bool) -> MessageDelta:
-        """Behind the arguments: nothing that says anything, up to the end of the call."""
-        _, tag, rest = self._held.partition(_END_CALL)
-        if tag:
-            self._held, self._state, self._strip = rest, self._content, True
-        elif last:
-            self._held = ""
-        return MessageDelta()
-
-    def _until(self, tag: str, last: bool) -> tuple[str, bool]:
-        """The text before ``tag``, as far as it is certain, and whether the tag came.
+    def _until(self, tags: tuple[str, ...], last: bool) -> tuple[str, str]:
+        """The text before the first of ``tags``, as far as it is certain, and the tag, if it came:
+        it is still held then.
 
         Blanks before the tag are no part of the text: they are held until something follows.
         """
-        text, found, rest = self._held.partition(tag)
-        if found:
-            text, self._held = self._unstripped(text), rest
+        held = self._held
+        places = {held.find(tag): tag for tag in tags}
+        if stop := [place for place in places if place >= 0]:
+            text, self._held = self._unstripped(held[: min(stop)]), held[min(stop) :]
             self._gap = text[len(text.rstrip()) :]
-            return text.rstrip(), True
+            return text.rstrip(), places[min(stop)]
         if last:
             self._held = ""
-            dropped = self._strip and not text.strip()
-            return ("" if dropped else self._unstripped(text)), False
-        sizes = range(min(len(tag) - 1, len(text)), 0, -1)
-        cut = len(text) - next((n for n in sizes if tag.startswith(text[-n:])), 0)
-        cut = len(text[:cut].rstrip())
-        self._held = text[cut:]
-        return self._unstripped(text[:cut]), False
+            dropped = self._strip and not held.strip()
+            return ("" if dropped else self._unstripped(held)), ""
+        cut = len(held[: len(held) - max(_overlap(held, tag) for tag in tags)].rstrip())
+        self._held = held[cut:]
+        return self._unstripped(held[:cut]), ""
 
     def _unstripped(self, text: str) -> str:
         if self._strip:
             text = text.lstrip()
             self._strip = not text
         return text
+
+
+def _overlap(text: str, tag: str) -> int:
+    """How many characters at the end of ``text`` may begin ``tag``."""
+    sizes = range(min(len(tag) - 1, len(text)), 0, -1)
+    return next((n for n in sizes if tag.startswith(text[-n:])), 0)
 
 
 def _merged(calls: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
@@ -239,22 +235,3 @@ def _merged(calls: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
         else:
             merged.append(call)
     return tuple(merged)
-
-
-def _name(quoted: str) -> str | None:
-    try:
-        name = json.loads(quoted)
-    except ValueError:
-        return None
-    return name if isinstance(name, str) else None
-
-
-def _parse_call(body: str) -> tuple[str, str] | None:
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    arguments = call.get("arguments", {}) if isinstance(call, dict) else None
-    if not isinstance(arguments, dict) or not isinstance(call.get("name"), str):
-        return None
-    return call["name"], json.dumps(arguments, ensure_ascii=False)

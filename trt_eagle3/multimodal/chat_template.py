@@ -12,10 +12,11 @@ from typing import Any
 
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.io.bounded_read import read_text_bounded
-from trt_eagle3.multimodal.assistant_message import ReasoningMode
 from trt_eagle3.multimodal.processor_files import read_processor_json
+from trt_eagle3.multimodal.reasoning import NO_REASONING, Reasoning, reasoning_marks
 from trt_eagle3.multimodal.template_marks import Marks
 from trt_eagle3.multimodal.template_process import render_template
+from trt_eagle3.multimodal.tool_formats import ToolFormat, taught_tool_format
 
 __all__ = ["NO_OPTIONS", "ChatTemplate"]
 
@@ -24,6 +25,24 @@ _MESSAGE_KEY = re.compile(  # message.key, messages[0].key, message["key"], mess
     r"""\bm\w*(?:\[[^\]'"]*\])?(?:\.(?!get\()(\w+)|(?:\[|\.get\()\s*['"](\w+)['"])"""
 )
 NO_OPTIONS: Mapping[str, Any] = {}
+_PROBE_FUNCTION = {"name": "probe", "arguments": {"a": "b"}}
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    },
+}
+_PROBE_CALL: list[Mapping[str, Any]] = [
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "type": "function", "function": _PROBE_FUNCTION}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "y"},
+]
 
 
 class ChatTemplate:
@@ -133,23 +152,43 @@ class ChatTemplate:
     def _message_keys(self) -> frozenset[str]:
         return frozenset(name for names in _MESSAGE_KEY.findall(self._source) for name in names)
 
-    def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> ReasoningMode:
-        """Whether answers begin with reasoning.
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """The format of calls that the template teaches.
 
-        ``open`` where the prompt ends with ``<think>``, as of Thinking checkpoints; ``optional``
-        where the template knows of it; ``none`` where it does not, or closes it in the prompt.
+        It is looked for in a prompt with a tool and a past call; in the source of a template that
+        does not render one.
+        """
+        try:
+            [prompt] = render_template(
+                self._source, [self._values(_PROBE_CALL, [_PROBE_TOOL], NO_OPTIONS)]
+            )
+        except UserError:
+            prompt = self._source
+        return taught_tool_format(prompt)
+
+    def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> Reasoning:
+        """Whether answers begin with reasoning, and the marks around it.
+
+        ``open`` where the prompt ends with the mark that starts it, as of Thinking checkpoints;
+        ``optional`` where the template knows of the marks; ``none`` where it does not, or ends the
+        reasoning in the prompt.
 
         Raises:
             UserError: the template refuses ``options``.
         """
-        if "</think>" not in self._source and "<think>" not in self._source:
-            return "none"
+        known = list(reasoning_marks(self._source))
+        if not known:
+            return NO_REASONING
         probe = [{"role": "user", "content": "x"}]
         [text] = render_template(self._source, [self._values(probe, (), options)])
-        end = text.rstrip()
-        if end.endswith("<think>"):
-            return "open"
-        return "none" if end.endswith("</think>") else "optional"
+        prompt = text.rstrip()
+        for start, end in known:
+            if prompt.endswith(start):
+                return Reasoning("open", start, end)
+            if prompt.endswith(end):
+                return Reasoning("none", start, end)
+        return Reasoning("optional", *known[0])
 
     def _values(
         self,

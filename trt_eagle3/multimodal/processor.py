@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.assistant_message import AnswerFormat
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
 from trt_eagle3.multimodal.control_tokens import ControlTokens
@@ -29,6 +30,7 @@ from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
+from trt_eagle3.multimodal.tool_formats import ToolFormat, named_tool_format
 from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.multimodal.video import VideoSource, patch_times
 
@@ -97,9 +99,11 @@ class Processor:
         media: MediaPolicy = LOCAL_MEDIA,
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         """``split_special_tokens``: control tokens in the text of messages are text, and no
-        tokens; ``image_config``, ``video_config``: None where ``rules`` take neither.
+        tokens; ``image_config``, ``video_config``: None where ``rules`` take neither;
+        ``tool_format``: of calls; None: the one that ``template`` teaches.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -113,9 +117,8 @@ class Processor:
         _check_table(tokenizer, spec.vocab_size)
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
-        self._reader = MessageReader(
-            rules, text_arguments=template.text_arguments, refuse_pads=not split_special_tokens
-        )
+        self._tool_format = tool_format
+        self._refuse_pads = not split_special_tokens
 
     @classmethod
     def from_directory(
@@ -128,6 +131,7 @@ class Processor:
         media: MediaPolicy = LOCAL_MEDIA,
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
+        tool_format: str = "auto",
     ) -> Processor:
         """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
 
@@ -140,8 +144,11 @@ class Processor:
             split_special_tokens: ``<|im_start|>`` and its like in the text of a message are text,
                 as with transformers' option of that name; False makes control tokens of them, as
                 transformers does by default.
+            tool_format: in which calls of tools are written, by its name; ``auto``: the one that
+                the chat template teaches.
         Raises:
-            UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
+            UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``;
+                an unknown format.
         """
         directory = Path(directory)
         if not directory.is_dir():
@@ -162,7 +169,21 @@ class Processor:
             media,
             decoders,
             split_special_tokens,
+            None if tool_format == "auto" else named_tool_format(tool_format),
         )
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """In which calls of tools are written."""
+        return self._tool_format or self.template.tool_format
+
+    def answer_format(self, options: Mapping[str, Any] = NO_OPTIONS) -> AnswerFormat:
+        """How answers are written, under these options of the chat template.
+
+        Raises:
+            UserError: the template refuses them.
+        """
+        return AnswerFormat(self.template.reasoning(options), self.tool_format)
 
     def prompt(
         self,
@@ -270,6 +291,11 @@ class Processor:
         ``push(id) -> str``, at the end ``flush() -> str``.
         """
         return StreamDecoder(self._token_pieces)
+
+    @cached_property
+    def _reader(self) -> MessageReader:
+        takes_text = self.template.text_arguments and self.tool_format.takes_text_arguments
+        return MessageReader(self.rules, text_arguments=takes_text, refuse_pads=self._refuse_pads)
 
     @cached_property
     def _token_pieces(self) -> TokenPieces:

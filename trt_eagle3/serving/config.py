@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -11,13 +11,14 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.multimodal import MediaPolicy
 
-__all__ = ["WARM_UP_SIDE", "ServingConfig"]
+__all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
 
 # What Pillow decodes in its own process and users send; it would hand PostScript to Ghostscript,
 # for one.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
 _MAX_JPEG_SCANS = 100  # encoders write 1 to 20
+ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder"]
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
@@ -62,6 +63,9 @@ class ServingConfig(BaseModel):
         log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
         split_special_tokens: whether ``<|im_start|>`` and its like in a client's text are text;
             false makes control tokens of them. None: what the bundle was built with.
+        tool_format: in which calls of tools are written and read: auto, the format that the
+            checkpoint's chat template teaches, or hermes (JSON), qwen3_xml (Qwen3.5, Qwen3-Coder;
+            also called qwen3_coder).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -93,6 +97,7 @@ class ServingConfig(BaseModel):
     generation_config: bool = True
     log_prompts: bool = False
     split_special_tokens: bool | None = None
+    tool_format: ToolFormatName = "auto"
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

@@ -59,10 +59,22 @@ class EngineJob:
 
     @classmethod
     def of_bundle(
-        cls, bundle: Path, media: MediaPolicy, *, split_special_tokens: bool | None, log_level: str
+        cls,
+        bundle: Path,
+        media: MediaPolicy,
+        *,
+        split_special_tokens: bool | None,
+        tool_format: str = "auto",
+        log_level: str,
     ) -> EngineJob:
         """The engine of a bundle, as ``LLM`` takes it."""
-        opened = partial(LLM, bundle, media=media, split_special_tokens=split_special_tokens)
+        opened = partial(
+            LLM,
+            bundle,
+            media=media,
+            split_special_tokens=split_special_tokens,
+            tool_format=tool_format,
+        )
         return cls(opened, log_level)
 
 

@@ -145,6 +145,7 @@ class RemoteEngine:
         *,
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
+        tool_format: str = "auto",
     ) -> None:
         """Read what of ``bundle`` is needed here, once the process has opened it.
 
@@ -155,6 +156,7 @@ class RemoteEngine:
             bundle,
             media=media,
             split_special_tokens=split_special_tokens,
+            tool_format=tool_format,
             plan=_NO_PLAN,
             limits=self.wait_until_open(),
         )

@@ -11,7 +11,7 @@ from typing import Any
 from trt_eagle3.decode.generation_config import default_sampling
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.multimodal import Processor
-from trt_eagle3.multimodal.assistant_message import ReasoningMode
+from trt_eagle3.multimodal.assistant_message import AnswerFormat
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.engine import Engine
@@ -52,15 +52,15 @@ class ServedModel:
         """The bytes of each token."""
         return TokenBytes(self.processor.tokenizer)
 
-    def reasoning(self, options: Mapping[str, Any]) -> ReasoningMode:
-        """Whether answers begin with reasoning, under these options of the chat template.
+    def answer_format(self, options: Mapping[str, Any]) -> AnswerFormat:
+        """How answers are written, under these options of the chat template.
 
         Raises:
             UserError: the template refuses them.
         """
-        return self._reasoning(json.dumps(options, sort_keys=True))
+        return self._answer_format(json.dumps(options, sort_keys=True))
 
     @cached_property
-    def _reasoning(self) -> Callable[[str], ReasoningMode]:
-        template = self.processor.template
-        return lru_cache(64)(lambda text: template.reasoning(json.loads(text)))
+    def _answer_format(self) -> Callable[[str], AnswerFormat]:
+        processor = self.processor
+        return lru_cache(64)(lambda text: processor.answer_format(json.loads(text)))

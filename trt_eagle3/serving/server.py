@@ -118,10 +118,12 @@ def _start_engine(
         UserError: what is wrong with the bundle.
     """
     read_bundle(bundle)  # before a process is started for nothing
-    media, split = serving.media(), serving.split_special_tokens
-    job = EngineJob.of_bundle(bundle, media, split_special_tokens=split, log_level=log_level)
+    media, split, calls = serving.media(), serving.split_special_tokens, serving.tool_format
+    job = EngineJob.of_bundle(
+        bundle, media, split_special_tokens=split, tool_format=calls, log_level=log_level
+    )
     engine = stack.enter_context(RemoteEngine(job))
-    engine.attach(bundle, media=media, split_special_tokens=split)
+    engine.attach(bundle, media=media, split_special_tokens=split, tool_format=calls)
     return engine
 
 

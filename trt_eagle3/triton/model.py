@@ -56,6 +56,7 @@ class TritonPythonModel:
             folder / "bundle",
             media=self._serving.media(),
             split_special_tokens=self._serving.split_special_tokens,
+            tool_format=self._serving.tool_format,
         )
         seconds = warm_up(self._engine)
         self._served = ServedModel.of(self._engine, self._serving)

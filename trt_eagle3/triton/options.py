@@ -11,7 +11,7 @@ from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.request import PromptSource
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.assistant_message import MessageParser, ReasoningMode
+from trt_eagle3.multimodal.assistant_message import PLAIN, AnswerFormat, MessageParser
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
@@ -40,12 +40,12 @@ class Asked:
 
     Attributes:
         parser: of the answer to messages; None: the answer is a text.
-        reasoning: whether the answer begins with reasoning.
+        answer_format: how the answer is written.
     """
 
     prompt: PromptSource
     parser: MessageParser | None = None
-    reasoning: ReasoningMode = "none"
+    answer_format: AnswerFormat = PLAIN
 
 
 def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: ServedModel) -> Asked:
@@ -67,8 +67,8 @@ def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: Served
         serving.check_prompt(text or "")
         return Asked(text or "")
     conversation = _conversation(single, messages, serving, served.processor.template)
-    reasoning = served.reasoning(conversation.template_options)
-    return Asked(conversation, conversation.parser(reasoning), reasoning)
+    answer_format = served.answer_format(conversation.template_options)
+    return Asked(conversation, conversation.parser(answer_format), answer_format)
 
 
 def _conversation(
@@ -118,7 +118,7 @@ def constrained(
         grammar=read_grammar(StructuredFields(**given)), logit_bias=read_biases(biases)
     )
     if isinstance(asked.prompt, Conversation):
-        return asked.prompt.constrained(sampling, asked.reasoning)
+        return asked.prompt.constrained(sampling, asked.answer_format)
     return sampling
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.serving.openai.model import SERVING, generation
 from tests.serving.site import Site
-from trt_eagle3.multimodal.assistant_message import AssistantMessage, ReasoningMode
+from trt_eagle3.multimodal.assistant_message import AnswerFormat, AssistantMessage
+from trt_eagle3.multimodal.reasoning import Reasoning, ReasoningMode
 from trt_eagle3.serving.openai.chat import read_chat
 from trt_eagle3.serving.openai.reasoning_tokens import count_reasoning_tokens
 from trt_eagle3.serving.openai.responses import read_response
@@ -48,18 +49,21 @@ def test_reasoning_tokens_are_the_ids_that_wrote_it(
         )
     else:
         before, inside, behind = ids_of(model, *parts)
-    reasoning = AssistantMessage.parse("".join(parts), (), mode).reasoning
+    form = Reasoning(mode)
+    reasoning = AssistantMessage.parse("".join(parts), (), AnswerFormat(form)).reasoning
     assert reasoning == parts[1].strip()
     ids = [*before, *inside, *behind, end]
     expected = len(inside) + (bool(reasoning) and not behind)  # it has the end token too
-    assert count_reasoning_tokens(model.processor, mode, ids, reasoning) == expected
+    assert count_reasoning_tokens(model.processor, form, ids, reasoning) == expected
 
 
 def test_id_that_is_half_a_character_counts(model: ServedModel) -> None:
     ids = model.processor.tokenize("é🙂")
     assert len(ids) > 2, "the tiny tokenizer writes them byte by byte"
     text = model.processor.decode(ids[:-1])
-    assert count_reasoning_tokens(model.processor, "open", ids[:-1], text) == len(ids) - 1
+    assert (
+        count_reasoning_tokens(model.processor, Reasoning("open"), ids[:-1], text) == len(ids) - 1
+    )
 
 
 def test_usage_of_both_routes_counts_emitted_ids(model: ServedModel) -> None:

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.assistant_message import AssistantMessage, MessageParser
+from trt_eagle3.multimodal.assistant_message import AnswerFormat, AssistantMessage, MessageParser
 from trt_eagle3.multimodal.chat_template import ChatTemplate
-from trt_eagle3.multimodal.tools import Tool
+from trt_eagle3.multimodal.tool_formats import ToolFormat
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.record.tool_calls import NAMED_TOOL, TOOLS
 
 __all__ = ["check_tools_format", "format_fault", "template_fault"]
 
-_CALL = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 _BEGUN = re.compile(
     r'<tool_call>\n\{"name": "(?P<name>\w+)", "arguments": \{\s*"(?P<key>[^"]*)(?P<end>"?)'
 )
+_PARAMETER = re.compile(r"<parameter=(\w+)>\n(.*?)\n</parameter>\n", re.DOTALL)
 _PIECE = 3  # characters that the parser is given at once
 Call = tuple[str, Any]
 
@@ -31,29 +31,31 @@ Call = tuple[str, Any]
 def check_tools_format(e: Evidence, m: Measurements) -> None:
     """Every answer that must call tools, and the template, where it is made for tools."""
     assert e.record.options is not None, "options were not recorded"
+    processor = e.engine.processor
     for answer in e.record.options.answers:
         if answer.sampling.grammar is None or answer.sampling.grammar.kind != "tags":
             continue
         for found in (answer.autoregressive, *answer.speculative):
-            cut = found.finish_reason == "length"
-            fault = format_fault(found.text, cut=cut, named=answer.options == "named tool")
-            m.count(calls=len(_CALL.findall(found.text)))
+            cut, named = found.finish_reason == "length", answer.options == "named tool"
+            fault = format_fault(found.text, processor.tool_format, cut=cut, named=named)
+            m.count(calls=len(_reader(processor.tool_format).call.findall(found.text)))
             m.add(int(bool(fault)), answer.case, answer.options, None, fault)
-    of_template = template_fault(e.engine.processor.template)
+    of_template = template_fault(processor.template, processor.tool_format)
     if of_template is not None:
         m.add(int(bool(of_template)), "chat template", "tools", None, of_template)
 
 
-def format_fault(text: str, *, cut: bool, named: bool) -> str:
+def format_fault(text: str, tool_format: ToolFormat, *, cut: bool, named: bool) -> str:
     """What is wrong with an answer; empty where nothing is. ``cut``: it was not finished;
     ``named``: it must be one call, of ``NAMED_TOOL``.
     """
-    bodies, around = _CALL.findall(text), _CALL.sub("", text).strip()
-    if around and not (cut and _may_become_call(around)):
+    reader = _reader(tool_format)
+    around = reader.call.sub("", text).strip()
+    if around and not (cut and reader.may_become_call(around)):
         return f"beside calls: {around!r:.60}"
     calls = []
-    for body in bodies:
-        call = _call(body)
+    for body in reader.call.findall(text):
+        call = reader.read(body)
         if call is None:
             return f"no call of a tool with its arguments: {body!r:.60}"
         calls.append(call)
@@ -61,14 +63,14 @@ def format_fault(text: str, *, cut: bool, named: bool) -> str:
         return "no call"
     if named and (len(calls) > 1 or any(name != NAMED_TOOL for name, _ in calls)):
         return f"not one call of {NAMED_TOOL}: {text!r:.60}"
-    message = _parsed(text)
+    message = _parsed(text, tool_format)
     parsed = [(name, _json(arguments)) for name, arguments in message.calls[: len(calls)]]
     if parsed != calls or (message.content and not cut):
         return f"parsed as {message.calls} {message.content!r:.40}"
     return ""
 
 
-def template_fault(template: ChatTemplate) -> str | None:
+def template_fault(template: ChatTemplate, tool_format: ToolFormat) -> str | None:
     """What is wrong with how it writes a call that it is given; empty where that is as answers
     must write it, None where it is not made for tools.
     """
@@ -84,39 +86,80 @@ def template_fault(template: ChatTemplate) -> str | None:
     except UserError as error:
         return None if "not made for tools" in str(error) else str(error)
     # the prompt that describes the tools may show a call, too
-    calls = [_call(body) for body in _CALL.findall(text)]
+    reader = _reader(tool_format)
+    calls = [reader.read(body) for body in reader.call.findall(text)]
     return "" if (NAMED_TOOL, arguments) in calls else f"no call as expected: {text!r:.80}"
 
 
-def _may_become_call(text: str) -> bool:
-    """Whether it may be the beginning of a call, as far as its first argument."""
-    begun = _BEGUN.match(text)
-    if begun is None:
-        return any(_head(tool).startswith(text[: len(_head(tool))]) for tool in TOOLS)
-    tool = next((tool for tool in TOOLS if tool.name == begun["name"]), None)
-    names = tool.parameters["properties"] if tool else ()
-    if begun["end"]:
-        return begun["key"] in names
-    return any(name.startswith(begun["key"]) for name in names)
+class _Hermes:
+    """Reads Hermes' JSON."""
+
+    call = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
+
+    def read(self, body: str) -> Call | None:
+        """Name and arguments, if it is a call of one of the tools that its schema allows."""
+        call = _json(body)
+        if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
+            return None
+        return _valid(call["name"], call["arguments"])
+
+    def may_become_call(self, text: str) -> bool:
+        """Whether it may be the beginning of a call, as far as its first argument."""
+        begun = _BEGUN.match(text)
+        if begun is None:
+            heads = [f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{' for tool in TOOLS]
+            return any(head.startswith(text[: len(head)]) for head in heads)
+        tool = next((tool for tool in TOOLS if tool.name == begun["name"]), None)
+        names = tool.parameters["properties"] if tool else ()
+        if begun["end"]:
+            return begun["key"] in names
+        return any(name.startswith(begun["key"]) for name in names)
 
 
-def _head(tool: Tool) -> str:
-    return f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{'
+class _Qwen3Xml:
+    """Reads Qwen3's XML."""
+
+    call = re.compile(r"<tool_call>\n(<function=.*?</function>)\n</tool_call>", re.DOTALL)
+
+    def read(self, body: str) -> Call | None:
+        """As of ``_Hermes``."""
+        name, _, rest = body.removeprefix("<function=").partition(">\n")
+        tool = next((tool for tool in TOOLS if tool.name == name), None)
+        if tool is None or _PARAMETER.sub("", rest) != "</function>":
+            return None
+        properties = tool.parameters["properties"]
+        arguments = {
+            key: text if "enum" in properties.get(key, {}) else _json(text)
+            for key, text in _PARAMETER.findall(rest)
+        }
+        return _valid(name, arguments)
+
+    def may_become_call(self, text: str) -> bool:
+        """As of ``_Hermes``."""
+        heads = [
+            f"<tool_call>\n<function={tool.name}>\n<parameter={key}>\n"
+            for tool in TOOLS
+            for key in list(tool.parameters["properties"])[:1]
+        ]
+        return any(head.startswith(text[: len(head)]) for head in heads)
 
 
-def _call(body: str) -> Call | None:
-    """Name and arguments, if it is a call of one of the tools that its schema allows."""
-    call = _json(body)
-    if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
-        return None
-    tool = next((tool for tool in TOOLS if tool.name == call["name"]), None)
-    arguments = call["arguments"]
+_READERS: Mapping[str, _Hermes | _Qwen3Xml] = {"hermes": _Hermes(), "qwen3_xml": _Qwen3Xml()}
+
+
+def _reader(tool_format: ToolFormat) -> _Hermes | _Qwen3Xml:
+    return _READERS[tool_format.name]
+
+
+def _valid(name: Any, arguments: Any) -> Call | None:
+    """The call, if the tool's schema allows it."""
+    tool = next((tool for tool in TOOLS if tool.name == name), None)
     if tool is None or not isinstance(arguments, dict):
         return None
     properties = tool.parameters["properties"]
     if arguments.keys() != properties.keys():
         return None
-    good = all(_allows(properties[name], value) for name, value in arguments.items())
+    good = all(_allows(properties[key], value) for key, value in arguments.items())
     return (tool.name, arguments) if good else None
 
 
@@ -129,9 +172,9 @@ def _allows(schema: Mapping[str, Any], value: Any) -> bool:
     return number and schema["minimum"] <= value <= schema["maximum"]
 
 
-def _parsed(text: str) -> AssistantMessage:
+def _parsed(text: str, tool_format: ToolFormat) -> AssistantMessage:
     """As a server that streams makes a message of it."""
-    parser = MessageParser([tool.name for tool in TOOLS])
+    parser = MessageParser(TOOLS, AnswerFormat(tools=tool_format))
     for start in range(0, len(text), _PIECE):
         parser.push(text[start : start + _PIECE])
     parser.flush()

@@ -19,6 +19,8 @@ from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.request import Generation, Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import EngineFailedError
+from trt_eagle3.multimodal.tool_formats import ToolFormat
+from trt_eagle3.multimodal.tool_formats.hermes import HERMES
 from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.tool_calls import tool_sets
@@ -41,7 +43,9 @@ HOT_SEEDS = tuple(f"temperature 5, seed {seed}" for seed in range(4))
 model is sure."""
 
 
-def option_sets(end_ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, SamplingParams]:
+def option_sets(
+    end_ids: Sequence[int], tokenizer: Tokenizer, tool_format: ToolFormat = HERMES
+) -> dict[str, SamplingParams]:
     """By name: each option, each pair of options, seeds alone, and tools that must be called."""
     early: dict[str, Any] = {"logit_bias": {end_ids[0]: 50.0}} if end_ids else {}
     single: dict[str, dict[str, Any]] = {
@@ -59,7 +63,7 @@ def option_sets(end_ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, Sampl
     hot = {name: {"temperature": 5.0, "seed": seed} for seed, name in enumerate(HOT_SEEDS)}
     sets = {**single, **pairs, **grammars, **hot}
     made = {name: SamplingParams(max_tokens=MAX_TOKENS, **given) for name, given in sets.items()}
-    return {**made, **tool_sets(tokenizer)}
+    return {**made, **tool_sets(tokenizer, tool_format)}
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ def answer_options(
 ) -> OptionAnswers:
     """Ask some of the cases again, with every set of options."""
     engine.recording.only = "none"
-    sets = option_sets(engine.spec.eos_token_ids, engine.processor.tokenizer)
+    processor = engine.processor
+    sets = option_sets(engine.spec.eos_token_ids, processor.tokenizer, processor.tool_format)
     some = _some(answers)
     asked = [(a, name, s) for a in some for name, s in sets.items()]
     engine.begin_service()

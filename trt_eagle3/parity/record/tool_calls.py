@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.multimodal.assistant_message import AnswerFormat
+from trt_eagle3.multimodal.tool_formats import ToolFormat
 from trt_eagle3.multimodal.tools import Tool
 
 __all__ = ["NAMED_TOOL", "TOOLS", "tool_sets"]
@@ -33,11 +35,11 @@ TOOLS = (
     ),
 )
 NAMED_TOOL = "wait"
-_MAX_TOKENS = 96  # more than a call of either, of any tokenizer
+_MAX_TOKENS = 96  # more than a call of either: in JSON of any tokenizer, in XML of real ones
 _BLANKS = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r", "\r\n")
 
 
-def tool_sets(tokenizer: Tokenizer) -> Mapping[str, SamplingParams]:
+def tool_sets(tokenizer: Tokenizer, tool_format: ToolFormat) -> Mapping[str, SamplingParams]:
     """By name: any of the tools, several calls if it likes; the named one, once.
 
     A model that has learned no tools would fill the room that JSON leaves with blanks.
@@ -45,8 +47,9 @@ def tool_sets(tokenizer: Tokenizer) -> Mapping[str, SamplingParams]:
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in _BLANKS]
     bias = {ids[0]: -100.0 for ids in encoded if len(ids) == 1}
     sampling = SamplingParams(max_tokens=_MAX_TOKENS, logit_bias=bias)
+    answers = AnswerFormat(tools=tool_format)
     choices = {"tools": "required", "named tool": NAMED_TOOL}
     return {
-        name: Conversation((), TOOLS, choice).constrained(sampling, "none")
+        name: Conversation((), TOOLS, choice).constrained(sampling, answers)
         for name, choice in choices.items()
     }

@@ -106,7 +106,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning_effort),
     )
-    reasoning = served.reasoning(conversation.template_options)
+    answer_format = served.answer_format(conversation.template_options)
     newer = fields.max_completion_tokens
     limit = fields.max_tokens if newer is None else newer
     chosen = sampling(fields, served, serving, limit).updated(
@@ -114,13 +114,13 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     )
     request = Request(
         conversation,
-        sampling=conversation.constrained(chosen, reasoning),
+        sampling=conversation.constrained(chosen, answer_format),
         speculation=fields.speculation,
     )
     reply = ChatReply(
         name,
-        [conversation.parser(reasoning) for _ in range(fields.n)],
-        count_reasoning=partial(count_reasoning_tokens, served.processor, reasoning),
+        [conversation.parser(answer_format) for _ in range(fields.n)],
+        count_reasoning=partial(count_reasoning_tokens, served.processor, answer_format.reasoning),
         token_bytes=served.token_bytes if fields.logprobs else None,
         include_usage=bool(fields.stream_options.include_usage),
         pieces=served.processor if fields.stream_options.include_acceptance else None,

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trt_eagle3.multimodal import Processor
-from trt_eagle3.multimodal.assistant_message import ReasoningMode
+from trt_eagle3.multimodal.reasoning import Reasoning
 
 __all__ = ["count_reasoning_tokens"]
 
-_BEGIN = "<think>"
-
 
 def count_reasoning_tokens(
-    processor: Processor, mode: ReasoningMode, token_ids: Sequence[int], reasoning: str
+    processor: Processor, form: Reasoning, token_ids: Sequence[int], reasoning: str
 ) -> int:
     """The emitted ids that wrote an answer's reasoning and the blanks around it, its marks left
     out.
@@ -22,7 +20,7 @@ def count_reasoning_tokens(
     reasoning, every id behind its first mark counts, the end token included.
 
     Args:
-        mode: how the answer begins. token_ids: of the whole answer.
+        form: how the answer begins. token_ids: of the whole answer.
         reasoning: as the answer's parser found it, without blanks around it.
     """
     if not reasoning:
@@ -31,8 +29,8 @@ def count_reasoning_tokens(
     pieces = [decoder.push(token_id) for token_id in token_ids]
     text = "".join(pieces) + decoder.flush()
     begin = 0
-    if mode == "optional":
-        begin = _num_blanks(text) + len(_BEGIN)
+    if form.mode == "optional":
+        begin = _num_blanks(text) + len(form.start)
     end = begin + _num_blanks(text[begin:]) + len(reasoning)
     end += _num_blanks(text[end:])
     if end == len(text):  # it was never closed: ids without text are part of it too

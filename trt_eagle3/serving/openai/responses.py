@@ -100,21 +100,21 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning.get("effort")),
     )
-    mode = served.reasoning(conversation.template_options)
+    answer_format = served.answer_format(conversation.template_options)
     logprobs = _num_logprobs(fields)
     chosen = sampling(fields, served, serving, fields.max_output_tokens).updated(
         grammar=read_format(fields.text.get("format"), "text.format"), logprobs=logprobs
     )
     request = Request(
         conversation,
-        sampling=conversation.constrained(chosen, mode),
+        sampling=conversation.constrained(chosen, answer_format),
         speculation=fields.speculation,
     )
     reply = ResponseReply(
         _echo(name, fields),
-        conversation.parser(mode),
+        conversation.parser(answer_format),
         served.token_bytes if logprobs is not None else None,
-        count_reasoning=partial(count_reasoning_tokens, served.processor, mode),
+        count_reasoning=partial(count_reasoning_tokens, served.processor, answer_format.reasoning),
     )
     return Call((request,), reply, fields.stream, ignored.paths, repairs.paths)
 

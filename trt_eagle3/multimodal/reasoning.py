@@ -1,0 +1,42 @@
+"""Reasoning: whether an answer begins with it, and the marks around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["NO_REASONING", "Reasoning", "ReasoningMode", "reasoning_marks"]
+
+ReasoningMode = Literal["none", "optional", "open"]
+"""Whether an answer may begin with reasoning (optional), or begins inside it (open)."""
+
+# <think>, <thinking>, <seed:think>, [THINK], and those that end it
+_MARK = re.compile(
+    r"([<\[\u25c1])/?((?:\w+:)?(?:think|thinking|thought|reason|reasoning))([>\]\u25b7])",
+    re.IGNORECASE,
+)
+_CLOSING = {"<": ">", "[": "]", "\u25c1": "\u25b7"}
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """How answers reason. ``start``, ``end``: the marks around it."""
+
+    mode: ReasoningMode = "none"
+    start: str = "<think>"
+    end: str = "</think>"
+
+
+NO_REASONING = Reasoning()
+
+
+def reasoning_marks(template: str) -> Iterator[tuple[str, str]]:
+    """The marks around reasoning that a chat template knows, those of Qwen's first."""
+    found = {
+        (f"{left}{name}{right}", f"{left}/{name}{right}")
+        for left, name, right in _MARK.findall(template)
+        if right == _CLOSING[left]
+    }
+    yield from sorted(found, key=lambda marks: (marks[0] != "<think>", marks))

@@ -1,0 +1,125 @@
+"""Hermes' format, which Qwen2.5, Qwen3 and Qwen3-VL write:
+``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trt_eagle3.multimodal.tool_formats.format import (
+    CallGrammar,
+    CallPiece,
+    CallProgress,
+    CallReader,
+)
+from trt_eagle3.multimodal.tool_formats.json_object import JsonObjectEnd
+from trt_eagle3.multimodal.tool_formats.schema import schema_text
+from trt_eagle3.multimodal.tools import Tool
+
+__all__ = ["HERMES"]
+
+_CALL, _END_CALL = "<tool_call>", "</tool_call>"
+_MAX_HEAD_LEN = 512  # characters before the arguments: a longer head is looked at once, at its end
+_HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
+    re.DOTALL,
+)
+_NO_ARGUMENTS = frozenset({"name", "type", "id"})
+"""All that a call without arguments may hold: under another name there may be arguments."""
+
+
+class _Hermes:
+    name = "hermes"
+    triggers = (_CALL,)
+    takes_text_arguments = True
+
+    def is_taught(self, text: str) -> bool:
+        return _CALL in text and '"arguments"' in text
+
+    def reader(self, tools: Mapping[str, Tool]) -> CallReader:
+        return _HermesReader(tools)
+
+    def grammar(self, tool: Tool, *, strict: bool) -> CallGrammar:
+        schema = schema_text(dict(tool.arguments) if strict else {"type": "object"})
+        begin = f'{_CALL}\n{{"name": {json.dumps(tool.name)}, "arguments": '
+        return CallGrammar(begin, schema, f"}}\n{_END_CALL}")
+
+
+HERMES = _Hermes()
+
+
+class _HermesReader:
+    """Arguments are passed on verbatim while they come."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
+        self._held = ""
+        self._state: Callable[[bool], CallProgress] = self._head
+        self._end = JsonObjectEnd()
+
+    def push(self, text: str, *, last: bool) -> CallProgress:
+        self._held += text
+        return self._state(last)
+
+    def _head(self, last: bool) -> CallProgress:
+        """Before the arguments."""
+        inner = self._held[len(_CALL) :]
+        head = _HEAD.match(inner[:_MAX_HEAD_LEN])
+        name = _json(head[1]) if head else None
+        if head and name in self._tools:
+            self._held, self._state = inner[head.end() :], self._arguments
+            found = self._arguments(last)
+            return CallProgress((CallPiece(name), *found.pieces), rest=found.rest)
+        body, tag, rest = inner.partition(_END_CALL)
+        begun = body.lstrip()[:1]
+        if begun not in {"", "{"}:
+            return CallProgress(text=_CALL, rest=inner)
+        if not tag and not last:
+            return CallProgress()
+        call = self._whole(body) if tag else None
+        if call is None:
+            return CallProgress(text=_CALL + body + tag, rest=rest)
+        return CallProgress((call,), rest=rest)
+
+    def _whole(self, body: str) -> CallPiece | None:
+        """A call in another order or without arguments."""
+        call = _json(body)
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        if call["name"] not in self._tools:
+            return None
+        if call.keys() <= _NO_ARGUMENTS:
+            return CallPiece(call["name"], "{}")
+        arguments = call.get("arguments", call.get("parameters"))
+        if not isinstance(arguments, dict):
+            return None
+        return CallPiece(call["name"], json.dumps(arguments, ensure_ascii=False))
+
+    def _arguments(self, last: bool) -> CallProgress:
+        stop = self._end.feed(self._held)
+        text = self._held if stop is None else self._held[:stop]
+        self._held = self._held[len(text) :]
+        pieces = (CallPiece(None, text),) if text else ()
+        if stop is None:
+            return CallProgress(pieces)
+        self._state = self._tail
+        return CallProgress(pieces, rest=self._tail(last).rest)
+
+    def _tail(self, last: bool) -> CallProgress:
+        """Behind the arguments: nothing that counts, up to the end of the call, or to the next
+        call, if the end is missing.
+        """
+        found = re.search(f"{_END_CALL}|(?={_CALL})", self._held)
+        if found:
+            return CallProgress(rest=self._held[found.end() :])
+        return CallProgress(rest="" if last else None)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,74 @@
+"""Parts of a grammar, of which the grammar of a call is made.
+
+They have a JSON form, in which a ``decode.grammar.Grammar`` holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Content", "Either", "JsonPart", "Part", "Repeated", "TextPart", "part_form"]
+
+
+@dataclass(frozen=True)
+class JsonPart:
+    """A JSON value. ``schema``: JSON Schema, as JSON text."""
+
+    schema: str
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A text, and what ends it.
+
+    Attributes:
+        matching: regular expressions (Rust's syntax), each of which matches all of the text.
+        excluding: regular expressions, none of which matches all of the text.
+        end: literal text behind it.
+    """
+
+    matching: tuple[str, ...]
+    excluding: tuple[str, ...] = ()
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of several sequences of parts."""
+
+    options: tuple[tuple[Part, ...], ...]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A sequence of parts that may be left out, and, unless ``once``, may come again."""
+
+    parts: tuple[Part, ...]
+    once: bool = False
+
+
+Part = str | JsonPart | TextPart | Either | Repeated
+"""A text is itself."""
+Content = str | tuple[Part, ...]
+"""JSON Schema as JSON text, or parts."""
+
+
+def part_form(parts: Sequence[Part]) -> list[Any]:
+    """The JSON form of ``parts``."""
+    return [_form(part) for part in parts]
+
+
+def _form(part: Part) -> Any:
+    match part:
+        case str():
+            return part
+        case JsonPart(schema):
+            return {"json": schema}
+        case TextPart(matching, excluding, end):
+            return {"text": list(matching), "excluding": list(excluding), "end": end}
+        case Either(options):
+            return {"any": [part_form(option) for option in options]}
+        case Repeated(inner, once):
+            return {"repeated": part_form(inner), "once": once}

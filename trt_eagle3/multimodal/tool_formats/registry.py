@@ -1,0 +1,39 @@
+"""The formats of calls, by name, and which of them a chat template teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.multimodal.tool_formats.format import ToolFormat
+from trt_eagle3.multimodal.tool_formats.hermes import HERMES
+from trt_eagle3.multimodal.tool_formats.qwen3_xml import QWEN3_XML
+
+__all__ = ["TOOL_FORMATS", "named_tool_format", "taught_tool_format"]
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": HERMES,
+    "qwen3_xml": QWEN3_XML,
+    "qwen3_coder": QWEN3_XML,
+}
+"""vLLM knows these names, SGLang the first and the last."""
+
+
+def named_tool_format(name: str) -> ToolFormat:
+    """The format ``name``.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in TOOL_FORMATS:
+        raise UserError(
+            f"tool_format: expected auto, {', '.join(TOOL_FORMATS)}, got {quote(name, 40)}"
+        )
+    return TOOL_FORMATS[name]
+
+
+def taught_tool_format(text: str) -> ToolFormat:
+    """The format that a prompt or a chat template teaches; Hermes', where it teaches none of
+    these.
+    """
+    return next((known for known in TOOL_FORMATS.values() if known.is_taught(text)), HERMES)

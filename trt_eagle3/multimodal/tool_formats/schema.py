@@ -1,0 +1,222 @@
+"""Types of arguments that are written as text: what a JSON schema allows, and what a text means by
+it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from trt_eagle3.errors import UserError, clip
+
+__all__ = [
+    "Parameters",
+    "combined",
+    "json_from_text",
+    "named_types",
+    "resolve",
+    "schema_text",
+    "standalone",
+    "type_of",
+    "types_of",
+]
+
+_MAX_REFERENCES = 32  # that follow each other; more are a circle
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""What chat templates make of JSON values in past calls (``| string``), so models write it too."""
+_TYPE_NAMES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+Schema = Mapping[str, Any]
+
+
+class Parameters:
+    """The parameters of a function, by the schema of its arguments."""
+
+    def __init__(self, root: Schema) -> None:
+        self.root = root
+        self.arguments = resolve(root, root)
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """The parameters that the schema names, with their schemas."""
+        named = self.arguments.get("properties")
+        return named if isinstance(named, Mapping) else {}
+
+    def schema(self, name: str) -> Any:
+        """The schema of a parameter; of one that is not named, what such must match."""
+        return self.names.get(name, self.arguments.get("additionalProperties"))
+
+    def types(self, name: str) -> frozenset[str]:
+        """The JSON types that a parameter may have; a string where nothing says more."""
+        return types_of(self.schema(name), self.root)
+
+
+def types_of(schema: Any, root: Any) -> frozenset[str]:
+    """The JSON types that ``schema`` allows; one that names none allows a string.
+
+    ``root``: the schema that its references point into.
+    """
+    found: set[str] = set()
+    todo, seen = [schema], set()
+    while todo:
+        part = resolve(todo.pop(), root)
+        if not part or id(part) in seen:
+            continue
+        seen.add(id(part))
+        found |= named_types(part)
+        todo += combined(part)
+    return frozenset(found or {"string"})
+
+
+def combined(schema: Schema) -> list[Any]:
+    """The schemas that ``schema`` combines."""
+    lists = (schema.get(key) for key in ("anyOf", "oneOf", "allOf"))
+    return [part for parts in lists if isinstance(parts, list) for part in parts]
+
+
+def schema_text(schema: Any) -> str:
+    """JSON text of a schema.
+
+    Raises:
+        UserError: it holds a number that JSON does not have, or is nested too deep.
+    """
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"tools: a schema is not JSON ({clip(error)}).") from error
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
+    return _TYPE_NAMES.get(type(value), "none of JSON")
+
+
+def resolve(schema: Any, root: Any) -> Schema:
+    """``schema``, or what its reference points at; empty where that is no object."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return {}
+        if not isinstance(schema.get("$ref"), str):
+            return schema
+        schema = _at(root, schema["$ref"])
+    return {}
+
+
+def standalone(schema: Any, root: Any) -> Any:
+    """``schema`` with all that it refers to in ``root`` as its own ``$defs``."""
+    names: dict[str, str] = {}  # a name by reference
+    todo: list[str] = []
+
+    def renamed(part: Any) -> Any:
+        if isinstance(part, list):
+            return [renamed(item) for item in part]
+        if not isinstance(part, Mapping):
+            return part
+        own = {key: renamed(value) for key, value in part.items() if key != "$defs"}
+        reference = part.get("$ref")
+        if isinstance(reference, str) and _at(root, reference) is not None:
+            if reference not in names:
+                names[reference] = f"d{len(names)}"
+                todo.append(reference)
+            own["$ref"] = f"#/$defs/{names[reference]}"
+        return own
+
+    whole, found = renamed(schema), {}
+    while todo:
+        reference = todo.pop()
+        found[names[reference]] = renamed(_at(root, reference))
+    return {**whole, "$defs": found} if found else whole
+
+
+def json_from_text(text: str, types: frozenset[str]) -> str:
+    """JSON text of the value that ``text`` is for a parameter of ``types``.
+
+    A text that is no value of another type is a string, also where none is allowed: the argument
+    is kept then, for the client to judge.
+    """
+    bare = text.strip()
+    bare = _PYTHON.get(bare, bare)
+    if bare == "null" and ("null" in types or "string" not in types):
+        return bare
+    for reading, value in _readings(bare, containers=bool(types & {"object", "array"})):
+        found = type_of(value)
+        if found == "number" and "integer" in types and value.is_integer():
+            return str(int(value))
+        if found in types - {"string"} or (found == "integer" and "number" in types):
+            return reading
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _readings(text: str, *, containers: bool) -> Iterator[tuple[str, Any]]:
+    """JSON texts that ``text`` may mean, and their values. ``containers``: among them objects and
+    arrays that are encoded twice, or written in Python's syntax.
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        value = _json(text)
+        yield text, value
+        if containers and isinstance(value, str):
+            text = value
+            yield text, _json(text)
+    if containers and text.startswith(("{", "[")):
+        with contextlib.suppress(*_NO_LITERAL):
+            literal = ast.literal_eval(text)
+            yield json.dumps(literal, ensure_ascii=False, allow_nan=False), literal
+
+
+_NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+def _json(text: str) -> Any:
+    """The value of JSON text; NaN and Infinity are none.
+
+    Raises:
+        ValueError: no JSON.
+    """
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def named_types(schema: Schema) -> set[str]:
+    """The types that ``schema`` names itself."""
+    nullable = {"null"} if schema.get("nullable") is True else set()
+    if "const" in schema:
+        return {type_of(schema["const"])} | nullable
+    if isinstance(schema.get("enum"), list):
+        return set(map(type_of, schema["enum"])) | nullable
+    named = schema.get("type", [])
+    types = {named} if isinstance(named, str) else {t for t in named if isinstance(t, str)}
+    if not types and ("properties" in schema or "additionalProperties" in schema):
+        types = {"object"}
+    if not types and ("items" in schema or "prefixItems" in schema):
+        types = {"array"}
+    return types | nullable
+
+
+def _at(root: Any, reference: str) -> Any:
+    """What a reference within ``root`` points at; None where it points elsewhere."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in reference[1:].split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, Mapping) and name in found:
+            found = found[name]
+        else:
+            return None
+    return found
