@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 
 from tests.atomic_io.test_file import left_in, record_syncs
+from tests.multimodal.bombs import open_files
 from trt_eagle3.atomic_io import PARTIAL
-from trt_eagle3.checkpoint.tensor_file import Content, array_content, read_integers, write_tensors
+from trt_eagle3.checkpoint import tensor_file
+from trt_eagle3.checkpoint.tensor_file import (
+    Content,
+    array_content,
+    read_integers,
+    ref_content,
+    write_tensors,
+)
 from trt_eagle3.checkpoint.tensor_index import open_file
+from trt_eagle3.engine.weights import read_chunks
 from trt_eagle3.errors import UserError
 
 
@@ -53,3 +62,29 @@ def test_write_tensors_that_fails_leaves_the_old_file_and_its_links_alone(tmp_pa
     assert file.read_bytes() == before
     write_tensors(file, {"ids": array_content(np.arange(4))})
     assert (tmp_path / "linked").read_bytes() == before
+
+
+def test_tensor_read_half_way_holds_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 10)
+    file = tmp_path / "t.safetensors"
+    write_tensors(file, {"ids": array_content(np.arange(3))})
+    ref = open_file(file)["ids"]
+    sizes = iter([10, 10, 4])
+    for chunks in (iter(ref_content(ref).chunks()), read_chunks("ids", file, ref.offset, sizes)):
+        first = bytes(next(chunks))
+        assert open_files(tmp_path) == []
+        assert first + b"".join(chunks) == np.arange(3).tobytes()
+
+
+def test_tensor_cut_short_while_it_is_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 10)
+    file = tmp_path / "t.safetensors"
+    write_tensors(file, {"ids": array_content(np.arange(3))})
+    ref = open_file(file)["ids"]
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match="ids is cut short"):
+        read_integers(ref)

@@ -5,6 +5,7 @@ element; of videos, what they made on a machine with torchvision (``record_golde
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.families.internvl.random_pair import save_internvl
 from tests.families.qwen2_5_vl.random_pair import save_qwen25
 from tests.families.record_goldens import CASES, GOLDENS, SAMPLES, digest
 from tests.multimodal.record_goldens import collapse_pads, pattern
+from trt_eagle3.errors import UserError
 from trt_eagle3.families.internvl.processor_reference import _ImageTextProcessor, _patches
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.multimodal import Processor, Video
@@ -85,13 +87,15 @@ def conversation(part: Any) -> list[dict[str, Any]]:
     ]
 
 
-def theirs(family: str, folder: Path) -> tuple[Tensor, Tensor]:
+def theirs(
+    family: str, folder: Path, shown: Sequence[Image.Image] = IMAGES
+) -> tuple[Tensor, Tensor]:
     """Token ids and patches of the conversation."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = tokenizer.apply_chat_template(
         conversation(lambda _: {"type": "image"}), add_generation_prompt=True, tokenize=False
     )
-    images = [IMAGES[0], IMAGES[1], IMAGES[0]]
+    images = [shown[0], shown[1], shown[0]]
     if family == "internvl":
         made = _ImageTextProcessor(
             image_processor=transformers.GotOcr2ImageProcessorPil.from_pretrained(folder),
@@ -121,6 +125,16 @@ def test_conversation_with_images_equals_transformers(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_images_of_one_pixel_equal_transformers(family: str, checkpoints: dict[str, Path]) -> None:
+    shown = [Image.new("RGB", (1, 1), color) for color in ((200, 30, 90), (0, 255, 7))]
+    folder = checkpoints[family]
+    ours = processor(folder).messages(conversation(lambda i: {"type": "image", "image": shown[i]}))
+    ids, patches = theirs(family, folder, shown)
+    assert torch.equal(ours.token_ids, ids)
+    np.testing.assert_array_equal(ours.patches.numpy(), patches.numpy())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_marks_that_a_user_writes_are_text(family: str, checkpoints: dict[str, Path]) -> None:
     made = processor(checkpoints[family])
     wrote = "<|image_pad|><IMG_CONTEXT><img></img><video><|video_pad|>"
@@ -128,3 +142,9 @@ def test_marks_that_a_user_writes_are_text(family: str, checkpoints: dict[str, P
     plain = made.prompt("x", IMAGES[:1])
     assert int(inputs.visual_rows.sum()) == int(plain.visual_rows.sum())
     assert made.decode(inputs.token_ids.tolist()).count(wrote) == 1
+
+
+def test_tiles_beyond_counting_are_refused_at_once(tmp_path: Path) -> None:
+    save_internvl(tmp_path, max_patches=2**31 - 1)
+    with pytest.raises(UserError, match="max_patches: expected at most 1024, got 2147483647"):
+        processor(tmp_path)

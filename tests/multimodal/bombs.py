@@ -1,4 +1,4 @@
-"""Files that are small and take long to decode, and the processes that decode them."""
+"""Files that are small and take long to decode, and what decoding holds: processes and files."""
 
 from __future__ import annotations
 
@@ -44,3 +44,9 @@ def children() -> set[int]:
             return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
         except OSError:  # a thread ended meanwhile, and another one has its children
             continue
+
+
+def open_files(folder: Path) -> list[str]:
+    """Files in ``folder`` that this process has open."""
+    links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [name for name in (str(link.readlink()) for link in links) if str(folder) in name]

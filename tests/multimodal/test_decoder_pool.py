@@ -32,7 +32,7 @@ from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal import decoder_pool as pool_module
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool, _Process
-from trt_eagle3.multimodal.media_job import MediaJob, run_job
+from trt_eagle3.multimodal.media_job import MediaJob, run_here, run_job
 
 SMALL = encode(picture(), "JPEG")
 STRANGERS = MediaPolicy(
@@ -74,7 +74,8 @@ def pool() -> Iterator[DecoderPool]:
 
 
 def decode(pool: DecoderPool, data: bytes = SMALL, caller: Caller = NOBODY, **options: Any) -> Any:
-    [part] = pool.run(job(**options), data, caller)
+    with pool.run(job(**options), data, caller) as parts:
+        [part] = parts
     return part.array
 
 
@@ -82,7 +83,8 @@ def decode(pool: DecoderPool, data: bytes = SMALL, caller: Caller = NOBODY, **op
 def test_process_decodes_to_the_same_pixels(pool: DecoderPool, kind: Any) -> None:
     for height, width in ((30, 40), (1100, 1300), (64, 64)):
         data = encode(Image.fromarray(pattern(1, 1, height, width)[0]))
-        [here], [there] = run_job(job(kind), data), pool.run(job(kind), data, NOBODY)
+        with run_here(job(kind), data) as parts, pool.run(job(kind), data, NOBODY) as others:
+            [here], [there] = parts, others
         np.testing.assert_array_equal(here.array, there.array)
         assert list(here.facts.get("grid", ())) == list(there.facts.get("grid", ()))
 
@@ -98,7 +100,8 @@ def test_video_comes_frame_by_frame_as_it_is_read(pool: DecoderPool, tmp_path: P
     path = write_file(tmp_path / "clip.mp4")
     expected = list(run_job(job("video", path=str(path)), b""))
     for options, data in (({"path": str(path)}, b""), ({}, path.read_bytes())):
-        found = list(pool.run(job("video", **options), data, NOBODY))
+        with pool.run(job("video", **options), data, NOBODY) as parts:
+            found = list(parts)
         assert found[0].facts == expected[0].facts
         assert len(found) == len(expected)
         for here, there in zip(expected[1:], found[1:], strict=True):
@@ -108,10 +111,10 @@ def test_video_comes_frame_by_frame_as_it_is_read(pool: DecoderPool, tmp_path: P
 def test_video_that_is_left_early_costs_its_process_and_nothing_else(
     pool: DecoderPool, tmp_path: Path
 ) -> None:
-    parts = pool.run(job("video", path=str(write_file(tmp_path / "clip.mp4"))), b"", NOBODY)
-    next(parts)
-    next(parts)
-    parts.close()
+    video = job("video", path=str(write_file(tmp_path / "clip.mp4")))
+    with pool.run(video, b"", NOBODY) as parts:
+        next(parts)
+        next(parts)
     assert decode(pool) is not None
 
 
@@ -263,7 +266,8 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
         "from trt_eagle3.multimodal.pixel_config import PixelConfig\n"
         "from trt_eagle3.multimodal.policy import LOCAL_MEDIA\n"
         f"pool, job = DecoderPool(2), MediaJob('image', 'x', LOCAL_MEDIA, {CONFIG})\n"
-        "decode = lambda: list(pool.run(job, endless_jpeg(), NOBODY))\n"
+        "def decode():\n"
+        "    with pool.run(job, endless_jpeg(), NOBODY) as parts: list(parts)\n"
         "threading.Thread(target=decode, daemon=True).start()\n"
         "while not pool._all: time.sleep(0.01)\n"
         "print(next(iter(pool._all))._popen.pid, flush=True); time.sleep(60)"

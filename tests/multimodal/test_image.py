@@ -138,8 +138,9 @@ def test_remote_url_is_refused_and_not_fetched() -> None:
     assert "remote images and videos are not fetched" in refusal("https://example.com/cat.png")
 
 
-def test_data_uri_without_base64_is_refused() -> None:
-    assert "expected data:image" in refusal("data:image/png,abc")
+def test_data_uri_of_no_image_is_refused() -> None:
+    assert "expected data:image" in refusal("data:image/png;base64")
+    assert "no known image format" in refusal("data:image/png,abc")
     assert "base64 is broken" in refusal("data:image/png;base64,a*b")
 
 

@@ -20,8 +20,8 @@ from transformers import Qwen2VLImageProcessorPil
 from tests.multimodal.conftest import GOLDENS
 from tests.multimodal.record_goldens import pattern
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import MediaPolicy, resize
 from trt_eagle3.multimodal import prepared as prepared_module
-from trt_eagle3.multimodal import resize
 from trt_eagle3.multimodal.fit import fit_image, fit_video
 from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
@@ -307,6 +307,39 @@ def test_odd_frame_count_repeats_the_last_frame() -> None:
     odd, even = video(frames, CONFIG), video(torch.cat((frames, frames[-1:])), CONFIG)
     assert odd.grid[0] == 2
     assert torch.equal(odd.pixels, even.pixels)
+
+
+@pytest.mark.parametrize("config", [CONFIG, CLIP, replace(CLIP, patch_size=14)])
+def test_image_of_one_pixel_equals_hf(config: PixelConfig) -> None:
+    image = Image.new("RGB", (1, 1), (200, 30, 90))
+    found = prepared(image, config)
+    expected, expected_grid = hf_image(image, config)
+    assert list(found.grid) == expected_grid
+    assert torch.equal(normalise([found]), expected)
+
+
+def test_image_is_not_enlarged_beyond_the_policy() -> None:
+    """Without any work: so large an array could not be made."""
+    huge = replace(CONFIG, min_pixels=10**14, max_pixels=10**14)
+    with pytest.raises(
+        UserError, match=r"x: \d+x\d+ pixels after resizing, the limit is 268435456"
+    ):
+        image_patches(Image.new("RGB", (9, 9)), huge, "x")
+    served = MediaPolicy(paths=False, max_pixels=1 << 25, max_video_pixels=1 << 31)
+    with pytest.raises(UserError, match="after resizing, the limit is 33554432 in all"):
+        image_patches(Image.new("RGB", (9, 9)), huge, "x", served)
+    with pytest.raises(UserError, match="after resizing, the limit is 33554432 in all"):
+        video_patches(pattern(1, 2, 9, 9), 2, huge, "x", served)
+    many = replace(CONFIG, min_pixels=1 << 24, max_pixels=1 << 24, per_frame=True)
+    with pytest.raises(UserError, match="200 frames of 4096x4096 pixels after resizing"):
+        video_patches(pattern(1, 2, 9, 9), 200, many, "x", served)
+
+
+def test_small_image_is_enlarged_whatever_the_policy() -> None:
+    strict = MediaPolicy(paths=False, max_pixels=4096)
+    wide = replace(CONFIG, min_pixels=65536, max_pixels=65536)
+    _, grid = image_patches(Image.new("RGB", (64, 64)), wide, "x", strict)
+    assert grid == (1, 16, 16)
 
 
 def test_unknown_filter_is_refused() -> None:

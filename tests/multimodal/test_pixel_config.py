@@ -75,6 +75,11 @@ def test_capped_frames_carry_their_token_limit(tmp_path: Path) -> None:
         ("[" * 100000, "nested deeper than"),
         (IMAGE_CONFIG | {"size": 7}, "size: expected shortest_edge and longest_edge, got 7"),
         (
+            IMAGE_CONFIG | {"size": {"shortest_edge": 2**31 - 1, "longest_edge": 2**31 - 1}},
+            "size.shortest_edge: expected at most 67108864 pixels, got 2147483647: every image",
+        ),
+        (IMAGE_CONFIG | {"min_pixels": 1e12}, "size.shortest_edge: expected a number"),
+        (
             IMAGE_CONFIG | {"size": {"shortest_edge": [1], "longest_edge": 9}},
             "size.shortest_edge: expected a number",
         ),

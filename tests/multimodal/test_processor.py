@@ -332,7 +332,8 @@ def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
         ([{"type": "image"}], "unknown part"),
         ("half a \udc80 character", "text: not Unicode text at character 7"),
         (None, "expected a string or a list"),
-        ([{"type": "image", "image": Image.new("RGB", (1, 1))}], "single pixel"),
+        ([{"type": "image", "image": None}], "unknown part"),
+        ([{"type": ["image"], "image": "x"}], "unknown part"),
         (
             [{"type": "image", "image": Image.new("RGB", (999, 3))}],
             "aspect ratio of at most 200, got 999x3",

@@ -29,12 +29,15 @@ def frames(count: int = 12) -> list[Image.Image]:
     return [Image.fromarray(frame) for frame in PIXELS[:count]]
 
 
-def write_file(path: Path, count: int = 45, rate: int = 15) -> Path:
+def write_file(
+    path: Path, count: int = 45, rate: int = 15, size: tuple[int, int] = (64, 48)
+) -> Path:
+    """An MP4 or Matroska of ``size`` (width, height)."""
     av = pytest.importorskip("av")
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=rate)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for pixels in pattern(8, count, 48, 64):
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for pixels in pattern(8, count, size[1], size[0]):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode())
     return path

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tests.multimodal.bombs import encode
 from tests.tiny import TARGET
 from tests.triton.hostile import SURROGATES
+from tests.triton.server import data_uri
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
@@ -119,6 +123,22 @@ def test_messages_are_json() -> None:
     order = read(messages=strings('[{"role": "user", "content": "hi"}]'))
     assert order.request.prompt == Conversation([{"role": "user", "content": "hi"}])
     assert order.parser is not None
+
+
+def test_keys_of_parts_are_honoured_and_others_logged_or_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    frames = [data_uri(encode(Image.new("RGB", (64, 64)))) for _ in range(4)]
+    part = {"type": "video", "video": frames, "sample_fps": 0.5, "spam": 1}
+    messages = strings(json.dumps([{"role": "user", "content": [part]}]))
+    prompt = read(messages=messages).request.prompt
+    assert "messages[0].content[0].spam" in caplog.text
+    assert isinstance(prompt, Conversation)
+    processor = served().processor
+    text = processor.decode(processor.messages(prompt.messages).token_ids.tolist())
+    assert re.findall(r"<([0-9.]+) seconds>", text) == ["1.0", "5.0"]
+    with pytest.raises(UserError, match=r"messages\[0\].content\[0\].spam: not served here"):
+        read(serving=ServingConfig(strict_fields=True), messages=messages)
 
 
 def test_tools_and_their_choice_are_json() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -26,7 +27,7 @@ from trt_eagle3.io.run_command import run_command
 from trt_eagle3.multimodal.caller import NOBODY
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import load_image
-from trt_eagle3.multimodal.media_job import MediaJob, run_job
+from trt_eagle3.multimodal.media_job import MediaJob, MediaPart, run_here
 from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA
@@ -98,10 +99,15 @@ def _stages(data: bytes, decoders: DecoderPool) -> Stages:
         "digest": lambda: replace(patches).digest,
         "look up float32": lambda: normalise([patches]),
         "look up bfloat16": lambda: normalise([patches], torch.bfloat16),
-        "to bytes, this process": lambda: list(run_job(job, data)),
-        "to bytes, decoder process": lambda: list(decoders.run(job, data, NOBODY)),
+        "to bytes, this process": lambda: _all_parts(run_here(job, data)),
+        "to bytes, decoder process": lambda: _all_parts(decoders.run(job, data, NOBODY)),
         **_transformers(image),
     }
+
+
+def _all_parts(running: AbstractContextManager[Iterator[MediaPart]]) -> list[MediaPart]:
+    with running as parts:
+        return list(parts)
 
 
 def _transformers(image: Image.Image) -> Stages:

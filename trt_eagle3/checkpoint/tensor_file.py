@@ -49,20 +49,18 @@ class Content:
 
 
 def ref_content(ref: TensorRef) -> Content:
-    """The bytes of a tensor on disk."""
+    """The bytes of a tensor on disk. The file is open only while a chunk is read."""
 
     def chunks() -> Iterator[bytes]:
-        with open_regular(ref.file) as stream:
-            stream.seek(ref.offset)
-            left = ref.num_bytes
-            while left:
-                part = stream.read(min(left, _CHUNK_BYTES))
-                if not part:
-                    raise UserError(
-                        f"{ref.file}: {clip(ref.name)} is cut short. Download it again."
-                    )
-                left -= len(part)
-                yield part
+        end = ref.offset + ref.num_bytes
+        for start in range(ref.offset, end, _CHUNK_BYTES):
+            size = min(_CHUNK_BYTES, end - start)
+            with open_regular(ref.file) as stream:
+                stream.seek(start)
+                part = stream.read(size)
+            if len(part) < size:
+                raise UserError(f"{ref.file}: {clip(ref.name)} is cut short. Download it again.")
+            yield part
 
     return Content(ref.dtype, ref.shape, chunks)
 

@@ -140,21 +140,25 @@ def integer_rows(expr: WeightExpr, part: WeightPart, root: Path) -> IntegerRows:
 def read_chunks(name: str, file: Path, offset: int, sizes: Iterator[int]) -> Iterator[bytearray]:
     """Read consecutive runs of ``sizes`` bytes of a tensor.
 
+    The file is open only while a run is read, so that a generator left half-way holds none.
+
     Raises:
         UserError: the file cannot be read, or is cut short.
     """
-    try:
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            for size in sizes:
-                chunk = bytearray(size)
-                if stream.readinto(chunk) != size:
-                    raise UserError(f"{file}: {clip(name)} is cut short. Download it again.")
-                yield chunk
-    except OSError as error:
-        raise UserError(
-            f"{file}: cannot read {clip(name)}: {error.strerror}. Rebuild the bundle."
-        ) from error
+    for size in sizes:
+        chunk = bytearray(size)
+        try:
+            with file.open("rb") as stream:
+                stream.seek(offset)
+                count = stream.readinto(chunk)
+        except OSError as error:
+            raise UserError(
+                f"{file}: cannot read {clip(name)}: {error.strerror}. Rebuild the bundle."
+            ) from error
+        if count != size:
+            raise UserError(f"{file}: {clip(name)} is cut short. Download it again.")
+        yield chunk
+        offset += size
 
 
 class _Window(NamedTuple):

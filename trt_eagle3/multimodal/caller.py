@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -57,11 +58,13 @@ NOBODY = Caller()
 """For whom nothing is cancelled."""
 
 
-def abandonable(function: Callable[[], _T], caller: Caller) -> _T:
-    """Call ``function`` on a thread of its own, which is left behind when the request is cancelled.
+def abandonable(function: Callable[[], _T], caller: Caller, timeout_s: float) -> _T:
+    """Call ``function`` on a thread of its own, which is left behind when the request is cancelled
+    or after ``timeout_s``.
 
     Raises:
-        RequestCancelledError: the request was cancelled. What ``function`` raises, besides.
+        RequestCancelledError: the request was cancelled. TimeoutError: it took longer. What
+            ``function`` raises, besides.
     """
     found: list[_T] = []
     failed: list[BaseException] = []
@@ -76,8 +79,11 @@ def abandonable(function: Callable[[], _T], caller: Caller) -> _T:
             done.set()
 
     threading.Thread(target=call, name="trt-eagle3-fetch", daemon=True).start()
+    deadline = time.monotonic() + timeout_s
     while not done.wait(POLL_S):
         caller.check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not complete after {timeout_s:g} s")
     if failed:
         raise failed[0]
     return found[0]

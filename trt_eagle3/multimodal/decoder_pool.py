@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,11 @@ class DecoderPool:
             self, _stop_all, self._idle, self._all, self._lock, self._closed
         )
 
-    def run(self, job: MediaJob, data: bytes, caller: Caller) -> Iterator[MediaPart]:
+    @contextlib.contextmanager
+    def run(self, job: MediaJob, data: bytes, caller: Caller) -> Iterator[Iterator[MediaPart]]:
         """`run_job` in another process: a `JobRunner` for one caller.
+
+        Leaving the context frees the place; a process whose parts were not all read is replaced.
 
         Raises:
             UserError: as for `run_job`; the job took longer than ``job.timeout_s``, or its process
@@ -84,7 +87,8 @@ class DecoderPool:
                     # somebody ended it while it was idle, such as a system short of memory
                     self._put_back(process)
                     process = self._take(caller)
-                yield from process.parts(job, caller)
+                with contextlib.closing(process.parts(job, caller)) as parts:
+                    yield parts
             finally:
                 self._put_back(process)
 
@@ -170,7 +174,7 @@ class _Process:
         self.is_new &= not begun
         return begun
 
-    def parts(self, job: MediaJob, caller: Caller) -> Iterator[MediaPart]:
+    def parts(self, job: MediaJob, caller: Caller) -> Generator[MediaPart]:
         """What comes of the job that was begun; see ``DecoderPool.run``."""
         deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
         while (part := self._receive(job, deadline, caller)) is not None:

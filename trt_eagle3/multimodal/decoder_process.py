@@ -100,10 +100,11 @@ def _answer(link: socket.socket, job: MediaJob, data: bytes, arena: SharedArena)
             raise ConnectionError("the parent left")
         return arena.array(shape)
 
-    for part in run_job(job, data, allocate):
-        shape = None if part.array is None else part.array.shape
-        _send(link, {"facts": part.facts, "shape": shape})
-        unread = job.kind == "video" and shape is not None
+    with contextlib.closing(run_job(job, data, allocate)) as parts:
+        for part in parts:
+            shape = None if part.array is None else part.array.shape
+            _send(link, {"facts": part.facts, "shape": shape})
+            unread = job.kind == "video" and shape is not None
     if unread and not link.recv(MAX_MESSAGE_BYTES):
         raise ConnectionError("the parent left")
     _send(link, {"done": True})

@@ -5,38 +5,57 @@ policy permits.
 from __future__ import annotations
 
 import base64
-import binascii
-import time
-from http.client import HTTPException
+import contextlib
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any
-from urllib.error import URLError
-from urllib.parse import SplitResult, urlsplit
-from urllib.request import (
-    HTTPDefaultErrorHandler,
-    HTTPErrorProcessor,
-    HTTPHandler,
-    HTTPRedirectHandler,
-    HTTPSHandler,
-    OpenerDirector,
-    Request,
-)
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.caller import NOBODY, Caller, abandonable
 from trt_eagle3.multimodal.policy import MediaPolicy
+from trt_eagle3.multimodal.timed_connection import PORTS, Deadline, TimedConnection
 
-__all__ = ["read_media", "scheme"]
+__all__ = ["REMOTE", "check_num_frames", "is_frame_list", "read_media", "scheme", "split_frames"]
 
-_REMOTE = ("http", "https", "ftp", "s3", "gs")
-_PORTS = {"http": 80, "https": 443}
+REMOTE = ("http", "https", "ftp", "s3", "gs")
+"""Schemes of what is not on this machine."""
+_FRAME_LIST = "data:video/jpeg;base64,"
 _BLOCK = 1 << 16
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 10
+_STANDARD_ALPHABET = str.maketrans("-_", "+/")  # of the one that is safe in URLs
 
 
 def scheme(source: str) -> str:
     """``data``, ``file``, ``http`` and so on, lower case; empty for a path."""
     head, colon, _ = source[:20].partition(":")
     return head.lower() if colon and head.isalnum() and head.isascii() else ""
+
+
+def is_frame_list(source: object) -> bool:
+    """Whether ``source`` is vLLM's ``data:video/jpeg;base64,FRAME,FRAME,...``."""
+    return isinstance(source, str) and source[: len(_FRAME_LIST)].lower() == _FRAME_LIST
+
+
+def split_frames(uri: str, name: str, policy: MediaPolicy) -> list[str]:
+    """The frames of such a list, each a data URI.
+
+    Raises:
+        UserError: more than ``policy.max_video_frames``.
+    """
+    check_num_frames(uri.count(","), name, policy)
+    return [f"data:image/jpeg;base64,{frame}" for frame in uri[len(_FRAME_LIST) :].split(",")]
+
+
+def check_num_frames(count: int, name: str, policy: MediaPolicy) -> None:
+    """Refuse a list of too many frames.
+
+    Raises:
+        UserError: more than ``policy.max_video_frames``.
+    """
+    limit = policy.max_video_frames
+    if limit is not None and count > limit:
+        raise UserError(f"{name}: {count} frames, the limit is {limit}. Send fewer.")
 
 
 def read_media(
@@ -53,8 +72,8 @@ def read_media(
     kind = scheme(source) if isinstance(source, str) else ""
     if kind == "data":
         return _decode_data_uri(str(source), name, policy)
-    if kind in _REMOTE:
-        return abandonable(lambda: _fetch(str(source), name, policy), caller)
+    if kind in REMOTE:
+        return _fetch(str(source), name, policy, caller)
     if not policy.paths:
         raise UserError(
             f"{name}: files are not read on behalf of a request. Send the data itself as a data "
@@ -90,76 +109,70 @@ def _check_bytes(count: int, name: str, policy: MediaPolicy) -> None:
 
 
 def _decode_data_uri(uri: str, name: str, policy: MediaPolicy) -> bytes:
+    """Base64 of either alphabet, with or without padding; else percent-encoded bytes."""
     header, comma, payload = uri.partition(",")
-    if not comma or not header.lower().endswith(";base64"):
+    if not comma:
         raise UserError(
             f"{name}: expected data:image/<type>;base64,<data>. Encode the image as base64."
         )
-    _check_bytes(len(payload) * 3 // 4 - 2, name, policy)
+    if not header.lower().endswith(";base64"):
+        return _bounded(unquote_to_bytes(payload), name, policy)
+    if "%" in payload:
+        payload = unquote(payload)
+    text = "".join(payload.split()).rstrip("=").translate(_STANDARD_ALPHABET)
+    _check_bytes(len(text) * 3 // 4, name, policy)
     try:
-        return _bounded(base64.b64decode("".join(payload.split()), validate=True), name, policy)
-    except (binascii.Error, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError as error:
         raise UserError(
             f"{name}: the data URI's base64 is broken ({error}). Encode the image again."
         ) from error
 
 
-def _fetch(url: str, name: str, policy: MediaPolicy) -> bytes:
-    """GET from an allowed host; only http and https, the whole answer within the policy's time
-    and size.
+def _fetch(url: str, name: str, policy: MediaPolicy, caller: Caller) -> bytes:
+    """GET from an allowed host; only http and https, all redirects and the whole answer within
+    the policy's time and size.
     """
     _check_host(url, name, policy)
-    opener = OpenerDirector()
-    redirects = _Redirects(name, policy)
-    for handler in (
-        HTTPHandler(),
-        HTTPSHandler(),
-        redirects,
-        HTTPErrorProcessor(),
-        HTTPDefaultErrorHandler(),
-    ):
-        opener.add_handler(handler)
-    deadline = time.monotonic() + policy.fetch_timeout_s
-    data = bytearray()
     try:
-        with opener.open(
-            Request(url, headers={"User-Agent": "trt-eagle3"}), timeout=policy.fetch_timeout_s
-        ) as answer:
-            while block := answer.read1(_BLOCK):
-                data += block
-                _check_bytes(len(data), name, policy)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"not complete after {policy.fetch_timeout_s:g} s")
+        return abandonable(lambda: _get(url, name, policy), caller, policy.fetch_timeout_s)
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{name}: cannot be fetched ({_reason(error)}). Check the URL.") from error
+
+
+def _get(url: str, name: str, policy: MediaPolicy) -> bytes:
+    deadline = Deadline(policy.fetch_timeout_s)
+    for _ in range(_MAX_REDIRECTS + 1):
+        _check_host(url, name, policy)
+        with (
+            contextlib.closing(TimedConnection(url, deadline)) as connection,
+            connection.get() as answer,
+        ):
+            if answer.status in _REDIRECTS and (place := answer.headers.get("Location")):
+                url = urljoin(url, place)
+                continue
+            if answer.status != 200:
+                raise HTTPException(f"status {answer.status} {answer.reason}")
+            return _body(answer, name, policy)
+    raise HTTPException(f"more than {_MAX_REDIRECTS} redirects")
+
+
+def _body(answer: HTTPResponse, name: str, policy: MediaPolicy) -> bytes:
+    data = bytearray()
+    while block := answer.read1(_BLOCK):
+        data += block
+        _check_bytes(len(data), name, policy)
+    if answer.length:
+        raise HTTPException(f"it ended {answer.length} bytes early")
     return bytes(data)
 
 
 def _reason(error: Exception) -> str:
     """In words: of an error that the system numbers its text alone."""
-    cause = error
-    if isinstance(error, URLError) and isinstance(error.reason, Exception):
-        cause = error.reason
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return " ".join(str(text).split()) or type(cause).__name__
-
-
-class _Redirects(HTTPRedirectHandler):
-    """Follows a redirect to an allowed host only."""
-
-    def __init__(self, name: str, policy: MediaPolicy) -> None:
-        self._name = name
-        self._policy = policy
-
-    def redirect_request(
-        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> Request | None:
-        _check_host(newurl, self._name, self._policy)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(str(text).split()) or type(error).__name__
 
 
 def _check_host(url: str, name: str, policy: MediaPolicy) -> None:
@@ -175,7 +188,7 @@ def _check_host(url: str, name: str, policy: MediaPolicy) -> None:
 
 def _remedy(parts: SplitResult) -> str:
     """For whoever may choose the hosts."""
-    if parts.scheme.lower() not in _PORTS or "@" in parts.netloc or not parts.hostname:
+    if parts.scheme.lower() not in PORTS or "@" in parts.netloc or not parts.hostname:
         return "Download it and give the path."
     host = f"{parts.netloc.lower():.80}"
     return f"Allow its host (--allow-host {host}), or download it and give the path."
@@ -185,7 +198,7 @@ def _objection(parts: SplitResult, policy: MediaPolicy) -> str | None:
     """Why an URL is not fetched, if it is not."""
     if not policy.allowed_hosts:
         return "remote images and videos are not fetched from here"
-    if parts.scheme.lower() not in _PORTS:
+    if parts.scheme.lower() not in PORTS:
         return "of URLs, only http and https are fetched here"
     if "@" in parts.netloc:
         return "URLs with a user's name in them are not fetched here"
@@ -195,13 +208,13 @@ def _objection(parts: SplitResult, policy: MediaPolicy) -> str | None:
 
 
 def _port(parts: SplitResult) -> int:
-    return parts.port or _PORTS[parts.scheme.lower()]
+    return parts.port or PORTS[parts.scheme.lower()]
 
 
 def _matches(pattern: str, parts: SplitResult) -> bool:
     host, colon, port = pattern.lower().rpartition(":")
     if not colon or not port.isdigit():
-        host, port = pattern.lower(), str(_PORTS[parts.scheme.lower()])
+        host, port = pattern.lower(), str(PORTS[parts.scheme.lower()])
     if str(_port(parts)) != port:
         return False
     name = (parts.hostname or "").rstrip(".")

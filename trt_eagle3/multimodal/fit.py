@@ -8,9 +8,13 @@ import math
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.pixel_config import PixelConfig
+from trt_eagle3.multimodal.policy import MediaPolicy
 
-__all__ = ["MAX_ASPECT_RATIO", "fit_image", "fit_video"]
+__all__ = ["MAX_ASPECT_RATIO", "check_resized", "fit_image", "fit_video"]
 
+# after resizing, where a policy says nothing
+_MOST_PIXELS, _MOST_VIDEO_PIXELS = 1 << 28, 1 << 31
+_SMALL_PIXELS = 1 << 18  # that any image is enlarged to, however little a policy lets it have
 MAX_ASPECT_RATIO = 200
 """transformers refuses longer side / shorter side beyond this."""
 
@@ -20,13 +24,9 @@ def fit_image(name: str, height: int, width: int, config: PixelConfig) -> tuple[
     bounds.
 
     Raises:
-        UserError: the image is a single pixel, or one side is over 200 times the other.
+        UserError: one side is over 200 times the other.
     """
-    if height * width == 1:
-        raise UserError(
-            f"{name}: expected a picture, got a single pixel (1x1). Give an image of at least 2x2 "
-            "pixels."
-        )
+    height, width = config.resized or (height, width)
     return _fit_area(name, height, width, config, config.max_pixels)
 
 
@@ -42,6 +42,7 @@ def fit_video(
     """
     if config.tile_side is not None:
         return config.tile_side, config.tile_side
+    height, width = config.resized or (height, width)
     if config.per_frame:
         return _fit_area(name, height, width, config, _most_of_a_frame(num_frames, config))
     if num_frames < config.temporal_patch_size:
@@ -71,11 +72,36 @@ def fit_video(
     return fit_height, fit_width
 
 
+def check_resized(
+    name: str, size: tuple[int, int], policy: MediaPolicy, num_frames: int = 1
+) -> None:
+    """Refuse to enlarge an image or frames beyond what a policy lets them have when they come.
+
+    Args:
+        size: height and width that were fitted.
+    Raises:
+        UserError: too many pixels of an image or frame, or of all frames.
+    """
+    height, width = size
+    for count, limit in (
+        (1, policy.max_pixels or _MOST_PIXELS),
+        (num_frames, policy.max_video_pixels or _MOST_VIDEO_PIXELS),
+    ):
+        if count * height * width > max(limit, count * _SMALL_PIXELS):
+            frames = f"{count} frames of " if count > 1 else ""
+            raise UserError(
+                f"{name}: {frames}{width}x{height} pixels after resizing, the limit is {limit} in "
+                "all. Ask for fewer pixels, or mend size in the processor files."
+            )
+
+
 def _most_of_a_frame(num_frames: int, config: PixelConfig) -> int:
     """transformers' ``Qwen2VLVideoProcessor`` keeps a tenth of a capped video's tokens for text."""
-    if config.max_video_tokens is None:
-        return config.max_pixels
-    whole = int(config.max_video_tokens * config.factor * config.factor * 0.9)
+    whole = config.max_total_pixels
+    if whole is None:
+        if config.max_video_tokens is None:
+            return config.max_pixels
+        whole = int(config.max_video_tokens * config.factor * config.factor * 0.9)
     share = whole * config.temporal_patch_size // num_frames
     return max(min(config.max_pixels, share), int(config.min_pixels * 1.05))
 

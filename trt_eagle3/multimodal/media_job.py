@@ -5,7 +5,8 @@ No torch here: decoder processes import this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import MediaPolicy
 from trt_eagle3.multimodal.video_file import FrameTimes, VideoFile
 
-__all__ = ["JobRunner", "MediaJob", "MediaPart", "run_job"]
+__all__ = ["JobRunner", "MediaJob", "MediaPart", "run_here", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,21 @@ class MediaPart:
     array: NDArray[np.uint8] | None = None
 
 
-JobRunner = Callable[[MediaJob, bytes], Iterator[MediaPart]]
-"""``run_job`` in this process, or ``DecoderPool.run`` in another one."""
+JobRunner = Callable[[MediaJob, bytes], AbstractContextManager[Iterator[MediaPart]]]
+"""``run_here``, or ``DecoderPool.run`` in another process. What the job holds is released on
+leaving the context, however many parts were read.
+"""
 
 
-def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Iterator[MediaPart]:
+def run_here(job: MediaJob, data: bytes) -> AbstractContextManager[Iterator[MediaPart]]:
+    """`run_job` in this process: a `JobRunner`."""
+    return closing(run_job(job, data))
+
+
+def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Generator[MediaPart]:
     """Decode; one part for an image or frame, ``times`` and then the frames for a video.
+
+    It holds an open video file until it is exhausted or closed.
 
     Args:
         data: encoded bytes; empty where the job has a path.
@@ -91,18 +101,19 @@ def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Ite
     allocate = allocate or _allocate
     if job.kind == "video":
         file = VideoFile(Path(job.path) if job.path else data, job.name, job.policy)
-        for found in file.sample(job.config, job.fps, job.max_frames):
-            yield (
-                MediaPart({"times": list(found.seconds), "fps": found.fps})
-                if isinstance(found, FrameTimes)
-                else MediaPart({}, _copy(found, allocate))
-            )
+        with closing(file.sample(job.config, job.fps, job.max_frames)) as sampled:
+            for found in sampled:
+                yield (
+                    MediaPart({"times": list(found.seconds), "fps": found.fps})
+                    if isinstance(found, FrameTimes)
+                    else MediaPart({}, _copy(found, allocate))
+                )
         return
     image = load_image(data, job.name, job.policy)
     if job.kind == "frame":
         yield MediaPart({}, _copy(np.asarray(image), allocate))
         return
-    pixels, grid = image_patches(image, job.config, job.name, allocate)
+    pixels, grid = image_patches(image, job.config, job.name, job.policy, allocate)
     yield MediaPart({"grid": grid}, pixels)
 
 

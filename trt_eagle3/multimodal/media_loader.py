@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import TypeVar
@@ -16,12 +17,13 @@ from PIL import Image
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import ImageSource, load_image, read_image
-from trt_eagle3.multimodal.media_job import MediaJob, MediaPart, run_job
+from trt_eagle3.multimodal.media_job import MediaJob, MediaPart, run_here
+from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
 from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, image_table
-from trt_eagle3.multimodal.video import VideoSource, VideoStream, open_video
+from trt_eagle3.multimodal.video import VideoSource, open_video
 from trt_eagle3.multimodal.video_file import FrameTimes
 from trt_eagle3.multimodal.video_patches import VideoEndedError, video_patches
 
@@ -49,7 +51,9 @@ class MediaLoader:
     decoders: DecoderPool | None
     caller: Caller
 
-    def image(self, source: ImageSource, name: str) -> PixelPatches:
+    def image(
+        self, source: ImageSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
+    ) -> PixelPatches:
         """Patches of one image.
 
         Raises:
@@ -57,16 +61,21 @@ class MediaLoader:
             RequestCancelledError: nobody waits any more.
         """
         self.caller.check()
-        config = self.image_config
+        config = options.of_image(self.image_config)
         if isinstance(source, Image.Image):
-            pixels, grid = image_patches(load_image(source, name, self.policy), config, name)
+            pixels, grid = image_patches(
+                load_image(source, name, self.policy), config, name, self.policy
+            )
             return self._still(pixels, grid)
         data = read_image(source, name, self.policy, self.caller)
-        [part] = self._run(MediaJob("image", name, self.policy, config), data)
+        with self._run(MediaJob("image", name, self.policy, config), data) as parts:
+            [part] = parts
         assert part.array is not None
         return self._still(part.array, part.facts["grid"])
 
-    def video(self, source: VideoSource, name: str) -> tuple[PixelPatches, FrameTimes]:
+    def video(
+        self, source: VideoSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
+    ) -> tuple[PixelPatches, FrameTimes]:
         """Patches of one video, and when its frames were taken.
 
         Raises:
@@ -76,9 +85,9 @@ class MediaLoader:
         """
         self.caller.check()
         try:
-            return self._cut(self._open(source, name, None), name)
+            return self._video(source, name, options, None)
         except VideoEndedError as ended:  # seldom: a file that was cut off
-            return self._cut(self._open(source, name, ended.num_frames), name)
+            return self._video(source, name, options, ended.num_frames)
 
     def each(
         self, load: Callable[[MediaLoader, _Item], _Found], items: Sequence[_Item]
@@ -100,13 +109,14 @@ class MediaLoader:
                 over.set()
                 pool.shutdown(cancel_futures=True)
 
-    def _open(self, source: VideoSource, name: str, max_frames: int | None) -> VideoStream:
-        return open_video(
-            source, self.video_config, name, self.policy, self._run, max_frames, self.caller
-        )
-
-    def _cut(self, stream: VideoStream, name: str) -> tuple[PixelPatches, FrameTimes]:
-        patches = video_patches(stream.frames, len(stream.times), self.video_config, name)
+    def _video(
+        self, source: VideoSource, name: str, options: MediaOptions, max_frames: int | None
+    ) -> tuple[PixelPatches, FrameTimes]:
+        config, policy = options.of_video(self.video_config), self.policy
+        with open_video(
+            source, config, name, policy, self._run, max_frames, self.caller, options
+        ) as stream:
+            patches = video_patches(stream.frames, len(stream.times), config, name, policy)
         return patches, FrameTimes(stream.times, stream.fps)
 
     def _still(self, pixels: NDArray[np.uint8], grid: Sequence[int]) -> PixelPatches:
@@ -116,9 +126,7 @@ class MediaLoader:
             torch.from_numpy(pixels), image_table(config), (t, h, w), config.temporal_patch_size
         )
 
-    def _run(self, job: MediaJob, data: bytes) -> Iterator[MediaPart]:
-        return (
-            run_job(job, data)
-            if self.decoders is None
-            else self.decoders.run(job, data, self.caller)
-        )
+    def _run(self, job: MediaJob, data: bytes) -> AbstractContextManager[Iterator[MediaPart]]:
+        if self.decoders is None:
+            return run_here(job, data)
+        return self.decoders.run(job, data, self.caller)

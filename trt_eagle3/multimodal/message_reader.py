@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
 from trt_eagle3.multimodal.past_message import past_message
 from trt_eagle3.multimodal.prompt_rules import MediaKind, PromptRules
+from trt_eagle3.multimodal.visual_part import VisualPart, ignored_keys, read_visual
 
-__all__ = ["MediaSlot", "MessageReader"]
+__all__ = ["MediaSlot", "MessageReader", "ReadMessages"]
 
 _NEVER = r"(?!)"
 """A pattern that nothing matches."""
@@ -23,6 +25,22 @@ class MediaSlot:
 
     kind: MediaKind
     source: Any
+    options: MediaOptions = NO_MEDIA_OPTIONS
+
+
+@dataclass(frozen=True)
+class ReadMessages:
+    """A conversation as a chat template takes it.
+
+    Attributes:
+        turns: messages without objects; of an image or video only what kind it is.
+        slots: images and videos in order.
+        ignored: paths of keys of parts that are not honoured, ``messages[0].content[1].uuid``.
+    """
+
+    turns: list[dict[str, Any]]
+    slots: list[MediaSlot]
+    ignored: tuple[str, ...]
 
 
 class MessageReader:
@@ -32,30 +50,34 @@ class MessageReader:
         pads: finds what the chat template writes where an image or video goes.
     """
 
-    def __init__(self, rules: PromptRules, *, text_arguments: bool, refuse_pads: bool) -> None:
+    def __init__(
+        self, rules: PromptRules, *, text_arguments: bool, refuse_pads: bool, tiled: bool = False
+    ) -> None:
         """``text_arguments``: the template takes arguments of calls as JSON text.
 
-        ``refuse_pads``: a pad in a text would take the place of an image.
+        ``refuse_pads``: a pad in a text would take the place of an image. ``tiled``: as for
+        `read_visual`.
         """
+        self.tiled = tiled
         self.pads = re.compile("|".join(map(re.escape, rules.pads.values())) or _NEVER)
         self._rules = rules
         self._text_arguments = text_arguments
         self._refuse_pads = refuse_pads
 
-    def read(
-        self, messages: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]], list[MediaSlot]]:
-        """Messages without objects, only what kind each part is; and the visuals in order.
+    def read(self, messages: Sequence[Mapping[str, Any]]) -> ReadMessages:
+        """Turns for the template, visuals, and the keys that are not honoured.
 
         Raises:
-            UserError: no mapping, an unknown part, or a text that is not Unicode.
+            UserError: no mapping, an unknown part, a bad value of a key that is honoured, or a text
+                that is not Unicode.
         """
-        turns, slots = [], []
+        turns: list[dict[str, Any]] = []
+        slots: list[MediaSlot] = []
         for i, message in enumerate(messages):
             turn, found = self._turn(message, f"messages[{i}]")
             turns.append(turn)
             slots += found
-        return turns, slots
+        return ReadMessages(turns, slots, ignored_keys(messages, tiled=self.tiled))
 
     def _turn(self, message: Any, where: str) -> tuple[dict[str, Any], list[MediaSlot]]:
         if not isinstance(message, Mapping) or "role" not in message:
@@ -68,12 +90,12 @@ class MessageReader:
         if isinstance(content, str):
             self._check_text(content)
         else:
-            content, slots = self._parts(content)
+            content, slots = self._parts(content, f"{where}.content")
             if self._rules.text_content:
                 content = "\n".join(part["text"] for part in content)
         return {**message, "content": content}, slots
 
-    def _parts(self, content: object) -> tuple[list[dict[str, str]], list[MediaSlot]]:
+    def _parts(self, content: object, where: str) -> tuple[list[dict[str, str]], list[MediaSlot]]:
         if not isinstance(content, Sequence):
             raise UserError(
                 "messages: content: expected a string or a list of parts, got "
@@ -81,7 +103,12 @@ class MessageReader:
             )
         parts: list[dict[str, str]] = []
         slots: list[MediaSlot] = []
-        for part in content:
+        for i, part in enumerate(content):
+            visual = read_visual(part, tiled=self.tiled) if isinstance(part, Mapping) else None
+            if visual is not None:
+                slots.append(self._slot(visual, f"{where}[{i}]"))
+                parts.append({"type": visual.kind})
+                continue
             match part:
                 case str() as text:
                     self._check_text(text)
@@ -89,21 +116,6 @@ class MessageReader:
                 case {"type": "text", "text": str(text)}:
                     self._check_text(text)
                     parts.append({"type": "text", "text": text})
-                case (
-                    {"type": "image", "image": source}
-                    | {"type": "image", "url": source}
-                    | {"type": "image", "path": source}
-                    | {"type": "image_url", "image_url": {"url": source}}
-                ):
-                    slots.append(self._slot("image", source))
-                    parts.append({"type": "image"})
-                case (
-                    {"type": "video", "video": source}
-                    | {"type": "video", "path": source}
-                    | {"type": "video_url", "video_url": {"url": source}}
-                ):
-                    slots.append(self._slot("video", source))
-                    parts.append({"type": "video"})
                 case {"type": "audio" | "input_audio" | "audio_url"}:
                     raise UserError(
                         "messages: unknown part audio: no target that is read hears; of Qwen3-Omni "
@@ -116,12 +128,12 @@ class MessageReader:
                     raise UserError(f"messages: unknown part {part!r:.80}. Use {known}.")
         return parts, slots
 
-    def _slot(self, kind: MediaKind, source: Any) -> MediaSlot:
-        if kind not in self._rules.pads:
+    def _slot(self, visual: VisualPart, where: str) -> MediaSlot:
+        if visual.kind not in self._rules.pads:
             raise UserError(
-                f"prompt: this target reads text only, it takes no {kind}s. Leave them out."
+                f"prompt: this target reads text only, it takes no {visual.kind}s. Leave them out."
             )
-        return MediaSlot(kind, source)
+        return MediaSlot(visual.kind, visual.source, visual.options(where))
 
     def _check_text(self, text: str) -> None:
         try:

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trt_eagle3.multimodal.fit import fit_image
+from trt_eagle3.multimodal.fit import check_resized, fit_image
 from trt_eagle3.multimodal.pixel_config import PixelConfig
+from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.resize import resize_channels
 from trt_eagle3.multimodal.tiles import Allocate, cut_plane, merge_blocks, tile_patches
 
@@ -28,20 +29,26 @@ __all__ = ["Allocate", "cut_plane", "image_patches", "merge_blocks"]
 
 
 def image_patches(
-    image: Image.Image, config: PixelConfig, name: str = "image", allocate: Allocate | None = None
+    image: Image.Image,
+    config: PixelConfig,
+    name: str = "image",
+    policy: MediaPolicy = LOCAL_MEDIA,
+    allocate: Allocate | None = None,
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
     """Resize one RGB image and cut it.
 
     Args:
+        policy: bounds the image after it was resized, too.
         allocate: makes the array of a shape that patches are written to; None: numpy.
     Returns:
         (pixels uint8 [N, C, 1, patch * patch] in merge-block order, (1, h, w); of tiles t of them).
     Raises:
-        UserError: a size that transformers refuses too, or a single pixel.
+        UserError: a size that transformers refuses too, or one that the policy excludes.
     """
     if config.tile_side is not None:
         return tile_patches(image, config, config.tile_side, allocate)
     size = fit_image(name, image.height, image.width, config)
+    check_resized(name, size, policy)
     rows, columns = size[0] // config.patch_size, size[1] // config.patch_size
     shape = (rows * columns, 3, 1, config.patch_size**2)
     pixels = np.empty(shape, dtype=np.uint8) if allocate is None else allocate(shape)

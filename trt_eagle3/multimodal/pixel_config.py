@@ -40,6 +40,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 Sampling = Literal["ends", "steps", "middles"]
 Cap = Literal["max_frame_tokens", "max_video_tokens"]
 _MOST = 2**31  # pixels, or anything else here
+_MOST_ENLARGED = 2**26  # pixels that every image or video is enlarged to: 65,536 tokens and more
 _FILTERS = range(6)  # Pillow's
 
 SHARED_DEFAULTS: Mapping[str, Any] = {
@@ -79,10 +80,14 @@ class PixelConfig:
             many from the first on, whole temporal patches of them. ``middles``: the middle one of
             equal pieces.
         num_frames: as many frames of every video, whatever its rate.
+        first_s, last_s: seconds between which frames of a video file are taken; None: its ends.
+        resized: (height, width) that bounds and multiples are applied to, instead of an image's or
+            a frame's own.
         max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None:
             no such cap.
         max_video_tokens: with it, a video of frames that are bounded each never costs more; None:
-            no such cap.
+            no such cap. max_total_pixels: the same cap in pixels, of pairs of frames; it comes
+            first.
     """
 
     patch_size: int
@@ -105,6 +110,10 @@ class PixelConfig:
     max_tiles: int = 1
     sampling: Sampling = "ends"
     num_frames: int | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    resized: tuple[int, int] | None = None
+    max_total_pixels: int | None = None
 
     @property
     def factor(self) -> int:
@@ -276,13 +285,19 @@ def _build(
     def number(name: str, default: float) -> float:
         return number_above_zero(path, name, values.get(name) or default)
 
+    least = int(number_above_zero(path, "size.shortest_edge", size["shortest_edge"]))
+    if least > _MOST_ENLARGED:
+        raise UserError(
+            f"{path}: size.shortest_edge: expected at most {_MOST_ENLARGED} pixels, got {least}: "
+            "every image would be enlarged to them. Copy the file again."
+        )
     per_frame = cap == "max_video_tokens"
     capped = int(number("max_video_tokens", 768)) if values.get("cap_pixels_per_frame") else None
     return PixelConfig(
         patch_size=vision.patch_size,
         temporal_patch_size=vision.temporal_patch_size,
         merge_size=vision.spatial_merge_size,
-        min_pixels=int(number_above_zero(path, "size.shortest_edge", size["shortest_edge"])),
+        min_pixels=least,
         max_pixels=int(number_above_zero(path, "size.longest_edge", size["longest_edge"])),
         mean=channel_values(path, "image_mean", values["image_mean"], vision),
         std=channel_values(path, "image_std", values["image_std"], vision),

@@ -22,16 +22,16 @@ class MediaPolicy:
         formats: the image formats that are decoded, by Pillow's names; None: all that Pillow knows.
         max_items: images and videos of one prompt; None: any number.
         max_bytes: of one image or video, encoded; None: any number.
-        max_pixels: of one image or frame; None: Pillow's MAX_IMAGE_PIXELS.
-        max_video_frames: that are decoded of a video file, whether they are used or not; None: any
-            number.
-        max_video_pixels: of all frames used of one video; None: any number.
+        max_pixels: of one image or frame, also after resizing; None: Pillow's MAX_IMAGE_PIXELS.
+        max_video_frames: of a list, or that are decoded of a video file, whether they are used or
+            not; None: any number.
+        max_video_pixels: of all frames used of one video, also after resizing; None: any number.
         max_jpeg_scans: of one JPEG; each goes over the whole picture once more, and none needs a
             hundred; None: any number.
         decode_timeout_s: seconds that decoding and resizing one image or frame may take; None: any
             number.
         video_timeout_s: the same of one video file.
-        fetch_timeout_s: seconds that one fetch may take in all.
+        fetch_timeout_s: seconds that one fetch may take in all, redirects included.
     """
 
     paths: bool

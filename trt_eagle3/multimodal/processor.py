@@ -5,6 +5,7 @@ text.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,8 +34,15 @@ from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tok
 from trt_eagle3.multimodal.tool_formats import ToolFormat, named_tool_format
 from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.multimodal.video import VideoSource, patch_times
+from trt_eagle3.multimodal.visual_part import (
+    PROCESSOR_OPTIONS,
+    ignored_keys,
+    with_processor_options,
+)
 
 __all__ = ["ModelInputs", "Processor"]
+
+_log = logging.getLogger("trt_eagle3")
 
 # Shapes: P prompt tokens, N patches, D patch values, G images and videos
 
@@ -119,6 +127,7 @@ class Processor:
         self._splits = split_special_tokens
         self._tool_format = tool_format
         self._refuse_pads = not split_special_tokens
+        self._tiled = image_config is not None and image_config.tile_side is not None
 
     @classmethod
     def from_directory(
@@ -177,6 +186,11 @@ class Processor:
         """In which calls of tools are written."""
         return self._tool_format or self.template.tool_format
 
+    @property
+    def text_arguments(self) -> bool:
+        """Whether the arguments of past calls reach the template as text; else as objects."""
+        return self.template.text_arguments and self.tool_format.takes_text_arguments
+
     def answer_format(self, options: Mapping[str, Any] = NO_OPTIONS) -> AnswerFormat:
         """How answers are written, under these options of the chat template.
 
@@ -218,9 +232,10 @@ class Processor:
 
         Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``,
         ``{"type": "video", "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url":
-        {"url": data URI}}`` and likewise ``video_url``, and transformers' ``url`` or ``path`` in
-        place of ``image``, ``path`` in place of ``video``. An assistant's ``content`` may be None
-        beside its ``tool_calls``.
+        {"url": data URI}}`` and ``video_url``, and transformers' ``url``, ``path`` or ``base64`` in
+        place of ``image``. The names of `MediaOptions` may stand beside a source or beside its
+        ``url``; a warning names other keys. An assistant's ``content`` may be None beside its
+        ``tool_calls``.
 
         Args:
             tools: functions that the model may call.
@@ -234,7 +249,10 @@ class Processor:
         if not messages:
             raise UserError("messages: expected at least one, got none.")
         self._check_count(messages)
-        turns, slots = self._reader.read(messages)
+        read = self._reader.read(messages)
+        turns, slots = read.turns, read.slots
+        if read.ignored and self.media.paths:  # else a server says so
+            _log.warning("keys of messages are ignored: %s", ", ".join(read.ignored[:8]))
         visuals = self._load_all(slots, caller)
         literals: list[str] = []
         functions: list[dict[str, Any]] = [tool.to_template() for tool in tools]
@@ -243,6 +261,25 @@ class Processor:
             turns, functions, options = self._control.protect(parts, literals)
         text = self._expand(self.template.render(turns, functions, options), slots, visuals)
         return self._inputs(self._control.encode(text, literals), visuals)
+
+    def ignored_keys(
+        self, messages: Sequence[Mapping[str, Any]], where: str = "messages"
+    ) -> tuple[str, ...]:
+        """Paths of keys in parts of messages that change nothing, such as
+        ``messages[0].content[1].uuid``.
+
+        ``where``: what the list is called.
+        """
+        return ignored_keys(messages, where=where, tiled=self._tiled)
+
+    def with_options(
+        self, messages: Sequence[Any], options: Mapping[str, Any]
+    ) -> tuple[list[Any], tuple[str, ...]]:
+        """Messages with vLLM's ``mm_processor_kwargs`` in their images and videos, and the names
+        that are none.
+        """
+        unknown = tuple(name for name in options if name not in PROCESSOR_OPTIONS)
+        return with_processor_options(messages, options, tiled=self._tiled), unknown
 
     def raw(self, prompt: str | Sequence[int]) -> ModelInputs:
         """A prompt without chat template: a text, whose control tokens are tokens, or token ids.
@@ -294,8 +331,12 @@ class Processor:
 
     @cached_property
     def _reader(self) -> MessageReader:
-        takes_text = self.template.text_arguments and self.tool_format.takes_text_arguments
-        return MessageReader(self.rules, text_arguments=takes_text, refuse_pads=self._refuse_pads)
+        return MessageReader(
+            self.rules,
+            text_arguments=self.text_arguments,
+            refuse_pads=self._refuse_pads,
+            tiled=self._tiled,
+        )
 
     @cached_property
     def _token_pieces(self) -> TokenPieces:
@@ -329,10 +370,10 @@ class Processor:
         where = f"(visual {index + 1} of the prompt)"
         if slot.kind == "image":
             name = f"{describe(slot.source)} {where}" if index else describe(slot.source)
-            patches = loader.image(slot.source, name)
+            patches = loader.image(slot.source, name, slot.options)
             return _Visual(name, patches, self.rules.image_text(patches.grid))
         name = f"video {where}" if index else "video"
-        patches, taken = loader.video(slot.source, name)
+        patches, taken = loader.video(slot.source, name, slot.options)
         frames = loader.video_config.temporal_patch_size
         text = self.rules.video_text(patches.grid, patch_times(taken.seconds, frames))
         return _Visual(name, patches, text, frames / taken.fps)

@@ -2,7 +2,7 @@
 ``video`` extra).
 
 A file is given as a path, as its bytes, as a ``data:video/...;base64,`` URI, or as an URL of an
-allowed host.
+allowed host. ``data:video/jpeg;base64,FRAME,FRAME,...`` is a list of images.
 
 Lists and folders are taken as already sampled: every frame is used, at ``Video.fps`` frames per
 second (default 2, the rate Qwen3-VL samples at). Files, and a `Video` with ``sample=True``, are
@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 import numpy as np
@@ -28,9 +30,16 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.caller import NOBODY, Caller
-from trt_eagle3.multimodal.fetch import read_media, scheme
+from trt_eagle3.multimodal.fetch import (
+    check_num_frames,
+    is_frame_list,
+    read_media,
+    scheme,
+    split_frames,
+)
 from trt_eagle3.multimodal.image import ImageSource, load_image, read_image
-from trt_eagle3.multimodal.media_job import JobRunner, MediaJob, MediaPart, run_job
+from trt_eagle3.multimodal.media_job import JobRunner, MediaJob, MediaPart, run_here
+from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.video_file import UNKNOWN_FPS, check_video_pixels, frame_indices
@@ -112,26 +121,31 @@ def load_video(
     Raises:
         UserError, EnvironmentMissingError: as for `open_video`.
     """
-    stream = open_video(source, config, name, policy)
-    frames = list(stream.frames)
+    with open_video(source, config, name, policy) as stream:
+        frames = list(stream.frames)
     pixels = torch.from_numpy(np.stack(frames))
     return LoadedVideo(pixels, stream.times[: len(frames)], stream.fps)
 
 
+@contextmanager
 def open_video(
     source: VideoSource,
     config: PixelConfig,
     name: str = "video",
     policy: MediaPolicy = LOCAL_MEDIA,
-    run: JobRunner = run_job,
+    run: JobRunner = run_here,
     max_frames: int | None = None,
     caller: Caller = NOBODY,
-) -> VideoStream:
-    """Begin to decode a video; it is sampled where the source is to be sampled.
+    options: MediaOptions = NO_MEDIA_OPTIONS,
+) -> Iterator[VideoStream]:
+    """Decode a video frame by frame; it is sampled where the source is to be sampled.
+
+    Leaving the context ends the decoding, however many frames were read.
 
     Args:
         policy: which sources, formats and sizes are taken.
         run: what decodes. max_frames: use no more than the first ones. caller: for whom.
+        options: of a list or folder, when its frames were taken.
     Raises:
         UserError: now or with a frame: a source or size that the policy excludes, nothing there,
             frames of different sizes, a rate or times that make no sense, an undecodable file.
@@ -140,6 +154,8 @@ def open_video(
     """
     video = source if isinstance(source, Video) else Video(source)
     _check(video, name)
+    if isinstance(video.frames, str) and is_frame_list(video.frames):
+        video = replace(video, frames=split_frames(video.frames, name, policy))
     if isinstance(video.frames, str | Path | bytes):
         folder = _folder(video.frames) if policy.paths else None
         if folder is None:
@@ -151,11 +167,16 @@ def open_video(
                 fps=video.fps,
                 max_frames=max_frames,
             )
-            return _open_file(video, job, run, caller)
+            with _open_file(video, job, run, caller) as stream:
+                yield stream
+            return
         name = f"{name} {folder}"
         sources: Sequence[ImageSource] = _folder_frames(folder, name)
     else:
         sources = video.frames
+    video = _timed(video, options)
+    _check(video, name)
+    check_num_frames(len(sources), name, policy)
     if len(sources) == 0:
         raise UserError(f"{name}: no frames. Give at least {config.temporal_patch_size} images.")
     fps = video.fps or (UNKNOWN_FPS if video.sample else config.fps)
@@ -171,13 +192,19 @@ def open_video(
         times = tuple(float(second) for second in video.timestamps)
         used_fps = _mean_fps(times, config.fps)
 
+    over = Event()
+    caller = caller.unless(over.is_set)
+
     def decode(i: int) -> Frame:
         return _decode_frame(
             sources[i], MediaJob("frame", f"{name}, frame {i}", policy, config), run, caller
         )
 
-    frames = _checked(_ahead(decode, indices.tolist()), name, policy)
-    return VideoStream(times, frames, used_fps)
+    with closing(_ahead(decode, indices.tolist())) as frames:
+        try:
+            yield VideoStream(times, _checked(frames, name, policy), used_fps)
+        finally:
+            over.set()  # frames that are being decoded are not waited for
 
 
 def _mean_fps(times: Sequence[float], default: float) -> float:
@@ -209,6 +236,15 @@ def _check(video: Video, name: str) -> None:
         raise UserError(f"{name}: timestamps exclude fps and sample. Give one of them.")
 
 
+def _timed(video: Video, options: MediaOptions) -> Video:
+    """A list or folder with the times that a message says."""
+    if options.timestamps is not None:
+        return replace(video, timestamps=options.timestamps, fps=None)
+    if options.sample_fps is not None:
+        return replace(video, fps=options.sample_fps, timestamps=None)
+    return video
+
+
 def _folder(frames: str | Path | bytes) -> Path | None:
     if isinstance(frames, bytes) or (
         isinstance(frames, str) and scheme(frames) not in {"", "file"}
@@ -228,12 +264,13 @@ def _decode_frame(source: ImageSource, job: MediaJob, run: JobRunner, caller: Ca
     caller.check()
     if isinstance(source, Image.Image):
         return np.asarray(load_image(source, job.name, job.policy))
-    [part] = run(job, read_image(source, job.name, job.policy, caller))
+    with run(job, read_image(source, job.name, job.policy, caller)) as parts:
+        [part] = parts
     assert part.array is not None
     return part.array
 
 
-def _ahead(function: Callable[[_Item], _Found], items: Sequence[_Item]) -> Iterator[_Found]:
+def _ahead(function: Callable[[_Item], _Found], items: Sequence[_Item]) -> Generator[_Found]:
     """``map``, a few calls at once, and no further ahead than that."""
     waiting: deque[Future[_Found]] = deque()
     with ThreadPoolExecutor(_AHEAD, "trt-eagle3-frame") as pool:
@@ -278,7 +315,10 @@ def _natural_key(path: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def _open_file(video: Video, job: MediaJob, run: JobRunner, caller: Caller) -> VideoStream:
+@contextmanager
+def _open_file(
+    video: Video, job: MediaJob, run: JobRunner, caller: Caller
+) -> Iterator[VideoStream]:
     if video.timestamps is not None:
         raise UserError(f"{job.name}: a video file has its own times. Leave timestamps out.")
     source, data = video.frames, b""
@@ -287,9 +327,9 @@ def _open_file(video: Video, job: MediaJob, run: JobRunner, caller: Caller) -> V
         job = replace(job, path=str(source).removeprefix("file://"))
     else:
         data = read_media(source, job.name, job.policy, caller)
-    parts = run(job, data)
-    facts = next(parts).facts
-    return VideoStream(tuple(facts["times"]), _arrays(parts, job.name), facts["fps"])
+    with run(job, data) as parts:
+        facts = next(parts).facts
+        yield VideoStream(tuple(facts["times"]), _arrays(parts, job.name), facts["fps"])
 
 
 def _arrays(parts: Iterator[MediaPart], name: str) -> Iterator[Frame]:

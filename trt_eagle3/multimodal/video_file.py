@@ -6,7 +6,8 @@ No torch here: decoder processes import this module.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,18 +32,51 @@ _CONTAINERS = ((4, b"ftyp", "mp4"), (0, b"\x1a\x45\xdf\xa3", "matroska"), (8, b"
 Frame = NDArray[np.uint8]
 
 
-def frame_indices(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
-    """Which of ``total`` frames taken at ``fps`` to use: the rules of transformers' video
-    processors.
+def frame_indices(total: int, fps: float, config: PixelConfig, first: int = 0) -> NDArray[np.int64]:
+    """Which of ``total`` frames taken at ``fps`` to use, the first of them numbered ``first``: the
+    rules of transformers' video processors.
     """
     if config.sampling == "steps":
-        return _every_so_many(total, fps, config)
+        return first + _every_so_many(total, fps, config)
     if config.sampling == "middles":
         count = config.num_frames or int(total / fps * config.fps)
         count = min(max(count, 1), total)
-        return _float32_range(total / count / 2, total, total / count)[:count]
+        return first + _float32_range(total / count / 2, total, total / count)[:count]
     count = min(max(int(total / fps * config.fps), config.min_frames), config.max_frames, total)
-    return np.linspace(0, total - 1, count).round().astype(np.int64)
+    count = count if config.num_frames is None else config.num_frames
+    return np.linspace(first, first + total - 1, count).round().astype(np.int64)
+
+
+def check_num_wanted(name: str, total: int, config: PixelConfig) -> None:
+    """Refuse to take more frames than there are, as transformers does.
+
+    Raises:
+        UserError: ``config.num_frames`` of ``total`` cannot be taken.
+    """
+    least = 1 if config.sampling == "ends" else config.temporal_patch_size
+    wanted = config.num_frames
+    if config.sampling != "middles" and wanted is not None and not least <= wanted <= total:
+        raise UserError(
+            f"{name}: nframes: expected from {least} to the video's {total}, got {wanted}."
+        )
+
+
+def _span(name: str, total: int, fps: float, config: PixelConfig) -> tuple[int, int]:
+    """Number of the first frame that may be used and how many there are, by qwen-vl-utils'
+    rule.
+    """
+    if config.first_s is None and config.last_s is None:
+        return 0, total
+    first = math.ceil(min(config.first_s or 0.0, total / fps) * fps)
+    last = total - 1
+    if config.last_s is not None:
+        last = min(math.floor(min(config.last_s, total / fps) * fps), last)
+    if first >= last:
+        raise UserError(
+            f"{name}: video_start and video_end: expected two frames or more between them, got "
+            f"frames {first} to {last} of a video of {total / fps:.2f} s."
+        )
+    return first, last - first + 1
 
 
 def _every_so_many(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
@@ -50,9 +84,12 @@ def _every_so_many(total: int, fps: float, config: PixelConfig) -> NDArray[np.in
     there are no more.
     """
     group = config.temporal_patch_size
-    most = min(config.max_frames, total) // group * group
-    wanted = min(max(total / fps * config.fps, config.min_frames), most, total)
-    count = int(wanted // group * group)
+    if config.num_frames is None:
+        most = min(config.max_frames, total) // group * group
+        wanted = min(max(total / fps * config.fps, config.min_frames), most, total)
+        count = int(wanted // group * group)
+    else:
+        count = min(round(config.num_frames / group) * group, total // group * group)
     return _float32_range(0, total, total / count)[:count] if count else np.arange(min(total, 1))
 
 
@@ -116,11 +153,11 @@ class VideoFile:
 
     def sample(
         self, config: PixelConfig, fps: float | None = None, max_frames: int | None = None
-    ) -> Iterator[FrameTimes | Frame]:
+    ) -> Generator[FrameTimes | Frame]:
         """First when each frame that is used was taken, then these frames as uint8 [H, W, 3].
 
         There are fewer frames than seconds where the file ends before it says; ask again with
-        ``max_frames`` then.
+        ``max_frames`` then. The file is open until the generator is exhausted or closed.
 
         Args:
             fps: frames per second, instead of what the file says. max_frames: use no more than the
@@ -153,7 +190,9 @@ class VideoFile:
     def _choose(
         self, container: Any, config: PixelConfig, fps: float | None
     ) -> tuple[list[int], float, int]:
-        """Numbers of the frames to use, how many there are in a second, and how many in all."""
+        """Numbers of the frames to use, how many there are in a second, and how many they are
+        taken from.
+        """
         if not container.streams.video:
             raise UserError(f"{self._name}: holds no video stream. Give a video file.")
         stream = container.streams.video[0]
@@ -166,9 +205,11 @@ class VideoFile:
         if total <= 0:
             raise UserError(f"{self._name}: holds no frames. Encode or download it again.")
         fps = fps or (float(rate) if rate else UNKNOWN_FPS)
-        wanted = frame_indices(total, fps, config).tolist()
+        first, count = _span(self._name, total, fps, config)
+        check_num_wanted(self._name, count, config)
+        wanted = frame_indices(count, fps, config, first).tolist()
         check_video_pixels(self._name, stream.width * stream.height * len(wanted), self._policy)
-        return wanted, fps, total
+        return wanted, fps, count
 
     def _open(self) -> Any:
         import av

@@ -20,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.fit import fit_video
+from trt_eagle3.multimodal.fit import check_resized, fit_video
 from trt_eagle3.multimodal.patches import cut_plane, merge_blocks
 from trt_eagle3.multimodal.pixel_config import PixelConfig
+from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, video_table
 
 __all__ = ["VideoEndedError", "video_patches"]
@@ -41,7 +42,11 @@ class VideoEndedError(Exception):
 
 
 def video_patches(
-    frames: Iterable[Frame], num_frames: int, config: PixelConfig, name: str = "video"
+    frames: Iterable[Frame],
+    num_frames: int,
+    config: PixelConfig,
+    name: str = "video",
+    policy: MediaPolicy = LOCAL_MEDIA,
 ) -> PixelPatches:
     """Resize and cut frames as they come; the last one is repeated until the count fills whole
     temporal patches.
@@ -49,8 +54,10 @@ def video_patches(
     Args:
         frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size; no more than
             ``temporal_patch_size`` are held.
+        policy: bounds frames after they were resized, too.
     Raises:
-        UserError: too few frames, an extreme aspect ratio, or a filter that torch does not have.
+        UserError: too few frames, an extreme aspect ratio, a size that the policy excludes, or a
+            filter that torch does not have.
         VideoEndedError: there are fewer than ``num_frames``.
     """
     builder: _Builder | None = None
@@ -58,7 +65,7 @@ def video_patches(
     count = 0
     for count, frame in enumerate(frames, start=1):
         if builder is None:
-            builder = _Builder(num_frames, frame.shape, config, name)
+            builder = _Builder(num_frames, frame.shape, config, name, policy)
         group.append(frame)
         if len(group) == config.temporal_patch_size or count == num_frames:
             builder.add(group)
@@ -70,10 +77,16 @@ def video_patches(
 
 class _Builder:
     def __init__(
-        self, num_frames: int, shape: Sequence[int], config: PixelConfig, name: str
+        self,
+        num_frames: int,
+        shape: Sequence[int],
+        config: PixelConfig,
+        name: str,
+        policy: MediaPolicy,
     ) -> None:
         self._shape, self._config, self._name = tuple(shape), config, name
         self._size = fit_video(name, num_frames, shape[0], shape[1], config)
+        check_resized(name, self._size, policy, num_frames)
         self._mode = _TORCH_FILTERS.get(config.resample)
         if self._mode is None and self._size != self._shape[:2]:
             raise UserError(

@@ -92,12 +92,15 @@ async def _within(answer: Answer, seconds: float, *, apart: bool) -> AsyncGenera
     end = loop.call_later(seconds, answer.cancel)
     late = loop.call_later(seconds + _LATE_S, _give_up, answer, seconds)
     try:
-        async for chunk in answer:
-            if chunk.finish_reason == "cancelled":
-                if loop.time() >= end.when():
-                    raise _timeout(seconds)
-                raise OverloadedError("cancelled: the client hung up, or the server is stopping.")
-            yield chunk if apart else answer.with_waiting(chunk)
+        async with contextlib.aclosing(aiter(answer)) as chunks:
+            async for chunk in chunks:
+                if chunk.finish_reason == "cancelled":
+                    if loop.time() >= end.when():
+                        raise _timeout(seconds)
+                    raise OverloadedError(
+                        "cancelled: the client hung up, or the server is stopping."
+                    )
+                yield chunk if apart else answer.with_waiting(chunk)
     finally:
         end.cancel()
         late.cancel()
@@ -119,17 +122,16 @@ def _timeout(seconds: float) -> TimeoutError:
 async def events(
     reply: Reply, answers: Sequence[Answer], first: Numbered, chunks: AsyncGenerator[Numbered]
 ) -> AsyncIterator[str]:
-    """Server-sent events; a client that goes away ends the generator, and with it the answers."""
-    async with contextlib.aclosing(chunks):
-        try:
-            yield reply.opening()
-            if event := reply.piece(*first):
+    """Server-sent events. The caller closes ``chunks``, and with them the answers."""
+    try:
+        yield reply.opening()
+        if event := reply.piece(*first):
+            yield event
+        async for index, chunk in chunks:
+            # else half a character, or what may become a stop text
+            if event := reply.piece(index, chunk):
                 yield event
-            async for index, chunk in chunks:
-                # else half a character, or what may become a stop text
-                if event := reply.piece(index, chunk):
-                    yield event
-            yield reply.closing([answer.generation for answer in answers])
-        except Exception as error:
-            # the status has been sent: what there is to say goes into the stream
-            yield reply.failed(error_object(error))
+        yield reply.closing([answer.generation for answer in answers])
+    except Exception as error:
+        # the status has been sent: what there is to say goes into the stream
+        yield reply.failed(error_object(error))

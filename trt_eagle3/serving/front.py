@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from starlette.responses import (
     Response,
     StreamingResponse,
 )
+from starlette.types import Receive, Scope, Send
 
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.request import PromptSource, Request
@@ -125,8 +127,9 @@ class Front:
                 first = await anext(chunks)
                 lease.close()
                 if call.stream:
-                    return StreamingResponse(
+                    return _EventStream(
                         events(call.reply, answers, first, chunks),
+                        chunks,
                         headers={**_UNBUFFERED, **headers},
                         media_type="text/event-stream",
                     )
@@ -288,6 +291,20 @@ class Front:
         key = self.http.api_key
         if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
             raise RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. However the response ends, also before it began, ``chunks`` are closed,
+    and with them the answers.
+    """
+
+    def __init__(self, content: AsyncIterator[str], chunks: AsyncGenerator[Any], **kw: Any) -> None:
+        super().__init__(content, **kw)
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._chunks):
+            await super().__call__(scope, receive, send)
 
 
 async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> None:

@@ -11,8 +11,8 @@ from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.request import PromptSource
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.assistant_message import PLAIN, AnswerFormat, MessageParser
-from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.openai.fields import read_biases
@@ -21,6 +21,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_choice_keys,
     check_message_keys,
     check_option_keys,
+    check_part_keys,
     check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
@@ -66,13 +67,13 @@ def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: Served
             raise UserError(f"{alone}: expected messages with it, got text_input.")
         serving.check_prompt(text or "")
         return Asked(text or "")
-    conversation = _conversation(single, messages, serving, served.processor.template)
+    conversation = _conversation(single, messages, serving, served.processor)
     answer_format = served.answer_format(conversation.template_options)
     return Asked(conversation, conversation.parser(answer_format), answer_format)
 
 
 def _conversation(
-    single: Mapping[str, Any], messages: str, serving: ServingConfig, template: ChatTemplate
+    single: Mapping[str, Any], messages: str, serving: ServingConfig, processor: Processor
 ) -> Conversation:
     choice = single.get("tool_choice")
     if choice is not None and choice.lstrip().startswith("{"):
@@ -81,11 +82,12 @@ def _conversation(
     tools = _list(single.get("tools", "[]"), "tools", serving)
     options = _object(single.get("chat_template_kwargs", "{}"), "chat_template_kwargs", serving)
     ignored = IgnoredKeys(strict=serving.strict_fields)
-    check_message_keys(turns, ignored, template.reads_of_messages)
+    check_message_keys(turns, ignored, processor.template.reads_of_messages)
+    check_part_keys(turns, ignored, processor, "messages")
     check_tool_keys(tools, ignored)
     check_choice_keys(choice, ignored)
-    check_option_keys(options, ignored, template.takes_option)
-    repairs = Repairs(text_arguments=template.text_arguments)
+    check_option_keys(options, ignored, processor.template.takes_option)
+    repairs = Repairs(text_arguments=processor.text_arguments)
     repairs.check_messages(turns)
     for what, paths in (("ignored", ignored.paths), ("repaired", repairs.paths)):
         if paths:  # no header can say it

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from tests.multimodal.bombs import encode
+from tests.multimodal.test_policy import data_uri
 from tests.serving.openai.model import SERVING, WEATHER, generation, pieces, sse
 from tests.serving.site import Site
+from tests.tiny import TARGET
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Chunk, TokenLogprob
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl import FAMILY
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.openai.call import Call
 from trt_eagle3.serving.openai.chat import read_chat
@@ -300,6 +307,62 @@ def test_unknown_fields_are_ignored_and_named_or_refused(model: ServedModel, sit
     body = {"messages": QUESTION, "max_tokens": 2, **fields}
     status, _, headers = site.request("POST", "/v1/chat/completions", body)
     assert (status, headers["x-ignored-fields"]) == (200, "thinking_budget, spam\\n")
+
+
+def seen(engine: LLM, call: Call) -> Any:
+    """The one image or video of a call."""
+    [visual] = engine.prepare(call.requests[0].prompt).visuals
+    return visual
+
+
+def test_keys_of_parts_are_honoured_and_others_named_or_refused(
+    model: ServedModel, site: Site, engine: LLM
+) -> None:
+    url = data_uri(encode(Image.new("RGB", (200, 300))))
+    part = {"type": "image_url", "image_url": {"url": url, "max_pixels": 2000}, "spam\n": 1}
+    messages = [*QUESTION, {"role": "user", "content": [part]}]
+    call = read(model, messages=messages)
+    assert call.ignored == ("messages[1].content[0].spam\\n",)
+    assert seen(engine, call).grid == (1, 2, 2)
+    with pytest.raises(UserError, match=r"messages\[1\].content\[0\].spam.*: not served here"):
+        read(model, ServingConfig(strict_fields=True), messages=messages)
+    body = {"messages": messages, "max_tokens": 2}
+    status, _, headers = site.request("POST", "/v1/chat/completions", body)
+    assert (status, headers["x-ignored-fields"]) == (200, "messages[1].content[0].spam\\n")
+    part["image_url"]["max_pixels"] = "many"  # type: ignore[index]
+    status, refusal = site.chat(**body)
+    assert status == 400
+    assert refusal["error"]["param"] == "messages[1].content[0].max_pixels"
+
+
+def test_rate_of_a_list_of_frames_reaches_the_prompt(model: ServedModel) -> None:
+    processor = FAMILY.processor(TARGET, read_target(TARGET))  # whose template knows videos
+    frames = [data_uri(encode(Image.new("RGB", (64, 64), (i, 0, 0)))) for i in range(4)]
+    for fps, times in ((None, ("0.2", "1.2")), (1, ("0.5", "2.5")), (0.5, ("1.0", "5.0"))):
+        part = {"type": "video_url", "video_url": {"url": frames}, "sample_fps": fps}
+        call = read(model, messages=[{"role": "user", "content": [part]}])
+        assert call.ignored == ()
+        prompt = call.requests[0].prompt
+        assert isinstance(prompt, Conversation)
+        text = processor.decode(processor.messages(prompt.messages).token_ids.tolist())
+        assert re.findall(r"<([0-9.]+) seconds>", text) == list(times)
+
+
+def test_processor_options_are_for_parts_that_say_nothing(model: ServedModel, engine: LLM) -> None:
+    url = data_uri(encode(Image.new("RGB", (200, 300))))
+    grids = {}
+    for key in (None, 4000):
+        content = [{"type": "image_url", "image_url": {"url": url}, "max_pixels": key}]
+        call = read(
+            model,
+            messages=[{"role": "user", "content": content}],
+            mm_processor_kwargs={"max_pixels": 2000, "fps": 1, "size": {}},
+        )
+        assert call.ignored == ("mm_processor_kwargs.size",)
+        grids[key] = seen(engine, call).grid
+    assert grids == {None: (1, 2, 2), 4000: (1, 4, 2)}
+    with pytest.raises(UserError, match=r"mm_processor_kwargs.size: not served here"):
+        read(model, ServingConfig(strict_fields=True), mm_processor_kwargs={"size": {}})
 
 
 def test_what_the_template_says_of_tools_reaches_the_model(site: Site, engine: LLM) -> None:

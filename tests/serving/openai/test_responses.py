@@ -54,6 +54,17 @@ def test_image_is_seen(site: Site, engine: LLM) -> None:
     assert found["output"][0]["content"][0]["text"] == expected
 
 
+def test_keys_of_parts_are_honoured_and_others_named(site: Site, engine: LLM) -> None:
+    uri = data_uri((ROOT / "examples/tiny/images/scene.png").read_bytes())
+    sized = {"image_url": uri, "max_pixels": 2000}
+    asked = {"role": "user", "content": [{"type": "input_image", **sized, "detail": "low"}]}
+    status, text, headers = site.request("POST", "/v1/responses", {"input": [asked]})
+    assert (status, headers["x-ignored-fields"]) == (200, "input[0].content[0].detail")
+    [message] = json.loads(text)["output"]
+    expected = engine.generate([{"role": "user", "content": [{"type": "image_url", **sized}]}])
+    assert message["content"][0]["text"] == expected.text
+
+
 def test_answer_that_is_cut_off_is_incomplete(site: Site) -> None:
     _, found = respond(site, input=QUESTION, max_output_tokens=3)
     assert found["status"] == found["output"][0]["status"] == "incomplete"

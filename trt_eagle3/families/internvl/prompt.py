@@ -32,6 +32,7 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["InternVLRules"]
 
 _START, _END, _VIDEO = "<img>", "</img>", "<video>"
+_MOST_TILES = 1024  # or frames
 _NUM_FRAMES = 8  # of a video whose config names no number: transformers' documented example
 _DEFAULTS: Mapping[str, Any] = {
     **SHARED_DEFAULTS,
@@ -86,7 +87,13 @@ class InternVLRules:
             )
 
         def whole(key: str, default: int) -> int:
-            return int(number_above_zero(path, key, values.get(key) or default))
+            value = int(number_above_zero(path, key, values.get(key) or default))
+            if value > _MOST_TILES:
+                raise UserError(
+                    f"{path}: {key}: expected at most {_MOST_TILES}, got {value}. Copy the file "
+                    "again."
+                )
+            return value
 
         return PixelConfig(
             patch_size=vision.patch_size,

@@ -120,10 +120,11 @@ def _differing(copies: list[Path], refs: Refs) -> Iterator[str]:
 
 
 def _bytes(file: Path, ref: TensorRef) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        stream.seek(ref.offset)
-        for start in range(0, ref.num_bytes, _CHUNK_BYTES):
-            yield stream.read(min(_CHUNK_BYTES, ref.num_bytes - start))
+    for start in range(0, ref.num_bytes, _CHUNK_BYTES):
+        with file.open("rb") as stream:
+            stream.seek(ref.offset + start)
+            part = stream.read(min(_CHUNK_BYTES, ref.num_bytes - start))
+        yield part
 
 
 def _same_file(ours: Path, theirs: Path) -> bool:

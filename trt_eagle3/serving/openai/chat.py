@@ -11,7 +11,7 @@ from pydantic import Field
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import MAX_LOGPROBS
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call
@@ -30,6 +30,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_format_keys,
     check_message_keys,
     check_option_keys,
+    check_part_keys,
     check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
@@ -75,6 +76,7 @@ class ChatFields(SamplingFields, StructuredFields):
     logprobs: bool = False
     top_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
     verbosity: Any = None
@@ -94,12 +96,16 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     """
     fields, ignored = read_fields(raw, ChatFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
-    template = served.processor.template
-    _check_keys(fields, ignored, template)
-    repairs = Repairs(text_arguments=template.text_arguments)
+    _check_keys(fields, ignored, served.processor)
+    repairs = Repairs(text_arguments=served.processor.text_arguments)
     repairs.check_messages(fields.messages)
+    messages, unknown = served.processor.with_options(
+        fields.messages, fields.mm_processor_kwargs or {}
+    )
+    for name in unknown:
+        ignored.add(f"mm_processor_kwargs.{name:.40}")
     conversation = read_conversation(
-        fields.messages,
+        messages,
         fields.tools,
         fields.tool_choice,
         serving,
@@ -135,9 +141,11 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     )
 
 
-def _check_keys(fields: ChatFields, ignored: IgnoredKeys, template: ChatTemplate) -> None:
+def _check_keys(fields: ChatFields, ignored: IgnoredKeys, processor: Processor) -> None:
     """The keys below the body's own."""
+    template = processor.template
     check_message_keys(fields.messages, ignored, template.reads_of_messages)
+    check_part_keys(fields.messages, ignored, processor, "messages")
     check_tool_keys(fields.tools, ignored)
     check_choice_keys(fields.tool_choice, ignored)
     check_format_keys(fields.response_format, ignored, "response_format")

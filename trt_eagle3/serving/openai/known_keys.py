@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from trt_eagle3.multimodal.part_keys import unread_keys
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.serving.openai.ignored import IgnoredKeys
 
 __all__ = [
@@ -42,7 +42,7 @@ _SCHEMA = ("name", "description", "schema", "strict")
 def check_message_keys(
     messages: Sequence[Any], ignored: IgnoredKeys, template_reads: Callable[[str], bool]
 ) -> None:
-    """Keys of chat messages, of their parts and calls.
+    """Keys of chat messages and of their calls.
 
     Args:
         template_reads: whether the chat template reads a key of a message.
@@ -56,9 +56,7 @@ def check_message_keys(
         known = _MESSAGE.get(role, _SAID) if isinstance(role, str) else _SAID
         ignored.check(message, {*known, *filter(template_reads, message)}, where)
         ignored.check(message.get("function_call"), ("name", "arguments"), f"{where}.function_call")
-        content, calls = message.get("content"), message.get("tool_calls")
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            check_part_keys(part, ignored, f"{where}.content[{j}]")
+        calls = message.get("tool_calls")
         for j, call in enumerate(calls if isinstance(calls, list) else ()):
             ignored.check(call, _CALL, f"{where}.tool_calls[{j}]")
             if isinstance(call, Mapping):
@@ -66,14 +64,17 @@ def check_message_keys(
                 ignored.check(function, ("name", "arguments"), f"{where}.tool_calls[{j}].function")
 
 
-def check_part_keys(part: Any, ignored: IgnoredKeys, where: str) -> None:
-    """Keys inside a part of a message's content.
+def check_part_keys(messages: Any, ignored: IgnoredKeys, processor: Processor, where: str) -> None:
+    """Keys inside the parts of messages, or of items of ``/v1/responses``.
 
+    Args:
+        where: what the list is called.
     Raises:
         FieldError: an unknown key where fields are strict.
     """
-    for path in unread_keys(part):
-        ignored.add(f"{where}.{path}")
+    if isinstance(messages, list):
+        for path in processor.ignored_keys(messages, where):
+            ignored.add(path)
 
 
 def check_tool_keys(tools: Sequence[Any], ignored: IgnoredKeys) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from trt_eagle3.errors import quote
 from trt_eagle3.serving.errors import FieldError
 from trt_eagle3.serving.openai.ignored import IgnoredKeys
-from trt_eagle3.serving.openai.known_keys import check_part_keys
 from trt_eagle3.serving.openai.repairs import Repairs
 
 __all__ = ["read_input", "read_response_tools"]
@@ -19,7 +18,6 @@ _KEYS: Mapping[str, Collection[str]] = {  # by the item's type; answers hold all
     "function_call_output": ("type", "id", "call_id", "output", "status"),
     "reasoning": ("type", "id", "summary", "content", "status"),
 }
-_TEXT_KEYS = ("type", "text", "annotations", "logprobs")
 
 
 def read_input(
@@ -45,7 +43,7 @@ def read_input(
         if isinstance(item, Mapping) and item.get("type") == "reasoning":
             reasoning += _reasoning(item, where)
             continue
-        message = _message(item, where, ignored)
+        message = _message(item, where)
         if message["role"] == "assistant":
             message["reasoning_content"], reasoning = reasoning, ""
         elif reasoning:  # its answer was cut before any text
@@ -73,7 +71,7 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
         messages.append(message)
 
 
-def _message(item: Any, where: str, ignored: IgnoredKeys) -> dict[str, Any]:
+def _message(item: Any, where: str) -> dict[str, Any]:
     match item:
         case {"type": "function_call", "name": str(name), "arguments": arguments}:
             call = {
@@ -85,14 +83,14 @@ def _message(item: Any, where: str, ignored: IgnoredKeys) -> dict[str, Any]:
         case {"type": "function_call_output", "output": output}:
             content = output
             if not isinstance(output, str):
-                content = _parts(output, f"{where}.output", ignored)
+                content = _parts(output, f"{where}.output")
             return {"role": "tool", "content": content, "tool_call_id": item.get("call_id")}
         case {"role": str(role), "content": str(text)}:
             return {"role": role, "content": text}
         case {"role": "assistant", **others} if others.get("content") is None:
             return {"role": "assistant", "content": ""}
         case {"role": str(role), "content": list(parts)}:
-            return {"role": role, "content": _content(role, parts, f"{where}.content", ignored)}
+            return {"role": role, "content": _content(role, parts, f"{where}.content")}
     raise FieldError(
         f"{where}: expected a message, function_call, function_call_output or reasoning, got "
         f"{quote(item, 80)}",
@@ -109,42 +107,36 @@ def _check_item_keys(item: Any, where: str, ignored: IgnoredKeys) -> None:
             ignored.add(f"{where}.summary")
 
 
-def _content(role: str, parts: Sequence[Any], where: str, ignored: IgnoredKeys) -> Any:
+def _content(role: str, parts: Sequence[Any], where: str) -> Any:
     """An assistant's texts are one."""
-    read = _parts(parts, where, ignored)
+    read = _parts(parts, where)
     if role == "assistant" and all(part["type"] == "text" for part in read):
         return "".join(part["text"] for part in read)
     return read
 
 
-def _parts(parts: Any, where: str, ignored: IgnoredKeys) -> list[dict[str, Any]]:
+def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(parts, list):
         raise FieldError(f"{where}: expected a text or a list of parts", where)
-    return [_part(part, f"{where}[{i}]", ignored) for i, part in enumerate(parts)]
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(parts)]
 
 
-def _part(part: Any, where: str, ignored: IgnoredKeys) -> dict[str, Any]:
-    """The part as chat completions have it; further keys of an image or video stay beside it."""
-    read: dict[str, Any]
+def _part(part: Any, where: str) -> dict[str, Any]:
+    """The part as chat completions have it."""
     match part:
         case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
-            ignored.check(part, _TEXT_KEYS, where)
             return {"type": "text", "text": text}
         case {"type": "refusal", "refusal": str(text)}:
-            ignored.check(part, ("type", "refusal"), where)
             return {"type": "text", "text": text}
-        case {"type": "input_image", "image_url": str(url), **others}:
-            read = {"type": "image_url", "image_url": {"url": url}, **others}
-        case {"type": "input_video", "video_url": str(url), **others}:
-            read = {"type": "video_url", "video_url": {"url": url}, **others}
-        case _:
-            raise FieldError(
-                f"{where}: expected input_text, output_text, or input_image with an image_url, got "
-                f"{quote(part, 80)}",
-                where,
-            )
-    check_part_keys(read, ignored, where)
-    return read
+        case {
+            "type": "input_image" | "input_video" | "image_url" | "video_url" | "image" | "video"
+        }:
+            return dict(part)
+    raise FieldError(
+        f"{where}: expected input_text, output_text, or input_image with an image_url, got "
+        f"{quote(part, 80)}",
+        where,
+    )
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:

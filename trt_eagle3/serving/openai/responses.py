@@ -10,7 +10,7 @@ from pydantic import Field
 
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call
@@ -27,6 +27,7 @@ from trt_eagle3.serving.openai.known_keys import (
     check_format_keys,
     check_function_keys,
     check_option_keys,
+    check_part_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
 from trt_eagle3.serving.openai.reasoning_tokens import count_reasoning_tokens
@@ -89,9 +90,8 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
     """
     fields, ignored = read_fields(raw, ResponseFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
-    template = served.processor.template
-    _check_keys(fields, ignored, template)
-    repairs = Repairs(text_arguments=template.text_arguments)
+    _check_keys(fields, ignored, served.processor)
+    repairs = Repairs(text_arguments=served.processor.text_arguments)
     conversation = read_conversation(
         read_input(fields.input, fields.instructions, ignored, repairs),
         read_response_tools(fields.tools),
@@ -119,14 +119,15 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
     return Call((request,), reply, fields.stream, ignored.paths, repairs.paths)
 
 
-def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, template: ChatTemplate) -> None:
-    """The keys below the body's own, without those of the input."""
+def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, processor: Processor) -> None:
+    """The keys below the body's own, without those of the input's items."""
+    check_part_keys(fields.input, ignored, processor, "input")
     check_function_keys(fields.tools, ignored)
     check_choice_keys(fields.tool_choice, ignored)
     ignored.check(fields.text, ("format", "verbosity"), "text")
     check_format_keys(fields.text.get("format"), ignored, "text.format")
     ignored.check(fields.reasoning, ("effort",), "reasoning")
-    check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
+    check_option_keys(fields.chat_template_kwargs, ignored, processor.template.takes_option)
     for i, name in enumerate(fields.include):
         if name != _LOGPROBS:
             ignored.add(f"include[{i}]")

@@ -17,6 +17,7 @@ from trt_eagle3.serving.openai.fields import Whole, check_model, read_fields
 from trt_eagle3.serving.openai.known_keys import (
     check_message_keys,
     check_option_keys,
+    check_part_keys,
     check_tool_keys,
 )
 from trt_eagle3.serving.openai.messages import read_conversation, template_options
@@ -82,7 +83,7 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
         got = "neither" if fields.prompt is None else "both"
         raise FieldError(f"prompt: expected prompt or messages, got {got}.", "prompt")
     template = served.processor.template
-    repairs = Repairs(text_arguments=template.text_arguments)
+    repairs = Repairs(text_arguments=served.processor.text_arguments)
     prompt: PromptSource
     if fields.messages is None:
         assert fields.prompt is not None
@@ -91,6 +92,7 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
     else:
         repairs.check_messages(fields.messages)
         check_message_keys(fields.messages, ignored, template.reads_of_messages)
+        check_part_keys(fields.messages, ignored, served.processor, "messages")
         check_tool_keys(fields.tools, ignored)
         check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
         options = template_options(fields.chat_template_kwargs, None)

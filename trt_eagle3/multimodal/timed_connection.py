@@ -1,0 +1,118 @@
+"""TimedConnection: an HTTP request whose connecting, headers and body share one deadline."""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+import time
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["PORTS", "Deadline", "TimedConnection"]
+
+PORTS = {"http": 80, "https": 443}
+
+
+class Deadline:
+    """A point in time, ``seconds`` from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds until then.
+
+        Raises:
+            TimeoutError: it is past.
+        """
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"not complete after {self._seconds:g} s")
+        return left
+
+
+class TimedConnection(HTTPConnection):
+    """A connection for one GET of ``url``; proxies of the environment are not used."""
+
+    def __init__(self, url: str, deadline: Deadline) -> None:
+        """Connect to nothing yet."""
+        parts = urlsplit(url)
+        scheme = parts.scheme.lower()
+        super().__init__(parts.hostname or "", parts.port or PORTS[scheme])
+        self.default_port = PORTS[scheme]  # which the Host header leaves out
+        self._tls = scheme == "https"
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._deadline = deadline
+        self.response_class = _timed_response(deadline)
+
+    def get(self) -> HTTPResponse:
+        """The answer, its headers read; close it before the connection.
+
+        Raises:
+            OSError, HTTPException, ValueError: no answer, or the deadline is past (TimeoutError).
+        """
+        self.request(
+            "GET", self._target, headers={"User-Agent": "trt-eagle3", "Connection": "close"}
+        )
+        return self.getresponse()
+
+    def connect(self) -> None:
+        """Try the host's addresses in order."""
+        self.sock = _connected(self.host, self.port, self._deadline)
+        if self._tls:
+            context = ssl.create_default_context()
+            context.set_alpn_protocols(["http/1.1"])
+            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+
+
+def _timed_response(deadline: Deadline) -> type[HTTPResponse]:
+    class TimedResponse(HTTPResponse):
+        """An answer that is read within the deadline, line by line and block by block."""
+
+        def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+            super().__init__(sock, *args, **options)
+            # its own reader goes on holding the socket, which is closed after the headers already
+            self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock, deadline))
+
+    return TimedResponse
+
+
+class _TimedReader(io.RawIOBase):
+    """What a socket receives; each read has the time that is left."""
+
+    def __init__(self, received: io.RawIOBase, sock: socket.socket, deadline: Deadline) -> None:
+        self._received, self._sock, self._deadline = received, sock, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(self._deadline.left())
+        try:
+            return self._received.readinto(buffer)
+        except TimeoutError:
+            self._deadline.left()  # says what was waited for
+            raise
+
+    def close(self) -> None:
+        self._received.close()
+        super().close()
+
+
+def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure: OSError = OSError(f"no address of {host}")
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(deadline.left())
+            sock.connect(address)
+            sock.settimeout(deadline.left())  # of a TLS handshake as a whole
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+    raise failure
