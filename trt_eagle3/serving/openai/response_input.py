@@ -133,10 +133,10 @@ def _part(part: Any, where: str, ignored: IgnoredKeys) -> dict[str, Any]:
         case {"type": "refusal", "refusal": str(text)}:
             ignored.check(part, ("type", "refusal"), where)
             return {"type": "text", "text": text}
-        case {"type": "input_image", "image_url": str(url), **others}:
-            read = {"type": "image_url", "image_url": {"url": url}, **others}
-        case {"type": "input_video", "video_url": str(url), **others}:
-            read = {"type": "video_url", "video_url": {"url": url}, **others}
+        case {"type": "input_image", "image_url": str(url)}:
+            read = {**part, "type": "image_url", "image_url": {"url": url}}
+        case {"type": "input_video", "video_url": str(url)}:
+            read = {**part, "type": "video_url", "video_url": {"url": url}}
         case _:
             raise FieldError(
                 f"{where}: expected input_text, output_text, or input_image with an image_url, got "
