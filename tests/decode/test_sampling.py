@@ -71,6 +71,8 @@ def test_target_probs_of_any_logits_and_filters_equal_sort_and_scan(
         ([1.0, 3.0, 1.0, 0.0], SamplingParams(1.0, top_k=2), [0, 1, 2]),
         ([0.0, 0.0, 0.0, 0.0], SamplingParams(1.0, top_p=0.25), [0, 1, 2, 3]),
         ([5.0, 0.0, 0.0, -9.0], SamplingParams(1.0, top_p=0.99), [0, 1, 2]),
+        ([0.0, 0.1, 0.0, -9.0], SamplingParams(1.0, top_p=0.0), [1]),
+        ([0.0, 0.1, 0.0, -9.0], SamplingParams(1.0, top_p=0.0, top_k=3), [1]),
         ([5.0, 5.0, 0.0, -9.0], SamplingParams(1.0, min_p=1.0), [0, 1]),
         ([5.0, 4.0, 3.0, 2.0], SamplingParams(1.0, top_p=1e-9), [0]),
         ([5.0, 4.0, 3.0, 2.0], SamplingParams(1.0, top_k=4), [0, 1, 2, 3]),
@@ -334,7 +336,7 @@ def test_what_is_no_finite_number_is_refused_by_name_in_one_line(name: str, valu
 BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "temperature": ([0, 0.0, -0.0, 1, 100.0, np.float64(0.5)], [-0.1, -5e-324, 100.1]),
     "top_k": ([0, 1, 2**31 - 1], [-1, 2**31, 1.0, 0.5]),
-    "top_p": ([1e-9, 1, 1.0], [0, 0.0, -0.5, 1.0000001]),
+    "top_p": ([0, 0.0, 1e-9, 1, 1.0], [-1e-9, -0.5, 1.0000001]),
     "min_p": ([0, 0.0, 1.0], [-0.1, 1.1]),
     "repetition_penalty": ([0.01, 1, 100.0], [0.0, 0.001, -1, 101]),
     "presence_penalty": ([-100, 0, 100.0], [-101, 100.5]),

@@ -61,7 +61,7 @@ USER, SYSTEM = {"role": "user", "content": " hi "}, {"role": "system", "content"
     ("messages", "left_out"),
     [
         ([USER, SYSTEM], "message 2 (role 'system')"),
-        ([SYSTEM, SYSTEM, USER], "message 2 (role 'system')"),
+        ([SYSTEM, USER, SYSTEM], "message 3 (role 'system')"),
         ([{"role": "developer", "content": "Be brief."}, USER], "message 1 (role 'developer')"),
         (
             [{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}],
@@ -74,6 +74,40 @@ def test_message_that_the_template_would_drop_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(left_out)):
         ChatTemplate(KNOWS_FEW_ROLES, {}).render(messages)
+
+
+REFUSES_TWO = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('one system message') }}{% endif %}"
+    "[{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}]{% endfor %}"
+)
+KIND = {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "expected"),
+    [
+        (KNOWS_FEW_ROLES, [SYSTEM, SYSTEM, USER], "[Be brief.\n\nBe brief.](hi)"),
+        (
+            REFUSES_TWO,
+            [SYSTEM, SYSTEM, SYSTEM, USER],
+            "[Be brief.\n\nBe brief.\n\nBe brief.][ hi ]",
+        ),
+        (REFUSES_TWO, [SYSTEM, KIND, USER], "[Be brief.\n\nBe kind.][ hi ]"),
+        (REFUSES_TWO, [KIND, SYSTEM, USER], "[Be kind.\n\nBe brief.][ hi ]"),
+        (
+            "{% for m in messages %}[{{ m.content }}]{% endfor %}",
+            [SYSTEM, SYSTEM],
+            "[Be brief.]" * 2,
+        ),
+    ],
+    ids=["drops", "refuses", "parts", "parts first", "takes two"],
+)
+def test_leading_systems_are_joined_where_the_template_refuses_two(
+    source: str, messages: list[Any], expected: str
+) -> None:
+    assert ChatTemplate(source, {}).render(messages) == expected
 
 
 def test_messages_that_say_nothing_may_be_dropped() -> None:

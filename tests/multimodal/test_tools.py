@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.call_arguments import read_arguments
 from trt_eagle3.multimodal.tools import MAX_TOOLS, Tool, read_tools, template_calls
 
 
@@ -56,6 +57,14 @@ def deep(levels: int) -> dict[str, Any]:
             [function(parameters={"properties": {"a": {"type": "strin"}}})],
             "parameters.properties.a.type: expected one of",
         ),
+        *[
+            ([function(parameters={"properties": {"my a": {"type": bad}}})], "my a.type: expected")
+            for bad in (5, None, True, 1.5, {}, [5], [[]])
+        ],
+        *[
+            ([function(parameters={"$ref": bad})], "parameters.$ref: expected a text")
+            for bad in (5, None, [], {})
+        ],
         ([function(parameters={"required": "a"})], "parameters.required: expected a list"),
         ([function(parameters={"properties": {"a": {"enum": []}}})], "a.enum: expected a list"),
         ([function(parameters={"anyOf": {}})], "parameters.anyOf: expected a list"),
@@ -79,6 +88,52 @@ def test_arguments_of_past_calls_are_text_or_objects_as_the_template_wants_them(
     assert (text["id"], text["type"]) == ("1", "function")
 
 
+WHOLE = '{"city": "Bo\\n\\ud83d\\ude00", "n": [1, 2.5, {"a": null}], "b": true}'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (WHOLE, {"city": "Bo\n\U0001f600", "n": [1, 2.5, {"a": None}], "b": True}),
+        ("{", {}),
+        ('{"ci', {}),
+        ('{"city": "Bo', {"city": "Bo"}),
+        ('{"city": "Bo\\', {"city": "Bo"}),
+        ('{"city": "Bo", "n": [1, 2', {"city": "Bo", "n": [1, 2]}),
+        ('{"city": "Bo", "b": tr', {"city": "Bo"}),
+        ('{"a": {"b": "c', {"a": {"b": "c"}}),
+        ('{"a": 1} and more', {"a": 1}),
+        ('{"a": 1, b: 2}', {"a": 1}),
+        ('{"a": "b", "c": "\\ud800"}', {"a": "b", "c": ""}),  # half a character
+        ("", {}),
+        (" \n", {}),
+        ("null", {}),
+    ],
+)
+def test_arguments_that_are_cut_are_those_of_their_longest_sound_beginning(
+    text: str, expected: dict[str, Any]
+) -> None:
+    call = {"function": {"name": "f", "arguments": text}}
+    [parsed] = template_calls([call], "calls", as_text=False)
+    assert parsed["function"]["arguments"] == expected
+    [kept] = template_calls([call], "calls", as_text=True)
+    assert kept["function"]["arguments"] == (text if text.strip() else {})
+
+
+def test_arguments_cut_anywhere_are_an_object() -> None:
+    for end in range(1, len(WHOLE)):
+        found = read_arguments(WHOLE[:end])
+        assert found is not None
+        assert found.keys() <= {"city", "n", "b"}
+    for endless in ('{"a":' * 100_000, '{"a": ' + "9" * 5000 + "}"):
+        assert list(read_arguments(endless) or ()) == ["a"]
+
+
+def test_call_without_arguments_has_none() -> None:
+    [call] = template_calls([{"id": None, "function": {"name": "f"}}], "calls", as_text=True)
+    assert call == {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+
 @pytest.mark.parametrize(
     "calls",
     [
@@ -86,8 +141,8 @@ def test_arguments_of_past_calls_are_text_or_objects_as_the_template_wants_them(
         [5],
         [{"function": {"name": 5}}],
         [{"function": {"name": "f", "arguments": "[1]"}}],
-        [{"function": {"name": "f", "arguments": '{"a": '}}],
-        [{"function": {"name": "f"}}],
+        [{"function": {"name": "f", "arguments": "a"}}],
+        [{"function": {"name": "f", "arguments": 5}}],
     ],
 )
 def test_bad_past_calls_are_refused(calls: Any) -> None:

@@ -107,6 +107,8 @@ def test_stream_equals_generate(site: Site, engine: LLM) -> None:
         "stop"
     ]
     assert usage["choices"] == []
+    assert [event["usage"] for event in (first, *pieces)] == [None] * (len(pieces) + 1)
+    assert all("usage" not in event for event in site.events(messages=QUESTION))
     assert usage["usage"]["total_tokens"] == expected.prompt_tokens + len(expected.token_ids)
     assert len({event["id"] for event in (first, *pieces, usage)}) == 1
 
@@ -182,7 +184,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": QUESTION, "audio": {}}, "audio: expected nothing, got {}."),
         ({"messages": QUESTION, "chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a"),
         ({"messages": QUESTION, "max_tokens": 0}, "max_tokens"),
-        ({"messages": QUESTION, "max_tokens": "9"}, "max_tokens"),
+        ({"messages": QUESTION, "max_tokens": "nine"}, "max_tokens"),
         ({"messages": QUESTION, "temperature": -1}, "temperature"),
         (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
         ({"messages": QUESTION, "stop": [""]}, "stop"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.field_error import FieldError
 from trt_eagle3.serving.json_fields import largest_field
 from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_request_json
 
@@ -147,3 +148,13 @@ LONG = [{"role": "user", "content": 'a "quoted" text, [with] {marks} ' * 99}]
 )
 def test_largest_field_of_a_body_is_named(data: bytes, by_text: bool, expected: str | None) -> None:
     assert largest_field(data, by_text) == expected
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_number_that_is_not_finite_is_refused_by_its_path(number: str) -> None:
+    body = '{"a": 1.5, "tools": [{"x": {}}, {"my name": [0.5, NUMBER, NaN]}], "b": 5}'
+    with pytest.raises(FieldError, match=r"expected a finite number, got -?(nan|inf)") as caught:
+        parse_request_json(body.replace("NUMBER", number).encode(), "body", SERVING)
+    assert caught.value.param == "tools[1].my name[1]"
+    with pytest.raises(FieldError, match="messages: expected a finite number"):
+        parse_request_json(number.encode(), "messages", SERVING)

@@ -96,7 +96,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "temperature negative": (text(temperature=-0.1), "temperature"),
     "temperature infinite": (text(temperature=1e39), "temperature"),
     "temperature huge": (text(temperature=1e6), "temperature"),
-    "top_p 0": (text(top_p=0), "top_p"),
+    "top_p below 0": (text(top_p=-0.5), "top_p"),
     "top_p over 1": (text(top_p=1.5), "top_p"),
     "top_p NaN": (b'{"text_input": "x", "top_p": NaN}', "top_p"),
     "top_k negative": (text(top_k=-1), "top_k"),

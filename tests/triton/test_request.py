@@ -106,6 +106,19 @@ def test_every_input_is_passed_on() -> None:
     assert (order.stream, order.echo, order.return_token_ids) == (True, "hi", True)
 
 
+def test_keys_that_nothing_reads_are_logged_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    call = {"function": {"name": "f", "arguments": "{"}}
+    messages = [
+        {"role": "user", "content": "hi", "foo": 1},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    read(messages=strings(json.dumps(messages)))
+    assert "keys of a request are ignored: messages[0].foo" in caplog.text
+    assert "are repaired: messages[1].tool_calls[0].function.arguments" in caplog.text
+    with pytest.raises(UserError, match=r"messages\[0\]\.foo: not served here"):
+        read(messages=strings(json.dumps(messages)), serving=ServingConfig(strict_fields=True))
+
+
 def test_messages_are_json() -> None:
     order = read(messages=strings('[{"role": "user", "content": "hi"}]'))
     assert order.request.prompt == Conversation([{"role": "user", "content": "hi"}])

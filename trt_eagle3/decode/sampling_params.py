@@ -14,6 +14,7 @@ __all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams"]
 
 MAX_LOGPROBS = 20
 """Best tokens whose log-probabilities can be asked for."""
+_LEAST_TOP_P = 1e-9  # a mass that the likeliest token reaches; OpenAI's clients may send 0
 MAX_BIASES = 1024
 """Tokens of a request whose logits can be changed."""
 
@@ -28,7 +29,7 @@ class SamplingParams:
     Attributes:
         temperature: divides the logits; 0 is greedy.
         top_k: only tokens whose probability reaches the k-th largest; 0 is all.
-        top_p: of those, the likeliest ones that together reach this mass.
+        top_p: of those, the likeliest ones that together reach this mass; 0 is the likeliest alone.
         min_p: of those, tokens of at least this share of the largest probability.
         repetition_penalty: logits of tokens in prompt or answer are divided by it if positive,
             multiplied if negative (CTRL, arXiv 1909.05858); 1 is none.
@@ -72,7 +73,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, 100.0)
         _check_whole("top_k", self.top_k, 0, 2**31 - 1)
-        _check_number("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            object.__setattr__(self, "top_p", _LEAST_TOP_P)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
@@ -196,15 +199,12 @@ def _biases(value: object) -> Mapping[int, float]:
     return {int(token): float(bias) for token, bias in value.items()}
 
 
-def _check_number(
-    name: str, value: object, low: float, high: float, *, open_below: bool = False
-) -> None:
+def _check_number(name: str, value: object, low: float, high: float) -> None:
     in_range = (
         isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
     )
-    if not in_range or (open_below and value == low):
-        bounds = f"{'above' if open_below else 'from'} {low:g} to {high:g}"
-        raise UserError(f"{name}: expected a number {bounds}, got {_shown(value)}")
+    if not in_range:
+        raise UserError(f"{name}: expected a number from {low:g} to {high:g}, got {_shown(value)}")
 
 
 def _check_whole(name: str, value: object, low: int, high: int) -> None:

@@ -4,6 +4,7 @@ be ended.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,9 @@ from trt_eagle3.multimodal.tool_formats import ToolFormat, taught_tool_format
 
 __all__ = ["NO_OPTIONS", "ChatTemplate"]
 
+_MESSAGE_KEY = re.compile(  # message.key, messages[0].key, message["key"], message.get("key")
+    r"""\bm\w*(?:\[[^\]'"]*\])?(?:\.(?!get\()(\w+)|(?:\[|\.get\()\s*['"](\w+)['"])"""
+)
 NO_OPTIONS: Mapping[str, Any] = {}
 _PROBE_FUNCTION = {"name": "probe", "arguments": {"a": "b"}}
 _PROBE_TOOL = {
@@ -89,6 +93,7 @@ class ChatTemplate:
 
         Templates drop what they do not know: roles, tools, or a system message that is not the
         first, as Qwen3-VL's. So it is rendered twice, once with marks for texts, tools and calls.
+        System messages at the beginning become one where the template does not take two.
 
         Args:
             tools: OpenAI's objects of functions that may be called.
@@ -97,6 +102,26 @@ class ChatTemplate:
             UserError: the template refuses these messages, leaves a part of them out, or takes too
                 much time or memory.
         """
+        num_systems = _num_leading_systems(messages)
+        if num_systems > 1 and not self._takes_two_systems:
+            messages = [_joined(messages[:num_systems]), *messages[num_systems:]]
+        return self._render(messages, tools, options)
+
+    @cached_property
+    def _takes_two_systems(self) -> bool:
+        roles = ("system", "system", "user")
+        try:
+            self._render([{"role": role, "content": "x"} for role in roles], (), NO_OPTIONS)
+        except UserError:
+            return False
+        return True
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> str:
         marks = Marks()
         turns = [marks.message(i, message) for i, message in enumerate(messages)]
         marked_tools = [marks.tool(tool) for tool in tools]
@@ -112,6 +137,23 @@ class ChatTemplate:
         """Whether arguments of past calls may be JSON text; else the template wants objects."""
         return all("arguments is string" in text for text in (self._source, self._with_tools))
 
+    def takes_option(self, name: str) -> bool:
+        """Whether the template reads a variable of that name which requests may set."""
+        return name in self._names and name not in self._values((), (), NO_OPTIONS)
+
+    def reads_of_messages(self, key: str) -> bool:
+        """Whether the template reads that key of messages, whose variable begins with ``m``."""
+        return key in self._message_keys
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(re.findall(r"[A-Za-z_]\w*", self._source + self._with_tools))
+
+    @cached_property
+    def _message_keys(self) -> frozenset[str]:
+        found = _MESSAGE_KEY.findall(self._source) + _MESSAGE_KEY.findall(self._with_tools)
+        return frozenset(name for names in found for name in names)
+
     @cached_property
     def tool_format(self) -> ToolFormat:
         """The format of calls that the template teaches.
@@ -121,10 +163,10 @@ class ChatTemplate:
         """
         try:
             [prompt] = render_template(
-                self._source, [self._values(_PROBE_CALL, [_PROBE_TOOL], NO_OPTIONS)]
+                self._with_tools, [self._values(_PROBE_CALL, [_PROBE_TOOL], NO_OPTIONS)]
             )
         except UserError:
-            prompt = self._source
+            prompt = self._with_tools
         return taught_tool_format(prompt)
 
     def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> Reasoning:
@@ -163,6 +205,23 @@ class ChatTemplate:
             "add_generation_prompt": True,
         }
         return {**options, **values, **self._variables}
+
+
+def _num_leading_systems(messages: Sequence[Mapping[str, Any]]) -> int:
+    others = (i for i, message in enumerate(messages) if message.get("role") != "system")
+    return next(others, len(messages))
+
+
+def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One message with the contents of all, a blank line between them."""
+    contents = [message["content"] for message in messages]
+    if all(isinstance(content, str) for content in contents):
+        return {**messages[0], "content": "\n\n".join(contents)}
+    parts: list[Any] = []
+    for content in contents:
+        own = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        parts += [{"type": "text", "text": "\n\n"}, *own] if parts else own
+    return {**messages[0], "content": parts}
 
 
 def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:

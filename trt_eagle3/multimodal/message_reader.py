@@ -9,8 +9,8 @@ from typing import Any
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
+from trt_eagle3.multimodal.past_message import past_message
 from trt_eagle3.multimodal.prompt_rules import MediaKind, PromptRules
-from trt_eagle3.multimodal.tools import template_calls
 from trt_eagle3.multimodal.visual_part import VisualPart, ignored_keys, read_visual
 
 __all__ = ["MediaSlot", "MessageReader", "ReadMessages"]
@@ -84,7 +84,7 @@ class MessageReader:
             raise UserError(
                 f"messages: expected mappings with role and content, got {message!r:.80}."
             )
-        message = self._with_calls(message, where)
+        message = past_message(message, where, text_arguments=self._text_arguments)
         content = message.get("content")
         slots: list[MediaSlot] = []
         if isinstance(content, str):
@@ -94,14 +94,6 @@ class MessageReader:
             if self._rules.text_content:
                 content = "\n".join(part["text"] for part in content)
         return {**message, "content": content}, slots
-
-    def _with_calls(self, message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """A message whose calls are as the template takes them; its content may be None then."""
-        calls = message.get("tool_calls")
-        if not calls:
-            return message
-        taken = template_calls(calls, f"{where}.tool_calls", as_text=self._text_arguments)
-        return {**message, "tool_calls": taken, "content": message.get("content") or ""}
 
     def _parts(self, content: object, where: str) -> tuple[list[dict[str, str]], list[MediaSlot]]:
         if not isinstance(content, Sequence):

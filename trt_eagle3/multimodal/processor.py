@@ -137,6 +137,7 @@ class Processor:
         self._splits = split_special_tokens
         self._tool_format = tool_format
         self._refuse_pads = not split_special_tokens
+        self._tiled = image_config is not None and image_config.tile_side is not None
 
     @classmethod
     def from_directory(
@@ -196,6 +197,11 @@ class Processor:
     def tool_format(self) -> ToolFormat:
         """In which calls of tools are written."""
         return self._tool_format or self.template.tool_format
+
+    @property
+    def text_arguments(self) -> bool:
+        """Whether the arguments of past calls reach the template as text; else as objects."""
+        return self.template.text_arguments and self.tool_format.takes_text_arguments
 
     def answer_format(self, options: Mapping[str, Any] = NO_OPTIONS) -> AnswerFormat:
         """How answers are written, under these options of the chat template.
@@ -276,7 +282,7 @@ class Processor:
 
         ``where``: what the list is called.
         """
-        return ignored_keys(messages, where=where, tiled=self._reader.tiled)
+        return ignored_keys(messages, where=where, tiled=self._tiled)
 
     def with_options(
         self, messages: Sequence[Any], options: Mapping[str, Any]
@@ -285,7 +291,7 @@ class Processor:
         that are none.
         """
         unknown = tuple(name for name in options if name not in PROCESSOR_OPTIONS)
-        return with_processor_options(messages, options, tiled=self._reader.tiled), unknown
+        return with_processor_options(messages, options, tiled=self._tiled), unknown
 
     def raw(self, prompt: str | Sequence[int], caller: Caller = NOBODY) -> ModelInputs:
         """A prompt without chat template: a text, whose control tokens are tokens, or token ids.
@@ -351,10 +357,11 @@ class Processor:
 
     @cached_property
     def _reader(self) -> MessageReader:
-        takes_text = self.template.text_arguments and self.tool_format.takes_text_arguments
-        tiled = self.image_config is not None and self.image_config.tile_side is not None
         return MessageReader(
-            self.rules, text_arguments=takes_text, refuse_pads=self._refuse_pads, tiled=tiled
+            self.rules,
+            text_arguments=self.text_arguments,
+            refuse_pads=self._refuse_pads,
+            tiled=self._tiled,
         )
 
     @cached_property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trt_eagle3.errors import UserError, quote
+from trt_eagle3.multimodal.call_arguments import read_arguments
 
 __all__ = ["MAX_TOOLS", "Tool", "read_tools", "template_calls"]
 
@@ -112,10 +112,12 @@ def _check_schema(schema: Any, where: str, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise UserError(f"{where}: a schema nested deeper than {_MAX_DEPTH} levels. Flatten it.")
     types = schema.get("type", [])
-    for name in [types] if isinstance(types, str) else types:
+    for name in types if isinstance(types, list) else [types]:
         if not isinstance(name, str) or name not in _TYPES:
             known = ", ".join(sorted(_TYPES))
             raise UserError(f"{where}.type: expected one of {known}, got {quote(name, 80)}")
+    if not isinstance(schema.get("$ref", ""), str):
+        raise UserError(f"{where}.$ref: expected a text, got {quote(schema['$ref'], 80)}")
     if not isinstance(schema.get("required", []), list):
         raise UserError(f"{where}.required: expected a list, got {quote(schema['required'], 80)}")
     if schema.get("enum", [None]) == [] or not isinstance(schema.get("enum", []), list):
@@ -145,10 +147,10 @@ def template_calls(calls: Any, where: str, *, as_text: bool) -> list[dict[str, A
 
     Args:
         where: what names the calls in errors.
-        as_text: keep arguments that are JSON text as they are; else they are parsed, for templates
-            that want an object.
+        as_text: keep arguments that are text as they are, also where an answer was cut; else they
+            are parsed, for templates that want an object, and what was cut is repaired.
     Raises:
-        UserError: no list of calls, or arguments that are no JSON object.
+        UserError: no list of calls, or arguments that begin no JSON object.
     """
     if not isinstance(calls, list):
         raise UserError(f"{where}: expected a list of calls, got {quote(calls, 80)}")
@@ -162,18 +164,12 @@ def _template_call(call: Any, where: str, as_text: bool) -> dict[str, Any]:
             f'{where}: expected {{"function": {{"name", "arguments"}}}}, got {quote(call, 80)}'
         )
     given = function.get("arguments")
-    arguments = _parse_object(given) if isinstance(given, str) else given
+    arguments = read_arguments(given or "") if isinstance(given, str | None) else given
     if not isinstance(arguments, Mapping):
         raise UserError(
             f"{where}.function.arguments: expected the text of a JSON object, got "
             f"{quote(given, 80)}"
         )
-    kept = given if as_text and isinstance(given, str) else arguments
-    return {**call, "type": "function", "function": {**function, "arguments": kept}}
-
-
-def _parse_object(text: str) -> Any:
-    try:
-        return json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        return None
+    kept = given if as_text and isinstance(given, str) and given.strip() else arguments
+    given_keys = {name: value for name, value in call.items() if value is not None}
+    return {**given_keys, "type": "function", "function": {**function, "arguments": kept}}

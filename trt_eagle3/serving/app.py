@@ -72,7 +72,7 @@ def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
+        expose_headers=["X-Request-Id", "X-Ignored-Fields", "X-Repaired-Fields", "Retry-After"],
     )
 
 

@@ -58,8 +58,8 @@ class ServingConfig(BaseModel):
             sent together, the first one at once. Every response costs the server something; 0 sends
             one for each verify pass.
         max_choices: answers of one request (``n``).
-        strict_fields: refuse fields of a request that nobody here knows; else they are ignored, and
-            the answer's header ``X-Ignored-Fields`` names them.
+        strict_fields: refuse keys of a request that nothing reads, at any depth; else they are
+            ignored, and the answer's header ``X-Ignored-Fields`` names them.
         generation_config: where a request does not say how to sample, do as the checkpoint's
             ``generation_config.json`` says; else greedily.
         log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.

@@ -16,6 +16,7 @@ from trt_eagle3.errors import (
     clip,
 )
 from trt_eagle3.serving.body import BodyTimeoutError
+from trt_eagle3.serving.field_error import FieldError
 from trt_eagle3.serving.json_reader import TooLargeError
 
 __all__ = [
@@ -42,8 +43,11 @@ _CODES: Mapping[int, str] = {
     503: "overloaded",
     504: "timeout",
 }
-_MEDIA = ("image ", "video ")  # a message about one begins with the word and where it came from
-_LEADING_NAME = re.compile(r"(([A-Za-z_]+)(?:[.\[][\w.\[\]$-]*)?): ")
+# a message about one begins with the word, and where it came from
+_MEDIA = ("image ", "image: ", "video ", "video: ")
+# a field, and the way to what lies in it: tools[0].function.parameters.properties.my city.type
+_LEADING_NAME = re.compile(r"(([A-Za-z_]+)(?:\.[^.:\[\]]{1,64}|\[[\w-]*\])*): ")
+_LEADING_FIELD = re.compile(r"(([A-Za-z_]+))[.\[]")  # where names on the way are stranger
 
 
 class RefusedError(TrtEagle3Error):
@@ -56,15 +60,6 @@ class RefusedError(TrtEagle3Error):
         self.status = status
         self.code = code
         self.param = param
-
-
-class FieldError(UserError):
-    """A field of a request is wrong; ``param`` names it as OpenAI's error objects do."""
-
-    def __init__(self, message: str, param: str, code: str | None = "invalid_value") -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -85,8 +80,8 @@ def with_param(error: UserError, fields: Collection[str], aliases: Mapping[str, 
     """
     if isinstance(error, FieldError | TooLargeError):
         return error
-    found = _LEADING_NAME.match(str(error))
-    if found is None and "prompt" in aliases and str(error).startswith(_MEDIA):
+    found = _LEADING_NAME.match(str(error)) or _LEADING_FIELD.match(str(error))
+    if "prompt" in aliases and str(error).startswith(_MEDIA):
         return FieldError(str(error), aliases["prompt"])
     if found is None:
         return error

@@ -122,7 +122,7 @@ class Front:
             call, answers = await self._admit(request, lease, endpoint)
             chunks = interleaved(answers, self._serving.max_request_s, apart=call.apart)
             gone = asyncio.create_task(_call_when_gone(request, *(a.cancel for a in answers)))
-            headers = _ignored_header(call.ignored)
+            headers = _note_headers(call.ignored, call.repaired)
             try:
                 # what is wrong with a prompt comes out here, as a status
                 first = await anext(chunks)
@@ -194,11 +194,12 @@ class Front:
         self._check_key(request)
         with self._budget.lease() as lease:
             try:
-                prompt, texts = await self._read(request, lease, read_tokenize)
-                ids = await self._token_ids(request, prompt)
+                call = await self._read(request, lease, read_tokenize)
+                ids = await self._token_ids(request, call.prompt)
             except UserError as error:
                 raise tokenize_error(error) from error
-        return JSONResponse(tokens_object(ids, self._served, texts=texts))
+        found = tokens_object(ids, self._served, texts=call.texts)
+        return JSONResponse(found, headers=_note_headers(call.ignored, call.repaired))
 
     async def _token_ids(self, request: HTTPRequest, prompt: PromptSource) -> list[int]:
         """Of a prompt, whose images are decoded as long as there is time and the client waits."""
@@ -225,7 +226,8 @@ class Front:
         """``POST /detokenize``."""
         self._check_key(request)
         with self._budget.lease() as lease:
-            return JSONResponse(await self._read(request, lease, detokenize))
+            found, ignored = await self._read(request, lease, detokenize)
+        return JSONResponse(found, headers=_note_headers(ignored))
 
     async def models(self, request: HTTPRequest) -> Response:
         """``GET /v1/models``: the one, under each of its names."""
@@ -336,8 +338,12 @@ async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> N
         call()
 
 
-def _ignored_header(names: Sequence[str]) -> dict[str, str]:
-    if not names:
-        return {}
-    _log.warning("fields of a request are ignored: %s", ", ".join(names))
-    return {"X-Ignored-Fields": ", ".join(names)}
+def _note_headers(ignored: Sequence[str], repaired: Sequence[str] = ()) -> dict[str, str]:
+    """What an answer says of the keys of its request."""
+    headers = {}
+    if ignored:
+        headers["X-Ignored-Fields"] = ", ".join(ignored)
+        _log.warning("keys of a request are ignored: %s", headers["X-Ignored-Fields"])
+    if repaired:
+        headers["X-Repaired-Fields"] = ", ".join(repaired)
+    return headers

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 from trt_eagle3.io.json_file import parse_json
 from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.field_error import FieldError
 
-__all__ = ["JsonScanner", "TooLargeError", "check_unicode", "parse_request_json"]
+__all__ = ["JsonScanner", "TooLargeError", "parse_request_json"]
 
 _STRING_BODY = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _MEDIA_HEAD = b"data:"
@@ -141,7 +143,8 @@ def parse_request_json(
         scanner: has seen all of ``data``; None: it is scanned here.
     Raises:
         TooLargeError: over a limit of ``serving``.
-        UserError: not JSON, not UTF-8, nested too deep, or a text with a lone surrogate.
+        UserError: not JSON, not UTF-8, nested too deep, a text with a lone surrogate, or a number
+            that is not finite.
     """
     if scanner is None:
         scanner = JsonScanner(serving, name)
@@ -156,7 +159,7 @@ def parse_request_json(
                 _put_back(value, [str(view[start:stop], "ascii") for start, stop in scanner.media])
     except UnicodeError as error:
         raise UserError(f"{name}: not JSON: {error!s:.80}. Encode it as UTF-8.") from error
-    check_unicode(value, name)
+    _check_values(value[0], name)
     return value[0]
 
 
@@ -184,22 +187,43 @@ def _put_back(value: list[Any], media: Sequence[str]) -> None:
                 left.append(item)
 
 
-def check_unicode(value: Any, name: str) -> None:
-    """Refuse a JSON value that holds a text which no encoding can carry.
+def _check_values(value: Any, name: str) -> None:
+    """Refuse a JSON value that holds what no JSON can carry.
 
     Raises:
         UserError: a lone surrogate in a text or in a name of a field.
+        FieldError: a number that is not finite: ``NaN``, or ``1e999``, which Python reads as such.
     """
     left = [value]
     while left:
         match left.pop():
             case str() as text:
                 _check_text(text, name)
+            case float() as number if not math.isfinite(number):
+                raise _not_finite(value, name)
             case Mapping() as fields:
                 left += fields.keys()
                 left += fields.values()
             case list() | tuple() as values:
                 left += values
+
+
+def _not_finite(value: Any, name: str) -> FieldError:
+    """The error about the first number of ``value`` that is not finite, by its path."""
+    left: list[tuple[str, Any]] = [("" if name == "body" else name, value)]
+    while left:
+        path, holder = left.pop()
+        if isinstance(holder, float) and not math.isfinite(holder):
+            break
+        if isinstance(holder, Mapping):
+            dot = "." if path else ""
+            inside = [(f"{path}{dot}{clip(key, 40)}", part) for key, part in holder.items()]
+        else:
+            parts = holder if isinstance(holder, list) else ()
+            inside = [(f"{path}[{i}]", part) for i, part in enumerate(parts)]
+        left += reversed(inside)
+    path = path or name
+    return FieldError(f"{path}: expected a finite number, got {holder}.", path)
 
 
 def _check_text(text: str, name: str) -> None:

@@ -11,11 +11,21 @@ from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.request import PromptSource
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.assistant_message import PLAIN, AnswerFormat, MessageParser
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.openai.fields import read_biases
-from trt_eagle3.serving.openai.messages import read_conversation, read_part_keys, template_options
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.known_keys import (
+    check_choice_keys,
+    check_message_keys,
+    check_option_keys,
+    check_part_keys,
+    check_tool_keys,
+)
+from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
@@ -57,26 +67,38 @@ def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: Served
             raise UserError(f"{alone}: expected messages with it, got text_input.")
         serving.check_prompt(text or "")
         return Asked(text or "")
-    conversation = _conversation(single, messages, serving)
-    if ignored := read_part_keys(conversation.messages, "messages", served, serving):
-        _log.warning("keys of messages are ignored: %s", ", ".join(ignored))
+    conversation = _conversation(single, messages, serving, served.processor)
     answer_format = served.answer_format(conversation.template_options)
     return Asked(conversation, conversation.parser(answer_format), answer_format)
 
 
-def _conversation(single: Mapping[str, Any], messages: str, serving: ServingConfig) -> Conversation:
+def _conversation(
+    single: Mapping[str, Any], messages: str, serving: ServingConfig, processor: Processor
+) -> Conversation:
     choice = single.get("tool_choice")
     if choice is not None and choice.lstrip().startswith("{"):
         choice = _object(choice, "tool_choice", serving)
+    turns = _list(messages, "messages", serving)
+    tools = _list(single.get("tools", "[]"), "tools", serving)
+    options = _object(single.get("chat_template_kwargs", "{}"), "chat_template_kwargs", serving)
+    ignored = IgnoredKeys(strict=serving.strict_fields)
+    check_message_keys(turns, ignored, processor.template.reads_of_messages)
+    check_part_keys(turns, ignored, processor, "messages")
+    check_tool_keys(tools, ignored)
+    check_choice_keys(choice, ignored)
+    check_option_keys(options, ignored, processor.template.takes_option)
+    repairs = Repairs(text_arguments=processor.text_arguments)
+    repairs.check_messages(turns)
+    for what, paths in (("ignored", ignored.paths), ("repaired", repairs.paths)):
+        if paths:  # no header can say it
+            _log.warning("keys of a request are %s: %s", what, ", ".join(paths))
     return read_conversation(
-        _list(messages, "messages", serving),
-        _list(single.get("tools", "[]"), "tools", serving),
+        turns,
+        tools,
         choice,
         serving,
         parallel=single.get("parallel_tool_calls", True),
-        options=template_options(
-            _object(single.get("chat_template_kwargs", "{}"), "chat_template_kwargs", serving), None
-        ),
+        options=template_options(options, None),
     )
 
 

@@ -13,7 +13,16 @@ from trt_eagle3.decode.request import Chunk, Generation, TokenLogprob
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["SERVING", "WEATHER", "generation", "load_with_tools", "pieces", "served", "sse"]
+__all__ = [
+    "SERVING",
+    "TEMPLATE",
+    "WEATHER",
+    "generation",
+    "load_with_tools",
+    "pieces",
+    "served",
+    "sse",
+]
 
 SERVING = ServingConfig(max_body_bytes=1 << 20)
 WEATHER = {
@@ -28,7 +37,7 @@ WEATHER = {
         },
     },
 }
-_TEMPLATE = """
+TEMPLATE = """
 {%- macro body(content) %}{% if content is string %}{{ content }}{% else %}
 {%- for part in content %}{{ '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image'
 else part.text }}{% endfor %}{% endif %}{% endmacro -%}
@@ -52,8 +61,8 @@ else part.text }}{% endfor %}{% endif %}{% endmacro -%}
 """
 
 
-def load_with_tools(folder: Path, template: str = _TEMPLATE, **options: Any) -> LLM:
-    """The tiny pair under a chat template: the one above, if no other is given."""
+def load_with_tools(folder: Path, template: str = TEMPLATE, **options: Any) -> LLM:
+    """The tiny pair under a template."""
     bundle = build_tiny(folder, **options)
     (bundle / "processor" / "chat_template.jinja").write_text(template)
     return load(bundle, media=SERVING.media())

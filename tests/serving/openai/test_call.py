@@ -29,7 +29,7 @@ def test_event_is_one_line_whatever_its_text_holds() -> None:
         {"messages": [], "stream_options": {f"field {i}": 1 for i in range(20_000)}},
         {"messages": [5] * 20_000},
         {"messages": [], "stop": [5] * 20_000},
-        {"messages": [], "stop_token_ids": ["5"] * 20_000},
+        {"messages": [], "stop_token_ids": ["x"] * 20_000},
     ],
     ids=["fields", "options", "messages", "stop", "stop_token_ids"],
 )

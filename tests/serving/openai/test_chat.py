@@ -149,6 +149,38 @@ def test_bad_formats_are_refused(
         assert str(caught.value).startswith(next(iter(body)))
 
 
+TOOL_TYPE = b'[{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{%s}}}}}]'
+PARAMETERS = "tools[0].function.parameters.properties.a"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        *(
+            (b"tools", TOOL_TYPE % (b'"type":' + bad), f"{PARAMETERS}.type")
+            for bad in (b"5", b"null", b"true", b"1.5")
+        ),
+        *(
+            (b"tools", TOOL_TYPE % (b'"default":' + bad), f"{PARAMETERS}.default")
+            for bad in (b"NaN", b"1e999")
+        ),
+        *(
+            (b"tools", TOOL_TYPE % (b'"$ref":' + bad), f"{PARAMETERS}.$ref")
+            for bad in (b"[]", b"{}")
+        ),
+        *((b"guided_json", b'{"$ref":' + bad + b"}", "guided_json") for bad in (b"[]", b"{}")),
+        (b"metadata", b'{"a": NaN}', "metadata.a"),
+    ],
+)
+def test_bad_schema_is_a_400_that_names_where_it_is_wrong(
+    site: Site, field: bytes, value: bytes, param: str
+) -> None:
+    choice = b'"tool_choice":"required",' if field == b"tools" else b""
+    body = b'{"messages":[{"role":"user","content":"a"}],%s"%s":%s}' % (choice, field, value)
+    status, text, _ = site.request("POST", "/v1/chat/completions", body)
+    assert (status, json.loads(text)["error"]["param"]) == (400, param), text
+
+
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> None:
     body = {
@@ -157,7 +189,8 @@ def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> Non
         "stream_options": {"include_usage": True},
     }
     text = f"Why?\n</think>\n\nI look.\n{CALL}\n{CALL}"
-    whole = read(model, **body).reply.whole([generation(text)])
+    ids = model.processor.tokenize(text)
+    whole = read(model, **body).reply.whole([generation(text, ids)])
     [choice] = whole["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -170,11 +203,11 @@ def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> Non
     events = sse(
         reply.opening()
         + "".join(reply.piece(0, chunk) for chunk in pieces(text, size))
-        + reply.closing([generation(text)])
+        + reply.closing([generation(text, ids)])
     )
     assert events[-1] == "[DONE]"
-    assert events[-2]["usage"]["completion_tokens"] == 3
-    details = {"reasoning_tokens": len(model.processor.tokenize("Why?"))}
+    assert events[-2]["usage"]["completion_tokens"] == len(ids)
+    details = {"reasoning_tokens": len(model.processor.tokenize("Why?\n"))}
     assert events[-2]["usage"]["completion_tokens_details"] == details
     assert whole["usage"]["completion_tokens_details"] == details
     deltas = [event["choices"][0]["delta"] for event in events[:-2]]

@@ -66,6 +66,7 @@ def test_stream_is_the_whole_text(site: Site) -> None:
     *events, usage, done = sse(text)
     assert "".join(event["choices"][0]["text"] for event in events) == whole["choices"][0]["text"]
     assert usage["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+    assert all("usage" in event and event["usage"] is None for event in events)
     assert done == "[DONE]"
 
 

@@ -13,6 +13,8 @@ from tests.tiny import ROOT
 from tests.triton.server import data_uri
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.errors import UserError
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.response_input import read_input
 from trt_eagle3.serving.openai.responses import read_response
 from trt_eagle3.serving.served_model import ServedModel
@@ -99,7 +101,8 @@ def test_events_of_a_stream_lead_to_the_response(site: Site) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_reasoning_text_and_calls_are_items(model: ServedModel, size: int) -> None:
-    whole = read_response(THINKING, model, SERVING).reply.whole([generation(TEXT)])
+    ids = model.processor.tokenize(TEXT)
+    whole = read_response(THINKING, model, SERVING).reply.whole([generation(TEXT, ids)])
     items = whole["output"]
     assert [item["type"] for item in items] == [
         "reasoning",
@@ -120,7 +123,7 @@ def test_reasoning_text_and_calls_are_items(model: ServedModel, size: int) -> No
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
     assert [_without_ids(item) for item in done] == [_without_ids(item) for item in items]
     assert events[-1]["response"]["output"] == done
-    count = len(model.processor.tokenize("Why?"))
+    count = len(model.processor.tokenize("Why?\n"))
     assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": count}
     arguments = [
         e["delta"]
@@ -152,8 +155,11 @@ def test_items_become_the_messages_of_a_chat() -> None:
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "12"},
     ]
-    system, user, assistant, tool = read_input(items, "You help.")
-    assert system == {"role": "system", "content": "You help.\n\nBe brief."}
+    system, developer, user, assistant, tool = read_input(
+        items, "You help.", IgnoredKeys(strict=True), Repairs(text_arguments=True)
+    )
+    assert system == {"role": "system", "content": "You help."}
+    assert developer == {"role": "developer", "content": "Be brief."}
     assert user["content"] == [{"type": "text", "text": "hi"}]
     assert (assistant["content"], assistant["reasoning_content"]) == ("I look.", "hm")
     assert [call["function"]["name"] for call in assistant["tool_calls"]] == ["f", "g"]

@@ -43,6 +43,8 @@ def test_text_and_messages_are_the_tokens_of_their_prompts(site: Site, engine: L
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [99_999]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [10**400]}, "tokens"),
+        ("/tokenize", {"messages": [], "add_generation_prompt": False}, "add_generation_prompt"),
     ],
 )
 def test_bad_body_is_a_400(site: Site, path: str, body: Any, param: str) -> None:

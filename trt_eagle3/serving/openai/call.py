@@ -11,7 +11,7 @@ from trt_eagle3.decode.request import Chunk, Generation, Request
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["Call", "ReadCall", "Reply", "to_event"]
+__all__ = ["Call", "CountReasoning", "ReadCall", "Reply", "to_event"]
 
 
 class Reply(Protocol):
@@ -47,7 +47,8 @@ class Call:
 
     Attributes:
         requests: of the engine, one for each answer.
-        ignored: names of fields that nobody here knows.
+        ignored: paths of keys that nothing reads.
+        repaired: paths of arguments of past calls that were cut, and are closed for the template.
         apart: each chunk is wanted by itself, as it came from the target.
     """
 
@@ -55,8 +56,12 @@ class Call:
     reply: Reply
     stream: bool = False
     ignored: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
     apart: bool = False
 
+
+CountReasoning = Callable[[Sequence[int], str], int]
+"""Counts the ids that wrote an answer's reasoning; takes all ids and the text of the reasoning."""
 
 ReadCall = Callable[[Any, ServedModel, ServingConfig], Call]
 """Reads a JSON body.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -10,23 +11,31 @@ from pydantic import Field
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import MAX_LOGPROBS
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call
 from trt_eagle3.serving.openai.chat_reply import ChatReply
 from trt_eagle3.serving.openai.fields import (
     SamplingFields,
+    Whole,
     check_model,
     read_fields,
     repeated,
     sampling,
 )
-from trt_eagle3.serving.openai.messages import (
-    read_conversation,
-    read_part_keys,
-    template_options,
-    with_processor_options,
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.known_keys import (
+    check_choice_keys,
+    check_format_keys,
+    check_message_keys,
+    check_option_keys,
+    check_part_keys,
+    check_tool_keys,
 )
+from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.reasoning_tokens import count_reasoning_tokens
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.served_model import ServedModel
 
@@ -59,13 +68,13 @@ class ChatFields(SamplingFields, StructuredFields):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: list[Any]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
     tools: list[Any] = Field(default_factory=list)
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     logprobs: bool = False
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -87,11 +96,14 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     """
     fields, ignored = read_fields(raw, ChatFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
-    ignored += read_part_keys(fields.messages, "messages", served, serving)
-    messages, unknown = with_processor_options(
-        fields.messages, fields.mm_processor_kwargs, served, serving
+    _check_keys(fields, ignored, served.processor)
+    repairs = Repairs(text_arguments=served.processor.text_arguments)
+    repairs.check_messages(fields.messages)
+    messages, unknown = served.processor.with_options(
+        fields.messages, fields.mm_processor_kwargs or {}
     )
-    ignored += unknown
+    for name in unknown:
+        ignored.add(f"mm_processor_kwargs.{name:.40}")
     conversation = read_conversation(
         messages,
         fields.tools,
@@ -114,13 +126,30 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     reply = ChatReply(
         name,
         [conversation.parser(answer_format) for _ in range(fields.n)],
-        count_tokens=lambda text: len(served.processor.tokenize(text)),
+        count_reasoning=partial(count_reasoning_tokens, served.processor, answer_format.reasoning),
         token_bytes=served.token_bytes if fields.logprobs else None,
         include_usage=bool(fields.stream_options.include_usage),
         pieces=served.processor if fields.stream_options.include_acceptance else None,
     )
-    apart = bool(fields.stream_options.include_acceptance)
-    return Call(repeated(request, fields.n), reply, fields.stream, ignored, apart)
+    return Call(
+        repeated(request, fields.n),
+        reply,
+        fields.stream,
+        ignored.paths,
+        repairs.paths,
+        apart=bool(fields.stream_options.include_acceptance),
+    )
+
+
+def _check_keys(fields: ChatFields, ignored: IgnoredKeys, processor: Processor) -> None:
+    """The keys below the body's own."""
+    template = processor.template
+    check_message_keys(fields.messages, ignored, template.reads_of_messages)
+    check_part_keys(fields.messages, ignored, processor, "messages")
+    check_tool_keys(fields.tools, ignored)
+    check_choice_keys(fields.tool_choice, ignored)
+    check_format_keys(fields.response_format, ignored, "response_format")
+    check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
 
 
 def _num_logprobs(fields: ChatFields) -> int | None:

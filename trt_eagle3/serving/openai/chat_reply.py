@@ -17,7 +17,7 @@ from trt_eagle3.multimodal.assistant_message import (
 )
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 from trt_eagle3.serving.openai.acceptance import AcceptanceField
-from trt_eagle3.serving.openai.call import to_event
+from trt_eagle3.serving.openai.call import CountReasoning, to_event
 from trt_eagle3.serving.openai.logprobs import chat_logprobs
 from trt_eagle3.serving.openai.usage import usage
 
@@ -32,12 +32,12 @@ class ChatReply:
         model: str,
         parsers: Sequence[MessageParser],
         *,
-        count_tokens: Callable[[str], int],
+        count_reasoning: CountReasoning,
         token_bytes: TokenBytes | None = None,
         include_usage: bool = False,
         pieces: Processor | None = None,
     ) -> None:
-        """``parsers``: one for each answer; ``count_tokens``: of a text.
+        """``parsers``: one for each answer; ``count_reasoning``: ids of an answer's reasoning.
 
         ``token_bytes``: for log-probabilities; ``pieces``: for the field ``trt_eagle3`` of chunks;
         None: there are none.
@@ -48,7 +48,7 @@ class ChatReply:
             "model": model,
         }
         self._parsers = parsers
-        self._count_tokens = count_tokens
+        self._count_reasoning = count_reasoning
         self._token_bytes = token_bytes
         self._include_usage = include_usage
         self._acceptance = [AcceptanceField(pieces) for _ in parsers] if pieces else None
@@ -94,8 +94,11 @@ class ChatReply:
         }
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        said = [parser.message.reasoning for parser in self._parsers]
-        reasoning = sum(self._count_tokens(text) for text in said if text)
+        answers = zip(generations, self._parsers, strict=True)
+        reasoning = sum(
+            self._count_reasoning(generation.token_ids, parser.message.reasoning)
+            for generation, parser in answers
+        )
         return usage(generations, reasoning_tokens=reasoning)
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
@@ -153,10 +156,12 @@ class ChatReply:
             if self._token_bytes and found
             else None,
         }
-        more = {} if ours is None else {"trt_eagle3": ours}
-        return to_event(
-            {**self._common, "object": "chat.completion.chunk", "choices": [choice], **more}
-        )
+        event = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
+        if self._include_usage:
+            event["usage"] = None  # the last chunk has it
+        if ours is not None:
+            event["trt_eagle3"] = ours
+        return to_event(event)
 
 
 def _new_call_id(_call: int) -> str:

@@ -15,11 +15,13 @@ from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call, to_event
 from trt_eagle3.serving.openai.fields import (
     SamplingFields,
+    Whole,
     check_model,
     read_fields,
     repeated,
     sampling,
 )
+from trt_eagle3.serving.openai.known_keys import check_format_keys
 from trt_eagle3.serving.openai.logprobs import completion_logprobs
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.openai.usage import usage
@@ -40,9 +42,9 @@ class CompletionFields(SamplingFields, StructuredFields):
     """The body of ``POST /v1/completions``."""
 
     prompt: Any
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Whole | None = None
 
 
 def completion_error(error: UserError) -> UserError:
@@ -58,6 +60,7 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
         RefusedError: another model is asked for.
     """
     fields, ignored = read_fields(raw, CompletionFields, _NEUTRAL, serving)
+    check_format_keys(fields.response_format, ignored, "response_format")
     name = check_model(fields.model, served)
     prompts = _read_prompts(fields.prompt)
     if len(prompts) * fields.n > serving.max_choices:
@@ -88,7 +91,7 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
         include_usage=bool(fields.stream_options.include_usage),
         logprobs=fields.logprobs is not None,
     )
-    return Call(tuple(requests), reply, fields.stream, ignored)
+    return Call(tuple(requests), reply, fields.stream, ignored.paths)
 
 
 def _read_prompts(raw: Any) -> list[RawPrompt]:
@@ -178,9 +181,9 @@ class CompletionReply:
 
     def _event(self, index: int, text: str, finish_reason: str | None) -> str:
         found, self._unsent[index] = self._unsent[index], []
-        return to_event(
-            {**self._common, "choices": [self._choice(index, text, finish_reason, found)]}
-        )
+        choice = self._choice(index, text, finish_reason, found)
+        usage_later = {"usage": None} if self._include_usage else {}
+        return to_event({**self._common, "choices": [choice], **usage_later})
 
     def _choice(
         self, index: int, text: str, finish_reason: str | None, found: Sequence[TokenLogprob]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.serving.config import ServingConfig
-from trt_eagle3.serving.errors import FieldError, RefusedError, nearest
+from trt_eagle3.serving.errors import FieldError, RefusedError
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = [
+    "Number",
     "SamplingFields",
     "StreamOptions",
+    "Whole",
     "check_model",
     "read_biases",
     "read_fields",
@@ -28,12 +32,30 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound=BaseModel)
-_MAX_IGNORED = 8  # names of ignored fields that an answer's header lists
+_WHOLE = re.compile(r"[+-]?\d{1,40}(\.0*)?")
+_NUMBER = re.compile(r"[+-]?\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?")
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "unknown": "unknown_parameter",
 }
+
+
+def _read_whole(value: Any) -> Any:
+    """``5.0`` and ``"5"`` are whole numbers, as clients send them and vLLM takes them."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        return int(value.partition(".")[0])
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _read_number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) else value
+
+
+Whole = Annotated[int, BeforeValidator(_read_whole)]
+"""A whole number, also as ``5.0`` or as text."""
+Number = Annotated[float, BeforeValidator(_read_number)]
+"""A number, also as text."""
 
 
 class StreamOptions(BaseModel):
@@ -54,22 +76,22 @@ class SamplingFields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = Field(default_factory=dict)
-    seed: int | None = None
-    n: int = 1
+    temperature: Number | None = None
+    top_p: Number | None = None
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    logit_bias: dict[str, Number] = Field(default_factory=dict)
+    seed: Whole | None = None
+    n: Whole = 1
     stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int = 0
-    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
+    top_k: Whole | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: Whole = 0
+    stop_token_ids: Annotated[list[Whole], FailFast()] = Field(default_factory=list)
     ignore_eos: bool = False
     speculation: bool = True
 
@@ -86,8 +108,9 @@ class SamplingFields(BaseModel):
 
 def read_fields(
     raw: Any, model: type[_F], neutral: Mapping[str, tuple[Any, ...]], serving: ServingConfig
-) -> tuple[_F, tuple[str, ...]]:
-    """Check a body's fields; returns them, and the names of those that were ignored.
+) -> tuple[_F, IgnoredKeys]:
+    """Check a body's fields; returns them, and the keys that are ignored, which deeper readers
+    add to.
 
     Args:
         neutral: fields that are not served, each with the values that change nothing.
@@ -97,10 +120,9 @@ def read_fields(
     if not isinstance(raw, Mapping):
         raise UserError(f"body: expected a JSON object, got {quote(raw, 80)}")
     given = _given(raw, neutral)
-    ignored = _unknown(given, model, serving.strict_fields)
-    options = given.get("stream_options")
-    if isinstance(options, Mapping):
-        _unknown(options, StreamOptions, serving.strict_fields, "stream_options.")
+    ignored = IgnoredKeys(strict=serving.strict_fields)
+    ignored.check(given, model.model_fields)
+    ignored.check(given.get("stream_options"), StreamOptions.model_fields, "stream_options")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
     try:
@@ -125,23 +147,6 @@ def _given(raw: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> di
             )
         del given[name]
     return given
-
-
-def _unknown(
-    fields: Mapping[str, Any], model: type[BaseModel], strict: bool, where: str = ""
-) -> tuple[str, ...]:
-    """Names that ``model`` lacks; the first of them ends it where fields are ``strict``."""
-    unknown: list[str] = []
-    for name in fields:
-        if name not in model.model_fields:
-            unknown.append(ascii(name[:40])[1:-1])
-            if strict:
-                param = where + unknown[0]
-                likely = nearest(name, model.model_fields)
-                raise FieldError(f"{param}: not served here. {likely}", param, "unknown_parameter")
-            if len(unknown) == _MAX_IGNORED:
-                break
-    return tuple(unknown)
 
 
 def _problem(error: Mapping[str, Any]) -> FieldError:

@@ -10,15 +10,8 @@ from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.tools import Tool, read_tools
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError
-from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = [
-    "read_choice",
-    "read_conversation",
-    "read_part_keys",
-    "template_options",
-    "with_processor_options",
-]
+__all__ = ["read_choice", "read_conversation", "template_options"]
 
 _ROLES = {
     "system": "system",
@@ -26,8 +19,8 @@ _ROLES = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
 }
-_MAX_IGNORED, _MAX_PATH = 8, 80  # paths that an answer's header lists, and their characters
 _MODES = ("auto", "none", "required")
 
 
@@ -54,44 +47,6 @@ def read_conversation(
         parallel,
         options or {},
     )
-
-
-def read_part_keys(
-    messages: Any, where: str, served: ServedModel, serving: ServingConfig
-) -> tuple[str, ...]:
-    """Paths of keys in parts of messages that are ignored; ``where`` names the list of messages.
-
-    Raises:
-        FieldError: with ``strict_fields``, the first of them.
-    """
-    if not isinstance(messages, list):
-        return ()
-    return _named(served.processor.ignored_keys(messages, where), serving)
-
-
-def with_processor_options(
-    messages: list[Any],
-    options: Mapping[str, Any] | None,
-    served: ServedModel,
-    serving: ServingConfig,
-) -> tuple[list[Any], tuple[str, ...]]:
-    """Messages with ``mm_processor_kwargs`` in their images and videos; what of it is ignored.
-
-    Raises:
-        FieldError: with ``strict_fields``, the first name that is ignored.
-    """
-    if not options:
-        return messages, ()
-    changed, unknown = served.processor.with_options(messages, options)
-    return changed, _named([f"mm_processor_kwargs.{name}" for name in unknown], serving)
-
-
-def _named(ignored: Sequence[str], serving: ServingConfig) -> tuple[str, ...]:
-    """For a header; refused where fields are strict."""
-    names = tuple(ascii(name[:_MAX_PATH])[1:-1] for name in ignored[:_MAX_IGNORED])
-    if names and serving.strict_fields:
-        raise FieldError(f"{names[0]}: not served here.", names[0], "unknown_parameter")
-    return names
 
 
 def read_choice(raw: Any) -> str:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.errors import quote
 from trt_eagle3.serving.errors import FieldError
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.repairs import Repairs
 
 __all__ = ["read_input", "read_response_tools"]
 
-_SYSTEM = ("system", "developer")
+_KEYS: Mapping[str, Collection[str]] = {  # by the item's type; answers hold all of them
+    "message": ("type", "id", "role", "content", "status"),
+    "function_call": ("type", "id", "call_id", "name", "arguments", "status"),
+    "function_call_output": ("type", "id", "call_id", "output", "status"),
+    "reasoning": ("type", "id", "summary", "content", "status"),
+}
 
 
-def read_input(raw: Any, instructions: str | None) -> list[dict[str, Any]]:
+def read_input(
+    raw: Any, instructions: str | None, ignored: IgnoredKeys, repairs: Repairs
+) -> list[dict[str, Any]]:
     """Messages of a text, or of a list of items; ``instructions`` become the system message.
 
     Raises:
-        FieldError: an unknown item or part.
+        FieldError: an unknown item or part, an unknown key where fields are strict.
     """
     items = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw
     if not isinstance(items, list):
@@ -30,31 +39,34 @@ def read_input(raw: Any, instructions: str | None) -> list[dict[str, Any]]:
     reasoning = ""
     for i, item in enumerate(items):
         where = f"input[{i}]"
+        _check_item_keys(item, where, ignored)
         if isinstance(item, Mapping) and item.get("type") == "reasoning":
             reasoning += _reasoning(item, where)
             continue
         message = _message(item, where)
-        if reasoning and message["role"] == "assistant":
+        if message["role"] == "assistant":
             message["reasoning_content"], reasoning = reasoning, ""
+        elif reasoning:  # its answer was cut before any text
+            messages.append(_assistant(reasoning))
+            reasoning = ""
+        if "tool_calls" in message:
+            repairs.check(item, f"{where}.arguments")
         _append(messages, message)
+    if reasoning:
+        messages.append(_assistant(reasoning))
     return messages
 
 
+def _assistant(reasoning: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "reasoning_content": reasoning}
+
+
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Calls that follow an assistant's message are part of it; system messages at the beginning
-    are one.
-    """
-    last: dict[str, Any] = messages[-1] if messages else {"role": None}
-    if "tool_calls" in message and last["role"] == "assistant":
+    """Calls that follow an assistant's message are part of it."""
+    last = messages[-1] if messages else None
+    if last is not None and "tool_calls" in message and last["role"] == "assistant":
         last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
-    elif (
-        message["role"] in _SYSTEM
-        and len(messages) == 1
-        and last["role"] in _SYSTEM
-        and isinstance(last["content"], str)
-        and isinstance(message["content"], str)
-    ):
-        last["content"] = f"{last['content']}\n\n{message['content']}"
+        last["reasoning_content"] += message["reasoning_content"]
     else:
         messages.append(message)
 
@@ -69,10 +81,14 @@ def _message(item: Any, where: str) -> dict[str, Any]:
             }
             return {"role": "assistant", "content": "", "tool_calls": [call]}
         case {"type": "function_call_output", "output": output}:
-            content = output if isinstance(output, str) else _parts(output, f"{where}.output")
+            content = output
+            if not isinstance(output, str):
+                content = _parts(output, f"{where}.output")
             return {"role": "tool", "content": content, "tool_call_id": item.get("call_id")}
         case {"role": str(role), "content": str(text)}:
             return {"role": role, "content": text}
+        case {"role": "assistant", **others} if others.get("content") is None:
+            return {"role": "assistant", "content": ""}
         case {"role": str(role), "content": list(parts)}:
             return {"role": role, "content": _content(role, parts, f"{where}.content")}
     raise FieldError(
@@ -82,11 +98,20 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     )
 
 
+def _check_item_keys(item: Any, where: str, ignored: IgnoredKeys) -> None:
+    """Keys of an item; one of an unknown type is refused where it is read."""
+    kind = item.get("type") or "message" if isinstance(item, Mapping) else None
+    if isinstance(kind, str) and kind in _KEYS:
+        ignored.check(item, _KEYS[kind], where)
+        if item.get("summary"):  # of the reasoning of others: the model did not write it
+            ignored.add(f"{where}.summary")
+
+
 def _content(role: str, parts: Sequence[Any], where: str) -> Any:
-    """What an assistant said is one text."""
+    """An assistant's texts are one."""
     read = _parts(parts, where)
-    if role == "assistant":
-        return "".join(part.get("text", "") for part in read)
+    if role == "assistant" and all(part["type"] == "text" for part in read):
+        return "".join(part["text"] for part in read)
     return read
 
 
@@ -97,6 +122,7 @@ def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
+    """The part as chat completions have it."""
     match part:
         case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
             return {"type": "text", "text": text}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.decode.request import Chunk, Generation, TokenLogprob
 from trt_eagle3.multimodal.assistant_message import MessageDelta, MessageParser
 from trt_eagle3.multimodal.tokenizer import TokenBytes
-from trt_eagle3.serving.openai.call import to_event
+from trt_eagle3.serving.openai.call import CountReasoning, to_event
 from trt_eagle3.serving.openai.logprobs import response_logprobs
 from trt_eagle3.serving.openai.response_items import OutputItems
 from trt_eagle3.serving.openai.usage import usage
@@ -27,9 +27,9 @@ class ResponseReply:
         parser: MessageParser,
         token_bytes: TokenBytes | None,
         *,
-        count_tokens: Callable[[str], int],
+        count_reasoning: CountReasoning,
     ) -> None:
-        """``echo``: what it repeats of its request; ``count_tokens``: of a text.
+        """``echo``: what it repeats of its request; ``count_reasoning``: ids of its reasoning.
 
         ``token_bytes``: for log-probabilities; None: there are none.
         """
@@ -41,7 +41,7 @@ class ResponseReply:
         }
         self._parser = parser
         self._token_bytes = token_bytes
-        self._count_tokens = count_tokens
+        self._count_reasoning = count_reasoning
         self._items = OutputItems()
         self._num_events = 0
         self._reason: str | None = None
@@ -90,8 +90,8 @@ class ResponseReply:
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """``usage`` by this endpoint's names."""
-        reasoning = self._parser.message.reasoning
-        count = self._count_tokens(reasoning) if reasoning else 0
+        [generation] = generations
+        count = self._count_reasoning(generation.token_ids, self._parser.message.reasoning)
         counts = usage(generations, reasoning_tokens=count)
         return {
             "input_tokens": counts["prompt_tokens"],

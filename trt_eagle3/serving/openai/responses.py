@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
 from trt_eagle3.serving.openai.call import Call
 from trt_eagle3.serving.openai.fields import (
     SamplingFields,
+    Whole,
     check_model,
     read_fields,
     sampling,
 )
-from trt_eagle3.serving.openai.messages import read_conversation, read_part_keys, template_options
+from trt_eagle3.serving.openai.ignored import IgnoredKeys
+from trt_eagle3.serving.openai.known_keys import (
+    check_choice_keys,
+    check_format_keys,
+    check_function_keys,
+    check_option_keys,
+    check_part_keys,
+)
+from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.reasoning_tokens import count_reasoning_tokens
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.openai.response_input import read_input, read_response_tools
 from trt_eagle3.serving.openai.response_reply import ResponseReply
 from trt_eagle3.serving.openai.structured import read_format
@@ -26,6 +39,7 @@ from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["ResponseFields", "read_response", "response_error"]
 
+_LOGPROBS = "message.output_text.logprobs"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "conversation": (),
@@ -50,13 +64,13 @@ class ResponseFields(SamplingFields):
 
     input: Any
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     tools: list[Any] = Field(default_factory=list)
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     text: dict[str, Any] = Field(default_factory=dict)
     reasoning: dict[str, Any] = Field(default_factory=dict)
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     include: list[str] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -76,15 +90,16 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
     """
     fields, ignored = read_fields(raw, ResponseFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
+    _check_keys(fields, ignored, served.processor)
+    repairs = Repairs(text_arguments=served.processor.text_arguments)
     conversation = read_conversation(
-        read_input(fields.input, fields.instructions),
+        read_input(fields.input, fields.instructions, ignored, repairs),
         read_response_tools(fields.tools),
         fields.tool_choice,
         serving,
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning.get("effort")),
     )
-    ignored += read_part_keys(fields.input, "input", served, serving)
     answer_format = served.answer_format(conversation.template_options)
     logprobs = _num_logprobs(fields)
     chosen = sampling(fields, served, serving, fields.max_output_tokens).updated(
@@ -99,17 +114,31 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         _echo(name, fields),
         conversation.parser(answer_format),
         served.token_bytes if logprobs is not None else None,
-        count_tokens=lambda text: len(served.processor.tokenize(text)),
+        count_reasoning=partial(count_reasoning_tokens, served.processor, answer_format.reasoning),
     )
-    return Call((request,), reply, fields.stream, ignored)
+    return Call((request,), reply, fields.stream, ignored.paths, repairs.paths)
+
+
+def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, processor: Processor) -> None:
+    """The keys below the body's own, without those of the input's items."""
+    check_part_keys(fields.input, ignored, processor, "input")
+    check_function_keys(fields.tools, ignored)
+    check_choice_keys(fields.tool_choice, ignored)
+    ignored.check(fields.text, ("format", "verbosity"), "text")
+    check_format_keys(fields.text.get("format"), ignored, "text.format")
+    ignored.check(fields.reasoning, ("effort",), "reasoning")
+    check_option_keys(fields.chat_template_kwargs, ignored, processor.template.takes_option)
+    for i, name in enumerate(fields.include):
+        if name != _LOGPROBS:
+            ignored.add(f"include[{i}]")
 
 
 def _num_logprobs(fields: ResponseFields) -> int | None:
-    if "message.output_text.logprobs" in fields.include:
+    if _LOGPROBS in fields.include:
         return fields.top_logprobs or 0
     if fields.top_logprobs:
         raise FieldError(
-            "top_logprobs: expected message.output_text.logprobs in include with it.",
+            f"top_logprobs: expected {_LOGPROBS} in include with it.",
             "top_logprobs",
         )
     return None

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from trt_eagle3.decode.conversation import RawPrompt
 from trt_eagle3.decode.request import PromptSource
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, quote
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
-from trt_eagle3.serving.openai.fields import check_model, read_fields
-from trt_eagle3.serving.openai.messages import read_conversation, read_part_keys, template_options
+from trt_eagle3.serving.openai.fields import Whole, check_model, read_fields
+from trt_eagle3.serving.openai.known_keys import (
+    check_message_keys,
+    check_option_keys,
+    check_part_keys,
+    check_tool_keys,
+)
+from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["detokenize", "read_tokenize", "tokenize_error", "tokens_object"]
+__all__ = ["TokenizeCall", "detokenize", "read_tokenize", "tokenize_error", "tokens_object"]
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+}
 
 
 class _TokenizeFields(BaseModel):
@@ -28,14 +42,13 @@ class _TokenizeFields(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
 
 
 class _DetokenizeFields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
-    tokens: Annotated[list[int], FailFast()]
+    tokens: Annotated[list[Whole], FailFast()]
 
 
 def tokenize_error(error: UserError) -> UserError:
@@ -43,28 +56,48 @@ def tokenize_error(error: UserError) -> UserError:
     return with_param(error, _TokenizeFields.model_fields, {"text": "prompt"})
 
 
-def read_tokenize(
-    raw: Any, served: ServedModel, serving: ServingConfig
-) -> tuple[PromptSource, bool]:
-    """The prompt of ``POST /tokenize``, and whether the tokens' texts are wanted.
+@dataclass(frozen=True)
+class TokenizeCall:
+    """A body of ``POST /tokenize``.
+
+    Attributes:
+        texts: whether the tokens' texts are wanted. ignored, repaired: as of ``Call``.
+    """
+
+    prompt: PromptSource
+    texts: bool
+    ignored: tuple[str, ...]
+    repaired: tuple[str, ...]
+
+
+def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> TokenizeCall:
+    """Check a body of ``POST /tokenize``.
 
     Raises:
         UserError: neither a prompt nor messages, or both; what is wrong with them.
         RefusedError: another model is asked for.
     """
-    fields, _ = read_fields(raw, _TokenizeFields, {"continue_final_message": (False,)}, serving)
+    fields, ignored = read_fields(raw, _TokenizeFields, _NEUTRAL, serving)
     check_model(fields.model, served)
     if (fields.prompt is None) == (fields.messages is None):
         got = "neither" if fields.prompt is None else "both"
         raise FieldError(f"prompt: expected prompt or messages, got {got}.", "prompt")
+    template = served.processor.template
+    repairs = Repairs(text_arguments=served.processor.text_arguments)
+    prompt: PromptSource
     if fields.messages is None:
         assert fields.prompt is not None
         serving.check_prompt(fields.prompt)
-        return RawPrompt(fields.prompt), fields.return_token_strs
-    read_part_keys(fields.messages, "messages", served, serving)
-    options = template_options(fields.chat_template_kwargs, None)
-    conversation = read_conversation(fields.messages, fields.tools, None, serving, options=options)
-    return conversation, fields.return_token_strs
+        prompt = RawPrompt(fields.prompt)
+    else:
+        repairs.check_messages(fields.messages)
+        check_message_keys(fields.messages, ignored, template.reads_of_messages)
+        check_part_keys(fields.messages, ignored, served.processor, "messages")
+        check_tool_keys(fields.tools, ignored)
+        check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
+        options = template_options(fields.chat_template_kwargs, None)
+        prompt = read_conversation(fields.messages, fields.tools, None, serving, options=options)
+    return TokenizeCall(prompt, fields.return_token_strs, ignored.paths, repairs.paths)
 
 
 def tokens_object(ids: list[int], served: ServedModel, *, texts: bool) -> dict[str, Any]:
@@ -78,17 +111,20 @@ def tokens_object(ids: list[int], served: ServedModel, *, texts: bool) -> dict[s
     }
 
 
-def detokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> dict[str, Any]:
-    """The answer of ``POST /detokenize``: special tokens are written out.
+def detokenize(
+    raw: Any, served: ServedModel, serving: ServingConfig
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The answer of ``POST /detokenize``, and the ignored keys: special tokens are written out.
 
     Raises:
         UserError: an id that the tokenizer lacks.
         RefusedError: another model is asked for.
     """
-    fields, _ = read_fields(raw, _DetokenizeFields, {}, serving)
+    fields, ignored = read_fields(raw, _DetokenizeFields, {}, serving)
     check_model(fields.model, served)
     tokenizer = served.processor.tokenizer
     for token_id in fields.tokens:
         if not 0 <= token_id < 2**31 or tokenizer.id_to_token(token_id) is None:
-            raise FieldError(f"tokens: {token_id:.40g}: no id of the tokenizer.", "tokens")
-    return {"prompt": tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+            raise FieldError(f"tokens: {quote(token_id, 40)}: no id of the tokenizer.", "tokens")
+    text = tokenizer.decode(fields.tokens, skip_special_tokens=False)
+    return {"prompt": text}, ignored.paths

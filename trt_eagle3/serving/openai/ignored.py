@@ -1,0 +1,60 @@
+"""Keys of a request that nothing reads, at every depth of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from trt_eagle3.serving.errors import FieldError, nearest
+
+__all__ = ["IgnoredKeys"]
+
+_MAX_PATHS = 8  # that an answer's header lists
+_MAX_NAME = 40  # characters of a key
+
+
+class IgnoredKeys:
+    """Collects the paths of keys that nothing reads, such as ``messages[0].foo``.
+
+    Where fields are strict, the first one is refused instead.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._paths: list[str] = []
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The first of them, at most eight, in ASCII."""
+        return tuple(self._paths)
+
+    def check(self, fields: Any, known: Collection[str], where: str = "") -> None:
+        """Add the keys of ``fields`` that are not ``known``. A null is a key that is not given.
+
+        Args:
+            fields: a JSON value; one that is no object has no keys.
+            where: the path of ``fields``; empty for the body itself.
+        Raises:
+            FieldError: as ``add``.
+        """
+        if not isinstance(fields, Mapping):
+            return
+        for name, value in fields.items():
+            if len(self._paths) == _MAX_PATHS:
+                return
+            if value is not None and name not in known:
+                shown = name[:_MAX_NAME]
+                self.add(f"{where}.{shown}" if where else shown, known)
+
+    def add(self, path: str, known: Collection[str] = ()) -> None:
+        """Add a path; ``known``: the keys that are read there.
+
+        Raises:
+            FieldError: fields are strict.
+        """
+        path = ascii(path)[1:-1]
+        if self._strict:
+            likely = nearest(path.rpartition(".")[2], known) if known else "Leave it out."
+            raise FieldError(f"{path}: not served here. {likely}", path, "unknown_parameter")
+        if len(self._paths) < _MAX_PATHS and path not in self._paths:
+            self._paths.append(path)
