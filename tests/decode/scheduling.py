@@ -90,6 +90,8 @@ class Encoding:
 class TreeFor(FixedPolicy):
     """A policy that is a function of the batch."""
 
+    speculates = True
+
     def __init__(self, tree_for: Callable[[BatchState], AnyTree | None]) -> None:
         super().__init__(None)
         self._tree_for = tree_for

@@ -15,7 +15,6 @@ from tests.decode import hybrid as hybrid_module
 from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, finish
-from tests.decode.test_adaptive_plan import FakeClock
 from tests.decode.test_async_cycle import count_calls
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode import async_cycle, device_batch, recurrent
@@ -44,6 +43,16 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Hyb
     """
     monkeypatch.setattr(device_batch, "BATCH_SIZES", (4, 8))
     return hybrid(getattr(request, "param", "dense"))
+
+
+class FakeClock:
+    """Time that passes by what a step did."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def make_scheduler(

@@ -35,7 +35,7 @@ from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.decode.tree import AnyTree, configured_tree
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import ClosedError, EngineFailedError, OverloadedError, UserError
 from trt_eagle3.multimodal import MediaPolicy
@@ -501,10 +501,10 @@ def test_acceptance_length_of_an_answer_is_of_the_forwards_that_verified_drafts(
 ) -> None:
     """As the engine's metrics count them, where only some forwards have a draft."""
     scheduler = engine._started().scheduler
-    policy = scheduler.policy
+    tree = configured_tree(engine.bundle.record.config.speculation)
 
-    def every_third_token(batch: BatchState) -> AnyTree | None:
-        return None if any(len(s.tokens) % 3 for s in scheduler.running) else policy.choose(batch)
+    def every_third_token(_batch: BatchState) -> AnyTree | None:
+        return tree if all(len(s.tokens) % 3 == 0 for s in scheduler.running) else None
 
     monkeypatch.setattr(scheduler, "policy", TreeFor(every_third_token))
     found = engine.generate(PROMPTS[0], max_tokens=40, ignore_eos=True)

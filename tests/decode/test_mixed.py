@@ -208,17 +208,21 @@ def test_stats_of_steps_beside_a_prompt_count_its_rows_and_all_that_run(
     assert all(stats.seconds is not None and stats.seconds > 0 for stats in policy.seen)
 
 
-def test_stats_of_the_first_step_after_an_idle_engine_have_no_seconds() -> None:
+def test_stats_leave_out_the_time_in_which_nothing_was_to_be_done() -> None:
     pool, policy = fixed_pool(), Turns()
     scheduler = make_scheduler(pool, None, policy=policy)
+    now = 0.0
+    scheduler.clock = lambda: now
     for index in (0, 3):
-        policy.seen.clear()
         scheduler.add(one := sequence(index, pool))
         while len(one.tokens) < 4:
+            now += 0.01
             scheduler.step()
         scheduler.remove(one)
-        assert policy.seen[0].seconds is None
-        assert all(stats.seconds is not None for stats in policy.seen[1:])
+        now += 100.0
+    timed = [stats.seconds for stats in policy.seen if stats.seconds is not None]
+    assert len(timed) > 4
+    assert timed == pytest.approx([0.01] * len(timed))
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -94,6 +94,8 @@ class Scheduler:
             self._kv.let_go(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        if self.idle:
+            self._step_end = None
 
     def reset(self) -> list[SequenceState]:
         """After a pass that failed: forget cached prefixes and those it was for, and return
@@ -125,7 +127,7 @@ class Scheduler:
     def _record(self) -> None:
         """Tell the policy what the step did, and how long it took."""
         start, end = self._step_end, self.clock()
-        self._step_end = None if self.idle else end
+        self._step_end = end
         if self._stats is not None:
             seconds = None if start is None else end - start
             self.policy.record(replace(self._stats, seconds=seconds))
