@@ -3,8 +3,8 @@ OUT.json.gz``.
 
 Clients in this process ask a real engine one request after the other, as ``bench.served_load``
 does. Each load is served once without the draft, once with the draft admitted but no tree, once
-with each tree, and once with a plan that alternates between no tree and the widest one. Drafts are
-right by chance (``simulated_acceptance``), so that acceptance is known. A speculation policy is
+with each tree, and once with a policy that alternates between no tree and the widest one. Drafts
+are right by chance (``simulated_acceptance``), so that acceptance is known. A speculation policy is
 judged by replaying these steps.
 
 Every step is one row of ``FIELDS``. Files are small: integers, microseconds.
@@ -20,74 +20,68 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
-from trt_eagle3.bench.step_trace import StepTrace
 from trt_eagle3.bench.traffic import drawn_bodies, pauses
 from trt_eagle3.bench.workload import fill_prefix_cache, open_engine, request_of
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.plan import Cycle, Plan, shrunk, widths
+from trt_eagle3.decode.policy.candidate import candidates_of
+from trt_eagle3.decode.policy.protocol import BatchState, StepStats
 from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.serving.warm_up import warm_up
 
-__all__ = ["FIELDS", "RecordingPlan", "main"]
+__all__ = ["FIELDS", "RecordingPolicy", "main"]
 
 FIELDS = (
-    "us",  # since the end of the step before, waiting for requests left out
-    "prompt_rows",  # of prompts, padding included
-    "mixed",  # 1: prompts and sequences ran in one forward
-    "batch",  # sequences that decoded; 0: none did
+    "us",  # since the end of the step before; 0: the engine was idle between
+    "prompt_rows",
+    "batch",  # sequences that decoded
     "tree",  # nodes verified for each, root included
-    "context",  # mean tokens of those sequences
     "tokens",  # that they emitted
-    "drafting",  # sequences to which the draft was admitted
-    "accepted",  # drafted tokens that were accepted, of all of them
+    "drafting",  # sequences with a draft
     "backfilled",  # rows that the draft computed late
-    "prefilling",  # sequences that decode as soon as their prompts are through
-    "draft_us",  # that the host took to launch the draft over prompts
+    "prefilling",  # sequences whose prompts are not through
 )
 _PAUSE_S = 0.2  # mean, before each request of a client (bench.served_load's)
 _PICTURES = 0.3  # share of the requests with a picture, likewise
 _MAX_TOKENS = 256
-_TURN = 24  # cycles of each kind under the alternating plan
+_TURN = 24  # steps of each tree under the alternating policy
 
 
-class RecordingPlan:
-    """A plan that does as it is told, and keeps the cycle of the step under way.
+class RecordingPolicy:
+    """A policy that serves given trees in turn, and keeps what every step did.
 
     Attributes:
-        cycle: the last one observed; the recorder takes it away.
+        rows: ``FIELDS`` of every step with sequences that decoded.
     """
 
     speculates = True
-    wants_quiet = False
+    needs_costs = False
 
     def __init__(self, trees: Sequence[AnyTree | None]) -> None:
         """``trees``: that may be served, no tree first."""
         self.trees = trees
-        self.cycle: Cycle | None = None
+        self.rows: list[list[int]] = []
         self._turns: Iterator[AnyTree | None] = itertools.repeat(None)
         self._now: AnyTree | None = None
         self._admits = False
 
     def serve(self, trees: Sequence[AnyTree | None], *, admits: bool) -> None:
-        """Serve ``trees`` in turn, ``_TURN`` cycles each. ``admits``: the draft gets prompts."""
+        """Serve ``trees`` in turn, ``_TURN`` steps each. ``admits``: the draft gets prompts."""
         spread = itertools.chain.from_iterable(itertools.repeat(t, _TURN) for t in trees)
-        self._turns = itertools.cycle(list(spread))
+        self._turns, self.rows = itertools.cycle(list(spread)), []
         self._now, self._admits = next(self._turns), admits
 
-    def tree_for(self, _sequences: Sequence[SequenceState]) -> AnyTree | None:
+    def choose(self, batch: BatchState) -> AnyTree | None:
         """The tree of this turn."""
-        return self._now
+        return self._now if batch.num_drafting else None
 
-    def follows(self, *_: object) -> bool:
+    def should_draft(self, _batch: BatchState) -> bool:
         """As ``serve`` was told."""
         return self._admits
 
@@ -98,60 +92,17 @@ class RecordingPlan:
     def prime(self, *_: object) -> None:
         """Nothing is learnt."""
 
-    def prime_catch_up(self, *_: object) -> None:
+    def prime_prompts(self, *_: object) -> None:
         """Nothing is learnt."""
 
-    def observe(self, cycle: Cycle) -> None:
-        """Keep ``cycle`` for the recorder, and go on to the next turn."""
-        self.cycle = cycle
+    def record(self, stats: StepStats) -> None:
+        """Keep the step, and go on to the next turn."""
+        batch = stats.batch
+        seconds, waiting = stats.seconds or 0.0, batch.num_running - batch.size
+        row = [round(1e6 * seconds), stats.prompt_rows, batch.size, stats.num_nodes]
+        row += [stats.num_tokens, batch.num_drafting, stats.backfilled_rows, waiting]
+        self.rows.append(row)
         self._now = next(self._turns)
-
-
-class _Recorder(StepTrace):
-    """``StepTrace`` that keeps the plan's cycle of each step, too."""
-
-    def __init__(self, plan: RecordingPlan) -> None:
-        super().__init__()
-        self.cycles: list[Cycle | None] = []
-        self._plan = plan
-
-    def _traced_step(self, true: Any) -> Any:
-        traced = super()._traced_step(true)
-
-        def step(scheduler: Any) -> Any:
-            self._plan.cycle = None
-            try:
-                return traced(scheduler)
-            finally:
-                self.cycles.append(self._plan.cycle)
-
-        return step
-
-    def rows(self) -> list[list[int]]:
-        """``FIELDS`` of every step."""
-        found = []
-        for step, cycle in zip(self.steps, self.cycles, strict=True):
-            row = [round(1e6 * (step.before - step.waited + step.seconds)), step.prompt_rows]
-            row += [int(step.mixed), *_cycle_fields(cycle)]
-            found.append(row)
-        return found
-
-
-def _cycle_fields(cycle: Cycle | None) -> list[int]:
-    if cycle is None or not cycle.sequences:
-        return [0] * 9
-    size = len(cycle.sequences)
-    return [
-        size,
-        cycle.tree.num_nodes if cycle.tree else 1,
-        round(sum(s.length for s in cycle.sequences) / size),
-        cycle.num_tokens,
-        sum(s.drafting for s in cycle.sequences),
-        cycle.num_tokens - size,
-        cycle.caught_up,
-        cycle.joining,
-        round(1e6 * cycle.following),
-    ]
 
 
 @dataclass(frozen=True)
@@ -161,7 +112,7 @@ class Trace:
     Attributes:
         length: acceptance length that a chain of ``chain`` has. admits: whether the draft got
             prompts. trees: nodes of those served in turn.
-        tokens: of answers, in ``seconds``, of which ``waited_s`` without work.
+        tokens: of answers, in ``seconds``.
     """
 
     clients: int
@@ -171,7 +122,6 @@ class Trace:
     trees: tuple[int, ...]
     tokens: int
     seconds: float
-    waited_s: float
     steps: list[list[int]]
 
 
@@ -221,12 +171,10 @@ def main(
     """Record BUNDLE's steps into OUT.json.gz."""
     start = time.perf_counter()
     traces: list[Trace] = []
-    with open_engine(bundle, prefix_cache=True, plan=Plan({1: None})) as engine:
-        config = engine.bundle.record.config.speculation
-        counts = widths(configured_tree(config).num_nodes)
-        trees = [shrunk(config, count) for count in counts]
-        chain, plan = counts[-1] - 1, RecordingPlan(trees)
-        engine.use_plan(plan)
+    config = read_bundle(bundle).config.speculation
+    trees = [candidate.tree for candidate in candidates_of(config)]
+    chain, policy = max(t.num_nodes for t in trees if t) - 1, RecordingPolicy(trees)
+    with open_engine(bundle, prefix_cache=True, policy=policy) as engine:
         with simulated_acceptance(0.0):
             click.echo(f"ready after {warm_up(engine):.1f} s")
             fill_prefix_cache(engine)
@@ -241,20 +189,17 @@ def main(
             for length, wanted, admits in runs:
                 if time.perf_counter() - start > limit:
                     break
-                plan.serve(wanted, admits=admits)
+                policy.serve(wanted, admits=admits)
                 rate = acceptance_rate(length, chain) if length > 1 else 0.0
                 before = time.perf_counter()
-                with simulated_acceptance(rate), _Recorder(plan) as recorder:
+                with simulated_acceptance(rate):
                     tokens = asyncio.run(_serve(engine, _requests(next(served)), count, seconds))
-                rows = recorder.rows()
-                waited = sum(step.waited for step in recorder.steps)
+                rows = policy.rows
                 nodes = tuple(t.num_nodes if t else 1 for t in wanted)
                 taken = time.perf_counter() - before
-                traces.append(
-                    Trace(count, length, chain, admits, nodes, tokens, taken, waited, rows)
-                )
-                drafted = [row for row in rows if row[4] > 1]
-                emitted = sum(r[6] for r in drafted) / max(sum(r[3] for r in drafted), 1)
+                traces.append(Trace(count, length, chain, admits, nodes, tokens, taken, rows))
+                drafted = [row for row in rows if row[3] > 1]
+                emitted = sum(r[4] for r in drafted) / max(sum(r[2] for r in drafted), 1)
                 click.echo(
                     f"{count} clients, length {length}, trees {nodes}, admits {admits}: "
                     f"{tokens / seconds:.0f} tokens/s, {len(rows)} steps, drafts {emitted:.2f}"

@@ -47,7 +47,7 @@ LONGEST = (
     "probe/test_planted.py",
     "decode/test_fp8_kv.py",
     "parity/test_report.py",
-    "decode/test_adaptive_plan.py",
+    "decode/policy/test_replay.py",
     "test_pipeline.py",
     "multimodal/test_decoder_pool.py",
     "drafts/mtp/test_pair.py",

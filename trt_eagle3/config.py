@@ -200,9 +200,8 @@ class SpeculationConfig(Section):
             best-first (see ``decode/tree.py``).
         acceptance_floor: when the draft's first token is right less often than this, a warning
             names ``probe``.
-        adaptive: every cycle drafts as many of these tokens as pay by its cost and by how often the
-            draft is right, none where none do. False: always as configured, or as ``bench --tune``
-            has found.
+        adaptive: every step drafts the tree with the best goodput: this one, a smaller one, or
+            none. False: always this one.
     """
 
     mode: Literal["chain", "tree", "dynamic"] = "chain"

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from tests.tiny import build_tiny
 from trt_eagle3.bench import served_load
-from trt_eagle3.bench.modelled_times import cycle_ms, mixed_ms, prompt_ms
 from trt_eagle3.bench.served_load import ServedLoad, main, measure, summary
 from trt_eagle3.bench.step_trace import Step, StepTrace, kinds
 from trt_eagle3.bench.traffic import drawn_bodies
@@ -21,11 +20,8 @@ def test_kind_of_a_step_says_what_it_did() -> None:
     assert Step(batch=8).kind == "plain <=8"
     assert Step(batch=9, drafted=3).kind == "chain of 3 <=32"
     assert Step(prompt_rows=1025, batch=65, pictures=2).kind == "pictures, prompts >1024, plain >64"
-    assert Step(prompt_rows=256, batch=8).modelled_ms == prompt_ms(256) + cycle_ms(8, 0)
     together = Step(prompt_rows=256, batch=8, mixed=True)
     assert together.kind == "prompts <=256 with plain <=8"
-    assert together.modelled_ms == mixed_ms(256, 8)
-    assert Step().modelled_ms == 0
 
 
 def test_kinds_that_took_longest_come_first() -> None:

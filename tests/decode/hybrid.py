@@ -20,7 +20,15 @@ from tests.decode.pair import (
     Recorder,
 )
 from tests.decode.recurrent import ANSWERS, GuessingDecoder, GuessingDraft
-from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish, prompts_of
+from tests.decode.scheduling import (
+    MAX_BATCH,
+    MAX_SEQ_LEN,
+    MAX_TOKENS,
+    TREES,
+    TreeFor,
+    finish,
+    prompts_of,
+)
 from tests.drafts.mtp.head import add_head, read_head
 from tests.hybrid import save_qwen3_5, save_qwen3_5_moe
 from tests.reference.checkpoint import file_name, random_draft
@@ -149,7 +157,7 @@ class Hybrid:
         return Scheduler(
             self.make_decoder(states, backend),
             max_batch_size=MAX_BATCH,
-            tree_for=lambda _: TREES[tree],
+            policy=TreeFor(lambda _: TREES[tree]),
             prefix_cache=prefixes,
         )
 

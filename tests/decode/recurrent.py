@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB, Recorder
-from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, pair
+from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, TreeFor, pair
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.device_batch import DeviceBatch
 from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.emission import Emission
+from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposal
@@ -256,10 +257,10 @@ class CheckedScheduler(Scheduler):
 def make_scheduler(
     states: HashStates,
     prefixes: PrefixCache | None,
-    tree_for: Callable[[Sequence[SequenceState]], AnyTree | None],
+    tree_for: Callable[[BatchState], AnyTree | None],
 ) -> CheckedScheduler:
     """A scheduler over ``make_decoder``."""
     options: dict[str, Any] = {"max_batch_size": MAX_BATCH, "prefix_cache": prefixes}
-    scheduler = CheckedScheduler(make_decoder(states), tree_for=tree_for, **options)
+    scheduler = CheckedScheduler(make_decoder(states), policy=TreeFor(tree_for), **options)
     scheduler.recurrent = states
     return scheduler

@@ -13,11 +13,10 @@ from tests.decode.pair import PREFILL_CHUNK, Pair, Recorder, make_pair, make_pro
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.plan import TreePlan
+from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.scheduler import Encoder, Scheduler
-from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.spec import RopeSpec
 
@@ -88,13 +87,26 @@ class Encoding:
         return vision
 
 
+class TreeFor(FixedPolicy):
+    """A policy that is a function of the batch."""
+
+    speculates = True
+
+    def __init__(self, tree_for: Callable[[BatchState], AnyTree | None]) -> None:
+        super().__init__(None)
+        self._tree_for = tree_for
+
+    def choose(self, batch: BatchState) -> AnyTree | None:
+        return self._tree_for(batch)
+
+
 def make_scheduler(
     pool: PagePool,
     prefixes: PrefixCache | None,
-    tree_for: Callable[[Sequence[SequenceState]], AnyTree | None],
+    tree_for: Callable[[BatchState], AnyTree | None] | None = None,
     chunk: int = PREFILL_CHUNK,
     vision: Encoder | None = None,
-    observer: TreePlan | None = None,
+    policy: Policy | None = None,
 ) -> Scheduler:
     fixed = pool.table_len is not None
     decoder: Decoder = pair().decoder(
@@ -107,8 +119,7 @@ def make_scheduler(
     return Scheduler(
         decoder,
         max_batch_size=MAX_BATCH,
-        tree_for=tree_for,
-        observer=observer,
+        policy=TreeFor(tree_for) if tree_for else policy,
         prefix_cache=prefixes,
         vision=vision,
     )

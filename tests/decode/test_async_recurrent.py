@@ -14,14 +14,15 @@ from torch import Tensor
 from tests.decode import hybrid as hybrid_module
 from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
-from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish
-from tests.decode.simulated_plan import adaptive
-from tests.decode.test_adaptive_plan import FakeClock
+from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, finish
 from tests.decode.test_async_cycle import count_calls
+from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode import async_cycle, device_batch, recurrent
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.policy.candidate import candidates_of
+from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.recurrent import RecurrentStates
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
@@ -44,6 +45,16 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Hyb
     return hybrid(getattr(request, "param", "dense"))
 
 
+class FakeClock:
+    """Time that passes by what a step did."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def make_scheduler(
     pair: Hybrid,
     states: RecurrentStates,
@@ -57,7 +68,7 @@ def make_scheduler(
     return Scheduler(
         pair.make_decoder(states, backend, fixed_shapes=ahead),
         max_batch_size=max_batch_size,
-        tree_for=lambda _: TREES[tree],
+        policy=TreeFor(lambda _: TREES[tree]),
         prefix_cache=prefixes,
     )
 
@@ -205,9 +216,10 @@ def test_widths_that_change_by_live_cost_change_nothing_that_is_said(
     """Chains of ``cheap`` tokens are what pays by the clock, next to longer and shorter ones."""
     monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
     expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
-    plan, pool, states = adaptive(), fixed_pool(), pair.make_states()
+    policy = SpeculationPolicy(candidates_of(SpeculationConfig()))
+    pool, states = fixed_pool(), pair.make_states()
     scheduler = make_scheduler(pair, states, "chain")
-    scheduler.tree_for, scheduler.observer = plan.tree_for, plan
+    scheduler.policy = policy
     clock, drafted = FakeClock(), list[int]()
     scheduler.clock = clock
     cycle = scheduler._decoder.cycle

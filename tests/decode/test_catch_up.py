@@ -122,13 +122,9 @@ def test_shapes_of_few_sequences_run_ahead_as_often_as_captures_them(
         run(self, sequences, width)
 
     monkeypatch.setattr(CatchUp, "_run", counted)
-    found = run_catch_ups(decoder, pages, VOCAB)
-    assert len(found) == len(ran) == 5 + 4 + 3
-    assert set(ran.values()) == {CAPTURED_AT_RUN + 1}
+    assert run_catch_ups(decoder, pages, VOCAB) == len(ran) == 5 + 4 + 3
+    assert set(ran.values()) == {CAPTURED_AT_RUN}
     assert set(ran) == {(n, 1 << i) for n in (1, 2, 4) for i in range(5) if n << i <= 16}
-    rows = [num_rows for num_rows, _ in found]
-    assert rows == [n * (w - (w > 2)) for n, w in ran], "with a row of padding, where that is usual"
-    assert all(seconds > 0.0 for _, seconds in found)
     assert pages.num_used == 0
 
 
@@ -137,7 +133,7 @@ def test_engine_of_one_sequence_runs_none_of_two_ahead() -> None:
     decoder = make_scheduler(pages, None, lambda _: CHAIN, chunk=16)._decoder
     assert decoder.catch_up is not None
     decoder.catch_up.max_sequences = 1
-    assert len(run_catch_ups(decoder, pages, VOCAB)) == 5
+    assert run_catch_ups(decoder, pages, VOCAB) == 5
 
 
 def test_shape_that_memory_does_not_hold_is_left_to_whoever_needs_it(
@@ -154,7 +150,7 @@ def test_shape_that_memory_does_not_hold_is_left_to_whoever_needs_it(
         run(self, sequences, width)
 
     monkeypatch.setattr(CatchUp, "_run", too_large)
-    assert len(run_catch_ups(decoder, pages, VOCAB)) == 4 + 3 + 2
+    assert run_catch_ups(decoder, pages, VOCAB) == 4 + 3 + 2
     assert pages.num_used == 0
     assert [r.message for r in caplog.records] == [
         "a draft that catches up: 16 rows at once need more memory than this GPU has free. "
@@ -183,7 +179,7 @@ def test_few_sequences_catch_up_in_shapes_that_have_run(
             extend(self, sequences, width)
 
     monkeypatch.setattr(CatchUp, "_run", counted)
-    assert len(run_catch_ups(decoder, pages, VOCAB)) == len(ran)
+    assert run_catch_ups(decoder, pages, VOCAB) == len(ran)
     most = min(decoder.catch_up.max_deferred, MAX_SEQ_LEN - 1)
     draw = random.Random(0)
     for _ in range(200):

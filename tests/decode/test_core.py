@@ -20,6 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.decode.scheduling import TreeFor
 from tests.decode.steps import held_steps
 from tests.multimodal.bombs import children, encode, endless_jpeg
 from tests.tiny import build_tiny
@@ -33,10 +34,10 @@ from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.logits_process import History
 from trt_eagle3.decode.output import Output
+from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.decode.tree import AnyTree, configured_tree
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import (
     ClosedError,
@@ -508,12 +509,12 @@ def test_acceptance_length_of_an_answer_is_of_the_forwards_that_verified_drafts(
 ) -> None:
     """As the engine's metrics count them, where only some forwards have a draft."""
     scheduler = engine._started().scheduler
-    drafting = scheduler.tree_for
+    tree = configured_tree(engine.bundle.record.config.speculation)
 
-    def every_third_token(sequences: Sequence[SequenceState]) -> AnyTree | None:
-        return None if any(len(s.tokens) % 3 for s in sequences) else drafting(sequences)
+    def every_third_token(_batch: BatchState) -> AnyTree | None:
+        return tree if all(len(s.tokens) % 3 == 0 for s in scheduler.running) else None
 
-    monkeypatch.setattr(scheduler, "tree_for", every_third_token)
+    monkeypatch.setattr(scheduler, "policy", TreeFor(every_third_token))
     found = engine.generate(PROMPTS[0], max_tokens=40, ignore_eos=True)
     now = engine.metrics()
     assert 0 < len(found.accepted_lengths) == now.proposed[0] < found.num_forwards == now.cycles

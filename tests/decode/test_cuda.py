@@ -22,6 +22,7 @@ from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.sampling_params import GREEDY
 from trt_eagle3.decode.sequence import SequenceState
@@ -153,7 +154,7 @@ def test_decoding_captures_nothing_after_the_graphs_were_captured(
         return capture(self, inputs, reduced)
 
     monkeypatch.setattr(TorchSession, "_capture", watched)
-    num_nodes = max(tree.num_nodes for tree in engine.bundle.plan.trees_at(8) if tree)
+    num_nodes = max(tree.num_nodes for tree in engine.bundle.policy.trees_at(8) if tree)
     for speculation in (True, False):
         answers(engine, 8, speculation=speculation)
     assert [s for s in shapes if len(s) == 3 and s[1] <= num_nodes] == []
@@ -231,7 +232,7 @@ def test_a_cycle_waits_for_the_device_once(
 
     def decode() -> Generator[tuple[int, ...]]:
         sequence = SequenceState(prompt, pool, bundle.spec.vocab_size, drafting=True)
-        wanted = bundle.plan.tree_for([sequence]) if tree else None
+        wanted = bundle.policy.choose(BatchState(1, 1, 1)) if tree else None
         return bundle.decoder.run(sequence, wanted)
 
     for _ in range(3):

@@ -18,7 +18,7 @@ from tests.decode.overwriting import OverwritingSession
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, Recorder
 from tests.decode.random_tree import random_tree
 from tests.decode.recurrent import ANSWERS, GuessingDraft
-from tests.decode.scheduling import LAYOUTS, MAX_SEQ_LEN, MAX_TOKENS, TREES, pair, prompts
+from tests.decode.scheduling import LAYOUTS, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, pair, prompts
 from tests.decode.test_grammar_scheduler import END, alone, answer_of, sequence
 from trt_eagle3.decode import async_cycle, catch_up
 from trt_eagle3.decode.decoder import AnyTree
@@ -62,7 +62,7 @@ class _Disturbed:
         self.scheduler = Scheduler(
             decoder,
             max_batch_size=chance.choice([1, 3, 5]),
-            tree_for=lambda _: self.tree,
+            policy=TreeFor(lambda _: self.tree),
             prefix_cache=PrefixCache(self.pool) if chance.random() < 0.7 else None,
         )
         patch.setattr(async_cycle, "LAUNCHED_AHEAD", chance.choice([1, 2, 8]))

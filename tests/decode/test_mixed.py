@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.decode.scheduling import (
     CHAIN,
     LAYOUTS,
     MAX_TOKENS,
-    Encoding,
     finish,
     make_scheduler,
     solo,
@@ -27,17 +25,10 @@ from trt_eagle3 import Request, load
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.plan import Cycle
+from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner
 from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
-
-
-class PlainPlan(Turns):
-    """A plan that never speculates."""
-
-    trees = (None,)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -50,7 +41,7 @@ def test_sequences_that_come_at_any_time_say_what_each_says_alone(
     mixed = count_calls(monkeypatch, RecordingTarget, "forward_mixed")
     chance, pool = random.Random(seed), fixed_pool(num_pages)
 
-    def tree_for(_: Sequence[SequenceState]) -> AnyTree | None:
+    def tree_for(_: BatchState) -> AnyTree | None:
         return CHAIN if drafting and chance.random() < 0.2 else None
 
     scheduler = make_scheduler(pool, PrefixCache(pool), tree_for)
@@ -192,88 +183,46 @@ def test_rows_of_a_prompt_and_of_those_beside_it_are_no_more_than_a_chunk(
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == {i: solo(i) for i in asked}
 
 
-@pytest.mark.parametrize("mixes", [True, False])
-def test_plain_step_that_runs_behind_a_prompt_is_not_timed(
-    mixes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor if the plan wants a quiet cycle next: the device has the prompt to do first."""
-    monkeypatch.setattr(RecordingTarget, "mixes", mixes)
-    pool, plan = fixed_pool(), PlainPlan()
-    scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan)
-    scheduler.add(first := sequence(0, pool, drafting=False))
-    while len(first.tokens) < 2:
-        scheduler.step()
-    scheduler.add(sequence(6, pool, drafting=False))
-    scheduler.step()
-    plan.seen.clear()
-    plan.wants_quiet = True
-    for _ in range(3):
-        scheduler.step()
-    assert [cycle.seconds is None for cycle in plan.seen] == [True, False, False]
-
-
-def cycles_beside(
-    coming: Sequence[SequenceState], decoding: SequenceState, tree: AnyTree | None, **options: Any
-) -> list[Cycle]:
-    """Those of ``decoding`` that a plan hears of, from the step on that admits ``coming``."""
-    plan = Turns()
-    plan.trees = (tree,)
-    scheduler = make_scheduler(decoding.pool, None, plan.tree_for, observer=plan, **options)
-    scheduler.add(decoding)
-    while len(decoding.tokens) < 2:
-        scheduler.step()
-    plan.seen.clear()
-    for s in coming:
-        scheduler.add(s)
-    for _ in range(4):
-        scheduler.step()
-    return plan.seen
-
-
 @pytest.mark.parametrize("tree", [None, CHAIN], ids=["plain", "chain"])
 @pytest.mark.parametrize("mixes", [True, False])
-def test_plan_hears_who_is_about_to_join(
+def test_stats_of_steps_beside_a_prompt_count_its_rows_and_all_that_run(
     mixes: bool, tree: AnyTree | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt of 33 tokens in chunks of 12, of which a plain step takes one."""
+    """A prompt of 33 tokens in chunks of 12, of which a mixed step takes one."""
     monkeypatch.setattr(RecordingTarget, "mixes", mixes)
-    pool = fixed_pool()
-    found = cycles_beside([sequence(6, pool)], sequence(0, pool), tree, chunk=12)
-    assert [cycle.joining for cycle in found] == ([1, 1, 1, 0] if mixes else [0, 0, 0, 0])
-
-
-@pytest.mark.parametrize("drafting", [True, False])
-def test_plan_hears_what_following_prompts_takes(drafting: bool) -> None:
-    """A prompt of 33 tokens in chunks of 12, of which a plain step takes one."""
-    pool = fixed_pool()
-    coming = [sequence(6, pool, drafting=drafting)]
-    found = cycles_beside(coming, sequence(0, pool), None, chunk=12)
-    assert [cycle.following > 0.0 for cycle in found] == [*3 * [drafting], False]
-
-
-def test_those_count_who_wait_for_images_of_another() -> None:
-    pool = fixed_pool()
-    coming = [sequence(i, pool) for i in (1, 4)]
-    for s in coming:
-        s.prompt = s.prompt.with_vision(None)
-    found = cycles_beside(coming, sequence(0, pool), CHAIN, chunk=64, vision=Encoding())
-    assert [cycle.joining for cycle in found] == [2, 1, 0, 0]
-
-
-def test_those_count_who_wait_for_a_quiet_cycle() -> None:
-    pool, plan = fixed_pool(), PlainPlan()
-    scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan, chunk=12)
+    pool, policy = fixed_pool(), Turns()
+    policy.trees = (tree,)
+    scheduler = make_scheduler(pool, None, policy=policy, chunk=12)
     scheduler.add(first := sequence(0, pool))
     while len(first.tokens) < 2:
         scheduler.step()
-    plan.seen.clear()
-    plan.wants_quiet = True
-    for _ in range(3):
+    policy.seen.clear()
+    scheduler.add(sequence(6, pool))
+    for _ in range(4):
         scheduler.step()
-        if len(plan.seen) == 1:
-            scheduler.add(sequence(6, pool))
-    assert [cycle.joining for cycle in plan.seen] == [0, 1, 1]
-    assert [cycle.is_quiet for cycle in plan.seen] == [False, True, True]
+    rows = [stats.prompt_rows for stats in policy.seen]
+    assert sum(rows) == 33
+    assert rows[0] == (11 if mixes and tree is None else 12)
+    assert [s.batch.num_running for s in policy.seen] == [2, 2, 2, 2]
+    assert [s.batch.size for s in policy.seen][:3] == [1, 1, 1]
+    assert all(stats.seconds is not None and stats.seconds > 0 for stats in policy.seen)
+
+
+def test_stats_leave_out_the_time_in_which_nothing_was_to_be_done() -> None:
+    pool, policy = fixed_pool(), Turns()
+    scheduler = make_scheduler(pool, None, policy=policy)
+    now = 0.0
+    scheduler.clock = lambda: now
+    for index in (0, 3):
+        scheduler.add(one := sequence(index, pool))
+        while len(one.tokens) < 4:
+            now += 0.01
+            scheduler.step()
+        scheduler.remove(one)
+        now += 100.0
+    timed = [stats.seconds for stats in policy.seen if stats.seconds is not None]
+    assert len(timed) > 4
+    assert timed == pytest.approx([0.01] * len(timed))
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -268,7 +268,7 @@ def test_states_follow_any_sequence_of_events(seed: int) -> None:
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     prefixes = PrefixCache(pool) if seed % 4 else None
     states = HashStates("select" if seed % 2 else "replay", chance.choice([1, 3, 9]))
-    scheduler = make_scheduler(states, prefixes, lambda group: TREES[trees[len(group) % 2]])
+    scheduler = make_scheduler(states, prefixes, lambda batch: TREES[trees[batch.size % 2]])
     asked: dict[int, tuple[SequenceState, int]] = {}
     held: list[int] = []
     trees = ["plain", "bushy"]

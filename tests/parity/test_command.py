@@ -22,10 +22,7 @@ from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
 from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.bundle import read_bundle
-from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.engine.weight_file import write_tables
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.parity import run as run_module
@@ -266,28 +263,6 @@ def test_table_beside_engines_is_no_file_of_the_checkpoint(bundle: Path, tmp_pat
     spec, manifest = read_sources(RecordingEngine(engines))
     assert spec.path == TARGET
     assert manifest is not None
-
-
-def test_tuning_that_turns_speculation_off_leaves_it_validated(
-    validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planted = plant_in(bundle, tmp_path, monkeypatch)
-    off = TuningEntry(batch_size=1, num_draft_tokens=1, tokens_per_second={}, cycle_ms={})
-    config = read_bundle(bundle).config
-    table = TuningTable(
-        measured_at="",
-        machine=machine_name("cpu"),
-        speculation=config.speculation,
-        acceptance={},
-        entries=(off,),
-    )
-    (planted.bundle / TUNING_FILE).write_text(table.model_dump_json())
-    FAULTS["draft residual"].plant(planted)
-    ended = validate(planted.bundle, "--prompts", prompts, "--json")
-    report = json.loads(ended.out)
-    assert ended.code == 1
-    assert report["diagnosis"]["check"] == "draft.features"
-    assert report["acceptance"]["cycles"][0] > 0
 
 
 def test_faulty_second_bundle_of_a_comparison_is_exit_1(

@@ -214,10 +214,10 @@ def test_server_leaves_the_gpu_of_its_engine_alone(
     record["config"]["engine"] |= {"backend": "torch", "device": "cuda"}
     (copied / BUNDLE_FILE).write_text(json.dumps(record))
     asked: list[str] = []
-    for name in ("_read_plan", "free_bytes"):  # a table of widths is for one kind of GPU
+    for name in ("read_policy", "free_bytes"):  # a table of widths is for one kind of GPU
         monkeypatch.setattr(loaded_bundle, name, lambda *_, name=name: asked.append(name))
     near = LoadedBundle.open(copied)
-    assert asked == ["_read_plan", "free_bytes"]
+    assert asked == ["read_policy", "free_bytes"]
     asked.clear()
     engine = RemoteEngine.__new__(RemoteEngine)
     monkeypatch.setattr(RemoteEngine, "wait_until_open", lambda _: near.limits)

@@ -27,6 +27,7 @@ from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.tree import static_tree
@@ -135,7 +136,7 @@ class _Crowd:
         self._scheduler = Scheduler(
             pair.decoder(prefill_chunk=2048, drafting=steps > 0),
             max_batch_size=batch,
-            tree_for=lambda _: self._tree,
+            policy=FixedPolicy(self._tree),
         )
         for _ in range(batch):
             self._scheduler.add(pair.sequence(context, sampling, drafting=steps > 0))

@@ -20,11 +20,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.bench.live_plan import live_plan
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.capture import capture_graphs, run_catch_ups, run_prompts
+from trt_eagle3.decode.policy.candidate import candidates_of
+from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.io.run_command import run_command
 
@@ -81,28 +82,25 @@ def _columns(found: Sequence[_Times]) -> tuple[list[float], list[float]]:
 
 
 class _Engine:
-    """A scheduler with an adaptive plan, as a server has it."""
+    """A scheduler with an adaptive policy, as a server has it."""
 
     def __init__(self, pair: RandomPair, batch: int) -> None:
         self._pair = pair
-        self._plan = live_plan(SpeculationConfig())
+        self._policy = SpeculationPolicy(candidates_of(SpeculationConfig()))
         self._decoder = pair.decoder(prefill_chunk=2048)
         self._batch = batch
         self._scheduler = Scheduler(
             self._decoder,
             max_batch_size=batch,
-            tree_for=self._plan.tree_for,
-            observer=self._plan,
+            policy=self._policy,
         )
 
     def run_prompts(self) -> tuple[int, float]:
         """How many sizes have run, and in how many seconds."""
         start = time.perf_counter()
         done = run_prompts(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
-        found = run_catch_ups(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
-        for num_rows, seconds in found:
-            self._plan.prime_catch_up(num_rows, seconds)
-        return done, time.perf_counter() - start
+        run_catch_ups(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
+        return done.count, time.perf_counter() - start
 
     def capture(self) -> int:
         """How many batch sizes are ready."""
@@ -110,7 +108,7 @@ class _Engine:
         assert cycles is not None
         assert table_len is not None
         cycles.max_batch_size = self._batch
-        return capture_graphs(cycles, self._plan, table_len, _CAPTURE_SECONDS)
+        return capture_graphs(cycles, self._policy, table_len, _CAPTURE_SECONDS)
 
     def answer(self, context: int, tokens: int) -> _Times:
         """Serve one request."""

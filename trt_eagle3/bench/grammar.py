@@ -32,6 +32,7 @@ from trt_eagle3.decode.filter_trial import FilterTrial
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.grammar_text import grammar_text
+from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.tree import configured_tree
@@ -160,7 +161,7 @@ class _Case:
         """Milliseconds of a step and of its masks, and tokens of a sequence in a cycle."""
         num_grammars = {"none": 0, "one": 1}.get(share, self._batch)
         scheduler = Scheduler(
-            self._decoder, max_batch_size=self._batch, tree_for=lambda _: self._tree
+            self._decoder, max_batch_size=self._batch, policy=FixedPolicy(self._tree)
         )
         for i in range(self._batch):
             sampling, grammar = GREEDY, None

@@ -85,7 +85,7 @@ def measure(path: Path, form: str, crowd: Crowd) -> Cost:
 
 
 def _scheduler(bundle: LoadedBundle, stretch: Stretch, crowd: Crowd) -> None:
-    scheduler = Scheduler(bundle.decoder, max_batch_size=crowd.batch, tree_for=bundle.plan.tree_for)
+    scheduler = Scheduler(bundle.decoder, max_batch_size=crowd.batch, policy=bundle.policy)
     pool, prepare = bundle.page_pool(), PromptPreprocessor(bundle)
     request = crowd.request()
     with torch.inference_mode():

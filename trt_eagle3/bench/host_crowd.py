@@ -20,7 +20,7 @@ from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.device_batch import padded_size
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.tree import static_tree
@@ -86,7 +86,7 @@ class Crowd:
         if self.chain:
             rate = acceptance_rate(self.length, self.chain)
             stack.enter_context(simulated_acceptance(rate))
-        return device.bundle(path, Plan({1: tree}), self.batch, _ROOM + self.num_tokens)
+        return device.bundle(path, FixedPolicy(tree), self.batch, _ROOM + self.num_tokens)
 
 
 class Stretch:

@@ -24,6 +24,7 @@ from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.bench.timing import matmul_rate
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.io.run_command import run_command
@@ -127,7 +128,7 @@ class _Bench:
         return named + "\n".join(longest)
 
     def _seconds(self, batch: int, context: int, *, stay: bool) -> float:
-        scheduler = Scheduler(self._decoder, max_batch_size=batch, tree_for=lambda _: self._tree)
+        scheduler = Scheduler(self._decoder, max_batch_size=batch, policy=FixedPolicy(self._tree))
         for _ in range(batch):
             scheduler.add(self._pair.sequence(context))
         torch.cuda.synchronize()

@@ -4,8 +4,7 @@ Clients in this process ask a real engine what ``bench.load`` asks over HTTP. It
 does, and cached prefixes fill its pages, as they fill those of a server after an hour. Printed are
 served tokens per second and, by kind of step, how many there were and how long they took, what the
 host did in them, and how long the engine's thread had nothing to do. ``--speculation both`` serves
-each load with and without speculation in turn, and prints the ratio. The same load over HTTP says
-what the server adds; ``bench.modelled_load`` what the scheduler makes of a GPU at best.
+each load with and without speculation in turn, and prints the ratio.
 """
 
 from __future__ import annotations
@@ -165,11 +164,10 @@ class ServedLoad:
 
     def table(self) -> Table:
         """By kind of step."""
-        table = Table("steps", "count", "p50, ms", "8B on an H200, ms", "seconds", "share, %")
+        table = Table("steps", "count", "p50, ms", "seconds", "share, %")
         for kind in kinds(self.steps):
-            modelled = f"{kind.modelled_ms:.1f}" if kind.modelled_ms else ""
             share = f"{100 * kind.seconds / self.run.seconds:.1f}"
-            cells = (str(kind.count), f"{kind.median_ms:.2f}", modelled, f"{kind.seconds:.2f}")
+            cells = (str(kind.count), f"{kind.median_ms:.2f}", f"{kind.seconds:.2f}")
             table.add_row(kind.name, *cells, share)
         return table
 

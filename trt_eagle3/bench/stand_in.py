@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.decode.plan import TreePlan
+from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree_outcome import gives_tokens
 from trt_eagle3.engine.session import Reduction, Session, with_picked_rows
@@ -74,12 +74,12 @@ class StandIn:
             self._on_step(num_decoding)
 
     def bundle(
-        self, path: Path, plan: TreePlan | None, num_sequences: int, seq_len: int
+        self, path: Path, policy: Policy | None, num_sequences: int, seq_len: int
     ) -> LoadedBundle:
         """The bundle at ``path`` on this device, with room for so many sequences of ``seq_len``,
-        and shapes as on a GPU. ``plan``: instead of its own. To be run while ``attached``.
+        and shapes as on a GPU. ``policy``: instead of its own. To be run while ``attached``.
         """
-        found = LoadedBundle.open(path, plan=plan, sessions=self.open)
+        found = LoadedBundle.open(path, policy=policy, sessions=self.open)
         limits = found.limits.model_copy(
             update={
                 "max_batch_size": num_sequences,

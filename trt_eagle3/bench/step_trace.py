@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from trt_eagle3.bench.modelled_times import cycle_ms, mixed_ms, prompt_ms
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.emission import Emission
 from trt_eagle3.decode.runner import AttentionMetadata, Rows, TargetRunner
@@ -62,16 +61,6 @@ class Step:
             what = f"chain of {self.drafted}" if self.drafted else "plain"
             parts.append(f"{what} {_up_to(self.batch, _BATCHES)}")
         return (" with " if self.mixed else ", ").join(parts) or "nothing"
-
-    @property
-    def modelled_ms(self) -> float:
-        """What an H200 takes for it with an 8B in bfloat16, pictures and the draft's prompts left
-        out.
-        """
-        if self.mixed:
-            return mixed_ms(self.prompt_rows, self.batch)
-        prompt = prompt_ms(self.prompt_rows) if self.prompt_rows else 0.0
-        return prompt + (cycle_ms(self.batch, self.drafted) if self.batch else 0.0)
 
 
 def _up_to(number: int, limits: Sequence[int]) -> str:
@@ -177,13 +166,12 @@ class Kind:
     """Steps of one kind.
 
     Attributes:
-        median_ms, modelled_ms: of a step; the latter's mean. seconds: of all of them together.
+        median_ms: of a step. seconds: of all of them together.
     """
 
     name: str
     count: int
     median_ms: float
-    modelled_ms: float
     seconds: float
 
 
@@ -200,11 +188,10 @@ def kinds(steps: Sequence[Step]) -> list[Kind]:
     for name, seconds in (("between steps", gaps), ("nothing to do", waits)):
         some = [taken for taken in seconds if taken > _LEAST_S]
         if some:
-            named.append(Kind(name, len(some), 1e3 * median(some), 0.0, sum(some)))
+            named.append(Kind(name, len(some), 1e3 * median(some), sum(some)))
     return sorted(named, key=lambda kind: -kind.seconds)
 
 
 def _kind(name: str, steps: Sequence[Step]) -> Kind:
     seconds = [step.seconds for step in steps]
-    modelled = sum(step.modelled_ms for step in steps) / len(steps)
-    return Kind(name, len(steps), 1e3 * median(seconds), modelled, sum(seconds))
+    return Kind(name, len(steps), 1e3 * median(seconds), sum(seconds))

@@ -1,15 +1,14 @@
-"""bench --tune: how many draft tokens pay at each batch size on this machine, written into the
-bundle.
+"""bench --tune: what a step costs at each batch size and tree size on this machine, written into
+the bundle.
 
-Expected tokens per second of B sequences with trees of n nodes: B x acceptance length(n) / cycle
-time(B, n). The cycle is timed with every place taken and answers that do not end; acceptance is
-that of the prompts' own answers.
+Each step is timed with every place taken and answers that do not end. How often the draft is right
+is not measured here: that depends on the prompts, and the policy learns it from what is served.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,22 +18,21 @@ from typing import Any
 from rich.table import Table
 
 from trt_eagle3.atomic_io import write_file
-from trt_eagle3.bench import MAX_TOKENS, ROUNDS
+from trt_eagle3.bench import ROUNDS
 from trt_eagle3.bench.workload import Load, Progress, batch_sizes, drive, make_requests, open_engine
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.plan import Plan, shrunk, widths
+from trt_eagle3.decode.policy.candidate import candidate_sizes, shrunk
+from trt_eagle3.decode.policy.protocol import FixedPolicy
+from trt_eagle3.decode.policy.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.decode.tree import configured_tree
-from trt_eagle3.decode.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.kept import questions_for
 from trt_eagle3.prompts.prompt_file import Question
 
-__all__ = ["TuneReport", "choose", "tune", "write_table"]
+__all__ = ["TuneReport", "tune", "write_table"]
 
-_GAIN = 1.03
-"""What speculation must gain to be on: less is within what such a timing can tell."""
 _TIMED_TOKENS = 64
 
 
@@ -50,23 +48,18 @@ class TuneReport:
         return {"file": str(self.file), **self.table.model_dump(mode="json")}
 
     def tables(self) -> list[Table]:
-        """Expected tokens per second by batch size and number of draft tokens, plain = 1; the
-        choice is marked. Then the acceptance length from which so many tokens gain: what their
-        cycle was measured to take over a plain one.
+        """Milliseconds of a step by batch size and tree size, then the acceptance length from
+        which each tree gains: what its step takes to one without speculation.
         """
         counts = list(self.table.entries[0].cycle_ms)
-        speed = Table("sequences", *(f"{n} tokens" if n > 1 else "plain" for n in counts), "chosen")
+        cost = Table("sequences", *(f"{n} tokens, ms" if n > 1 else "off, ms" for n in counts))
+        least = Table("sequences", *(f"{n} tokens pay from" for n in counts if n > 1))
         for entry in self.table.entries:
-            rates = entry.tokens_per_second
-            shown = [f"{rates[n] / rates[1]:.2f}" for n in counts]
-            chosen = "off" if entry.num_draft_tokens == 1 else str(entry.num_draft_tokens)
-            speed.add_row(str(entry.batch_size), *shown, chosen)
-        drafted = [n for n in counts if n > 1]
-        least = Table("sequences", *(f"{n} tokens pay from" for n in drafted))
-        for entry in self.table.entries:
-            lengths = [f"{entry.cycle_ms[n] / entry.cycle_ms[1]:.2f}" for n in drafted]
+            ms = entry.cycle_ms
+            cost.add_row(str(entry.batch_size), *(f"{ms[n]:.2f}" for n in counts))
+            lengths = [f"{ms[n] / ms[1]:.2f}" for n in counts if n > 1]
             least.add_row(str(entry.batch_size), *lengths)
-        return [speed, least]
+        return [cost, least]
 
 
 def tune(
@@ -75,17 +68,16 @@ def tune(
     prompts: Path | None = None,
     batches: Sequence[int] = (),
     rounds: int = ROUNDS,
-    max_tokens: int = MAX_TOKENS,
     progress: Progress = lambda *_: None,
 ) -> TuneReport:
-    """Measure, choose, and write ``tuning.json`` into the bundle; arguments as of ``bench``.
+    """Measure, and write ``tuning.json`` into the bundle; arguments as of ``bench``.
 
     Raises:
         UserError: a bundle without a draft or that cannot be written, or anything wrong with bundle
             or prompts.
     """
     # a damaged table does not hinder the next one
-    engine = open_engine(bundle, plan=Plan({1: None}))
+    engine = open_engine(bundle, policy=FixedPolicy(None))
     if engine.bundle.manifest is None:
         raise UserError(f"{bundle}: a bundle without a draft: there is nothing to tune")
     if not os.access(bundle, os.W_OK):
@@ -95,37 +87,19 @@ def tune(
         )
     questions = questions_for(bundle, prompts, vision=engine.bundle.spec.vision is not None)
     config = engine.bundle.record.config.speculation
-    sizes, counts = batch_sizes(engine, batches), widths(configured_tree(config).num_nodes)
+    sizes = batch_sizes(engine, batches)
+    counts = candidate_sizes(configured_tree(config).num_nodes)
     try:
-        acceptance = _acceptance(engine, config, questions, counts, max_tokens, progress)
         cycles = _cycles(engine, config, questions, sizes, counts, rounds, progress)
     finally:
         engine.close()
-    lengths = {n: 1 + sum(rates) for n, rates in acceptance.items()}
     table = TuningTable(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine_name(engine.bundle.device),
         speculation=config,
-        acceptance=acceptance,
-        entries=tuple(choose(size, cycles[size], lengths) for size in sizes),
+        entries=tuple(TuningEntry(batch_size=size, cycle_ms=cycles[size]) for size in sizes),
     )
     return TuneReport(write_table(bundle, table), table)
-
-
-def choose(
-    batch_size: int, cycle_ms: Mapping[int, float], acceptance_length: Mapping[int, float]
-) -> TuningEntry:
-    """What pays best at one batch size, from ``cycle_ms`` and ``acceptance_length`` by number of
-    draft tokens.
-    """
-    rates = {n: 1000 * batch_size * acceptance_length[n] / cycle_ms[n] for n in cycle_ms}
-    best = max(rates, key=lambda n: rates[n])
-    return TuningEntry(
-        batch_size=batch_size,
-        num_draft_tokens=best if rates[best] >= _GAIN * rates[1] else 1,
-        tokens_per_second=rates,
-        cycle_ms=cycle_ms,
-    )
 
 
 def write_table(bundle: Path, table: TuningTable) -> Path:
@@ -140,26 +114,6 @@ def write_table(bundle: Path, table: TuningTable) -> Path:
     except OSError as error:
         raise UserError(f"{file}: cannot write the table: {error.strerror or error}") from error
     return file
-
-
-def _acceptance(
-    engine: LLM,
-    config: SpeculationConfig,
-    questions: Sequence[Question],
-    counts: Sequence[int],
-    max_tokens: int,
-    progress: Progress,
-) -> dict[int, tuple[float, ...]]:
-    """The share of cycles that accepted so deep, by number of draft tokens."""
-    found: dict[int, tuple[float, ...]] = {}
-    for done, count in enumerate(counts):
-        progress("acceptance", done, len(counts))
-        engine.use_plan(Plan({1: shrunk(config, count)}))
-        requests = make_requests(questions, len(questions), max_tokens=max_tokens)
-        run = drive(engine, requests, Load(engine.bundle.limits.max_batch_size))
-        found[count] = tuple(n / run.cycles for n in run.accepted if n) if run.cycles else ()
-    progress("acceptance", 1, 1)
-    return found
 
 
 def _cycles(
@@ -179,7 +133,7 @@ def _cycles(
         for index, size in enumerate(sizes):
             progress("cycles", number * len(sizes) + index, (rounds + 1) * len(sizes))
             for count in counts if number % 2 else counts[::-1]:
-                engine.use_plan(Plan({1: shrunk(config, count)}))
+                engine.use_policy(FixedPolicy(shrunk(config, count)))
                 requests = make_requests(questions, size, max_tokens=_TIMED_TOKENS, ignore_eos=True)
                 run = drive(engine, requests, Load(size))
                 gaps = [seconds for reply in run.replies for seconds, _ in reply.passes]

@@ -19,7 +19,7 @@ from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics
-from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
@@ -116,12 +116,14 @@ class Run:
         return self.num_tokens / self.seconds
 
 
-def open_engine(bundle: Path, *, prefix_cache: bool = False, plan: Plan | None = None) -> LLM:
+def open_engine(bundle: Path, *, prefix_cache: bool = False, policy: Policy | None = None) -> LLM:
     """The bundle's engine; questions that come again are answered anew unless ``prefix_cache``.
 
-    ``plan``: instead of the bundle's.
+    ``policy``: instead of the bundle's.
     """
-    return LLM(LoadedBundle.open(bundle, plan=plan), prefix_cache=None if prefix_cache else False)
+    return LLM(
+        LoadedBundle.open(bundle, policy=policy), prefix_cache=None if prefix_cache else False
+    )
 
 
 def fill_prefix_cache(engine: LLM) -> None:

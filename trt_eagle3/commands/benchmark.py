@@ -174,7 +174,7 @@ def _bench_alone(
     from trt_eagle3.bench.run import bench as run
     from trt_eagle3.bench.tune import tune as run_tune
 
-    shared = {name: options[name] for name in ("prompts", "batches", "rounds", "max_tokens")}
+    shared = {name: options[name] for name in ("prompts", "batches", "rounds")}
     if plot is not None:
         check_plot(plot)
     with bars() as progress:

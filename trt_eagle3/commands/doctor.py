@@ -161,10 +161,10 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     backend = backend_named(engine.backend)
     for graph in record.graphs:
         backend.check_folder(path / graph)
-    from trt_eagle3.decode.plan import read_plan
+    from trt_eagle3.decode.policy.read import read_policy
     from trt_eagle3.families.registry import family_of
 
-    read_plan(path, record.config.speculation, engine.device)
+    read_policy(path, record.config.speculation, engine.device)
     spec = target_from_dict(record.target)
     family_of(spec).processor(path / "processor", spec)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,7 +19,7 @@ from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.device_batch import batch_sizes
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.launched import launch_prefill
-from trt_eagle3.decode.plan import TreePlan
+from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.row_ref import RowRef
 from trt_eagle3.decode.sequence import SequenceState
@@ -30,7 +31,9 @@ from trt_eagle3.errors import DeviceMemoryError
 
 __all__ = [
     "capture_graphs",
+    "PromptRuns",
     "has_room_for_graphs",
+    "measure_costs",
     "prime_sizes",
     "run_catch_ups",
     "run_prompts",
@@ -42,7 +45,20 @@ _LEAST_FREE_BYTES = 2 << 30  # that prompts and pictures may want besides
 _CAUGHT_UP = (1, 2, 4)  # sequences whose draft catches up ahead
 
 
-def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
+@dataclass(frozen=True)
+class PromptRuns:
+    """Prompts that have run ahead.
+
+    Attributes:
+        count: widths. num_rows, seconds: of the widest, and of its last run; 0 where none ran.
+    """
+
+    count: int
+    num_rows: int = 0
+    seconds: float = 0.0
+
+
+def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> PromptRuns:
     """Prefill prompts of the widths that a chunk may have, and forget them; those of
     ``PROMPT_WIDTHS`` as often as captures their graphs.
 
@@ -50,17 +66,20 @@ def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
     this requests would wait for that. What is captured of prefills of any prompts is captured
     first.
 
-    Returns:
-        How many widths have run; those for which there is no room are left to whoever asks for
-        them.
+    Widths for which there is no room are left to the requests that need them.
     """
     if pool.table_len is not None:
         decoder.capture_rows(pool.table_len, has_room_for_graphs)
     room = min(decoder.max_seq_len, pool.num_free * pool.page_size, decoder.prefill_chunk)
-    return sum(
-        _run_prompt(decoder, pool, vocab_size, width, _times_to_run(width))
+    ready = [
+        width
         for width in warm_widths(room)
-    )
+        if _run_prompt(decoder, pool, vocab_size, width, _times_to_run(width))
+    ]
+    if not ready:
+        return PromptRuns(0)
+    seconds = seconds_of(lambda: _run_prompt(decoder, pool, vocab_size, max(ready), 1))
+    return PromptRuns(len(ready), max(ready), seconds)
 
 
 def _times_to_run(width: int) -> int:
@@ -94,17 +113,16 @@ def _text(pool: PagePool, vocab_size: int, num_rows: int) -> SequenceState:
     return SequenceState(prompt, pool, vocab_size, drafting=True)
 
 
-def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> list[tuple[int, float]]:
-    """Let the draft catch up with made-up rows, in the shapes of few sequences, as often as
-    captures each, and once more: its first run takes as long as several cycles.
+def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
+    """Backfill the draft with made-up rows, in the shapes of few sequences, as often as captures
+    each: its first run takes as long as several cycles.
 
     Returns:
-        Of every shape its rows, without padding, and the seconds of the last run. Shapes for which
-        there is no room are left to whoever needs them.
+        How many shapes are ready. Those for which there is no room are left to requests.
     """
-    catch_up, found = decoder.catch_up, list[tuple[int, float]]()
+    catch_up, ready = decoder.catch_up, 0
     if catch_up is None:
-        return found
+        return 0
     most = min(catch_up.max_deferred, decoder.max_seq_len - 1)
     for count, width in catch_up.shapes(_CAUGHT_UP, most):
         num_rows = min(width, most)
@@ -116,10 +134,10 @@ def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> list[tup
         try:
             for _ in range(CAPTURED_AT_RUN):
                 run()
-            found.append((count * num_rows, seconds_of(run)))
+            ready += 1
         except DeviceMemoryError as error:
             _log.warning("%s", error)
-    return found
+    return ready
 
 
 def _run_catch_up(
@@ -155,9 +173,9 @@ def has_room_for_graphs() -> bool:
     return not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= _LEAST_FREE_BYTES
 
 
-def capture_graphs(cycles: AsyncCycles, plan: TreePlan, table_len: int, seconds: float) -> int:
-    """Run batches of every padded size, plainly and with the trees that ``plan`` has for it, and
-    tell the plan what a cycle of each takes.
+def capture_graphs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds: float) -> int:
+    """Run batches of every padded size, without a tree and with those that ``policy`` has for it,
+    and tell the policy what a step of each takes.
 
     The largest come first: the others fit into their memory. What does not fit into ``seconds`` or
     the GPU's memory is captured when it comes for the third time.
@@ -172,18 +190,27 @@ def capture_graphs(cycles: AsyncCycles, plan: TreePlan, table_len: int, seconds:
             break
         if time.perf_counter() - start > seconds:
             break
-        prime_sizes(cycles, plan, table_len, [size])
+        prime_sizes(cycles, policy, table_len, [size])
         done += 1
     return done
 
 
-def prime_sizes(cycles: AsyncCycles, plan: TreePlan, table_len: int, sizes: Sequence[int]) -> None:
-    """Run batches of ``sizes`` with every tree that ``plan`` may choose, and tell it what a cycle
+def measure_costs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds: float) -> None:
+    """Time steps of growing batches for ``seconds``, so that ``policy`` knows what trees cost."""
+    start = time.perf_counter()
+    for size in batch_sizes(cycles.max_batch_size):
+        prime_sizes(cycles, policy, table_len, [size])
+        if time.perf_counter() - start > seconds or not has_room_for_graphs():
+            return
+
+
+def prime_sizes(cycles: AsyncCycles, policy: Policy, table_len: int, sizes: Sequence[int]) -> None:
+    """Run batches of ``sizes`` with every tree that ``policy`` may choose, and tell it what a step
     takes; their graphs are captured.
     """
     for size in sizes:
-        for tree in dict.fromkeys((*plan.trees_at(size), None)):
-            plan.prime(tree, size, _cycle_seconds(cycles, size, tree, table_len))
+        for tree in dict.fromkeys((*policy.trees_at(size), None)):
+            policy.prime(tree, size, _cycle_seconds(cycles, size, tree, table_len))
 
 
 def _cycle_seconds(cycles: AsyncCycles, size: int, tree: AnyTree | None, table_len: int) -> float:

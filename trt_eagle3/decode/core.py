@@ -14,14 +14,14 @@ from concurrent.futures import Future
 import torch
 
 from trt_eagle3.decode.answer import Answer, wake_readers
-from trt_eagle3.decode.capture import capture_graphs, run_catch_ups, run_prompts
+from trt_eagle3.decode.capture import capture_graphs, measure_costs, run_catch_ups, run_prompts
 from trt_eagle3.decode.delivery import CANCELLED, Delivery, outcome_of
 from trt_eagle3.decode.emission import Emission
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.picture_warm_up import run_pictures
-from trt_eagle3.decode.plan import TreePlan
+from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.preprocess import (
     Outcome,
@@ -50,6 +50,7 @@ __all__ = ["ENGINE_STOPPED", "EngineCore"]
 
 _log = logging.getLogger("trt_eagle3")
 ENGINE_STOPPED = "the engine has stopped. Load it again."
+_MEASURE_SECONDS = 0.5  # that the first batch of an engine without a server's start waits
 _POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
 
 
@@ -70,13 +71,11 @@ class EngineCore:
         self.scheduler = Scheduler(
             bundle.decoder,
             max_batch_size=bundle.limits.max_batch_size,
-            tree_for=bundle.plan.tree_for,
-            observer=bundle.plan,
+            policy=bundle.policy,
             prefix_cache=self.prefixes,
             vision=VisionEncoder(bundle),
         )
         self._bundle = bundle
-        self._plan = bundle.plan
         self._preprocessor = preprocessor
         self._stage = PreprocessStage(preprocessor, bundle.limits.max_waiting)
         self._meter = meter
@@ -116,10 +115,9 @@ class EngineCore:
         """Since a text was last prepared, or the oldest came; 0 while there is none."""
         return self._stage.seconds if self.alive else 0.0
 
-    def use_plan(self, plan: TreePlan) -> None:
-        """Speculate by ``plan`` from now on; not while requests are in flight."""
-        self._plan = plan
-        self.scheduler.tree_for, self.scheduler.observer = plan.tree_for, plan
+    def use_policy(self, policy: Policy) -> None:
+        """Speculate by ``policy`` from now on; not while requests are in flight."""
+        self.scheduler.policy = policy
 
     def now(self) -> dict[str, int]:
         """What the counters of ``Meter`` do not count."""
@@ -188,23 +186,30 @@ class EngineCore:
         cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
         if cycles is None or table_len is None or not cycles.capturable:
             return 0
-        plan = self._plan
+        policy = self.scheduler.policy
 
         def work() -> int:
             if not self.scheduler.running:  # whose states, and places for them, prompts would take
-                self._run_shapes(plan)
-            return capture_graphs(cycles, plan, table_len, seconds)
+                self._run_shapes(policy)
+            return capture_graphs(cycles, policy, table_len, seconds)
 
         return self._ask(work)
 
-    def _run_shapes(self, plan: TreePlan) -> None:
+    def _run_shapes(self, policy: Policy) -> None:
         """What requests will find, besides cycles."""
         decoder, vocab_size = self._bundle.decoder, self._bundle.spec.vocab_size
         run_pictures(self._bundle)
-        run_prompts(decoder, self.pool, vocab_size)
-        if plan.speculates:
-            for num_rows, seconds in run_catch_ups(decoder, self.pool, vocab_size):
-                plan.prime_catch_up(num_rows, seconds)
+        prompts = run_prompts(decoder, self.pool, vocab_size)
+        if prompts.seconds:
+            policy.prime_prompts(prompts.num_rows, prompts.seconds)
+        if policy.speculates:
+            run_catch_ups(decoder, self.pool, vocab_size)
+
+    def _measure_costs(self) -> None:
+        """Time steps of a few batch sizes where no start has: the policy needs them to choose."""
+        cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
+        if cycles is not None and table_len is not None and cycles.capturable:
+            measure_costs(cycles, self.scheduler.policy, table_len, _MEASURE_SECONDS)
 
     def _ask(self, errand: Callable[[], int]) -> int:
         """Let the thread that decodes run ``errand`` between two steps; what that returns or
@@ -284,7 +289,7 @@ class EngineCore:
             self.pool,
             spec.vocab_size,
             request.sampling,
-            drafting and self._plan.speculates,
+            drafting and self.scheduler.policy.speculates,
             prepared.grammar,
             () if request.sampling.ignore_eos else ends,
         )
@@ -340,6 +345,8 @@ class EngineCore:
                 self.scheduler.add(sequence)
             self._inbox.clear()
         self._run_errands()
+        if self.scheduler.policy.needs_costs and not self.scheduler.idle:
+            self._measure_costs()
         self._delivery.look_at_readers(draining=self._draining)
         try:
             emissions = self.scheduler.step()

@@ -7,7 +7,6 @@ vocab. Sequences that need fewer rows than S are padded; padding writes to page 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
@@ -73,8 +72,6 @@ class Decoder:
                 max_sequences=max_batch_size,
                 fixed_shapes=fixed_shapes,
             )
-        self.following_seconds = 0.0
-        """That the host took so far to launch the draft over prompts."""
         self._async: AsyncCycles | None = None
         if fixed_shapes and asynchronous:
             draft = DraftAhead(drafting.proposer, drafting.manifest) if drafting else None
@@ -287,13 +284,11 @@ class Decoder:
         followed = [i for i, s in enumerate(rows.segments) if s.sequence.drafting]
         if self._drafting is None or not followed:
             return
-        start = time.perf_counter()
         # a width that comes again, where others beside the prompt made the target's an odd one
         width = self._prompt_width([rows.segments[i] for i in followed])
         aux = of_width(rows_of(aux, followed), width, dim=1)
         some = rows.only(followed, width)
         self._drafting.follow(some, rows_of(page_table, followed), aux, first_tokens)
-        self.following_seconds += time.perf_counter() - start
 
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
         if not sequences or tree is None or self._drafting is None:

@@ -17,7 +17,7 @@ from trt_eagle3.decode.chat import ChatAnswer, ChatTools, chat_request
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
-from trt_eagle3.decode.plan import TreePlan
+from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Chunk, Generation, Messages, PromptSource, Request
 from trt_eagle3.decode.request_list import Images, Videos, is_one_prompt, one_request, requests_of
@@ -312,11 +312,11 @@ class LLM:
     def _prepare_seconds(self) -> float:
         return 0.0 if self._core is None else self._core.prepare_seconds
 
-    def use_plan(self, plan: TreePlan) -> None:
-        """Speculate by ``plan`` from now on, instead of the bundle's; not while requests are in
+    def use_policy(self, policy: Policy) -> None:
+        """Speculate by ``policy`` from now on, instead of the bundle's; not while requests are in
         flight.
         """
-        self._started().use_plan(plan)
+        self._started().use_policy(policy)
 
     def metrics(self) -> EngineMetrics:
         """Counters of all requests so far; looking opens no graphs."""

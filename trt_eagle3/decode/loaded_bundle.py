@@ -15,12 +15,11 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
-from trt_eagle3.decode.bundle_plan import read_adaptive_plan
-from trt_eagle3.decode.cycle_cost import expert_reads
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.plan import Plan, TreePlan, read_plan
+from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
+from trt_eagle3.decode.policy.read import read_policy
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, PatchBuckets, TargetRunner, VisionRunner
 from trt_eagle3.decode.state import LayerStates, layer_states
@@ -68,7 +67,7 @@ class LoadedBundle:
         limits: what requests may ask for: ``record.config.limits``, with as large a KV cache as
             the GPU has room for where they name none.
         processor: tokenizer, chat template and pixel rules.
-        plan: which tree is drafted at which batch size.
+        policy: which tree the next step drafts.
         fixed_shapes: sessions capture CUDA graphs, which want shapes that come again.
         sessions: opens graphs.
         asynchronous: passes may begin before the last one's outcome is known (``async_cycle``);
@@ -81,7 +80,7 @@ class LoadedBundle:
     manifest: DraftManifest | None
     limits: LimitsConfig
     processor: Processor
-    plan: TreePlan
+    policy: Policy
     fixed_shapes: bool
     sessions: SessionFactory
     asynchronous: bool = True
@@ -94,7 +93,7 @@ class LoadedBundle:
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
-        plan: TreePlan | None = None,
+        policy: Policy | None = None,
         sessions: SessionFactory | None = None,
         limits: LimitsConfig | None = None,
     ) -> LoadedBundle:
@@ -106,7 +105,7 @@ class LoadedBundle:
                 the bundle was built.
             tool_format: in which calls of tools are written; ``auto``: as the chat template
                 teaches.
-            plan: instead of the bundle's, which is not read then.
+            policy: instead of the bundle's, which is not read then.
             sessions: instead of ``open_graph_of``.
             limits: as another process has found them, whose GPU this one leaves alone; None: the
                 bundle's, as far as this GPU has room for them.
@@ -120,7 +119,7 @@ class LoadedBundle:
                 media,
                 split_special_tokens,
                 tool_format,
-                plan,
+                policy,
                 sessions or open_graph_of,
                 limits,
             )
@@ -281,7 +280,7 @@ def _open(
     media: MediaPolicy,
     split_special_tokens: bool | None,
     tool_format: str,
-    plan: TreePlan | None,
+    policy: Policy | None,
     sessions: SessionFactory,
     limits: LimitsConfig | None,
 ) -> LoadedBundle:
@@ -304,8 +303,8 @@ def _open(
             tool_format=tool_format,
         )
         need = _memory_need(record, spec, manifest, config.limits)
-        if plan is None:
-            plan = _read_plan(path, config, need, spec) if manifest else Plan({1: None})
+        if policy is None and manifest:
+            policy = read_policy(path, config.speculation, config.engine.device)
     return LoadedBundle(
         path=path,
         record=record,
@@ -313,7 +312,7 @@ def _open(
         manifest=manifest,
         limits=limits or _limits_here(config, need),
         processor=processor,
-        plan=plan,
+        policy=policy or FixedPolicy(None),
         fixed_shapes=config.engine.device == "cuda",
         sessions=sessions,
     )
@@ -326,15 +325,6 @@ def _memory_need(
     num_nodes = configured_tree(config.speculation).num_nodes if manifest else 1
     saved = record.packed_savings
     return memory_need(spec, manifest, limits, config.engine, num_nodes, saved)
-
-
-def _read_plan(path: Path, config: BuildConfig, need: MemoryNeed, spec: TargetSpec) -> TreePlan:
-    device = config.engine.device
-    if config.speculation.adaptive:
-        share = need.kv_token / need.weights
-        experts = expert_reads(spec)
-        return read_adaptive_plan(path, config.speculation, device, share, experts)
-    return read_plan(path, config.speculation, device)
 
 
 def _limits_here(config: BuildConfig, need: MemoryNeed) -> LimitsConfig:

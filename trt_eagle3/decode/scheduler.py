@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
@@ -20,7 +20,7 @@ from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.emission import Emission, joined
 from trt_eagle3.decode.kv_manager import KvManager
 from trt_eagle3.decode.launched import LaunchedPrefill, launch_prefill
-from trt_eagle3.decode.plan import Cycle, TreePlan
+from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy, StepStats
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.sequence import SequenceState
@@ -52,14 +52,12 @@ class Scheduler:
         decoder: Decoder,
         *,
         max_batch_size: int,
-        tree_for: Callable[[Sequence[SequenceState]], AnyTree | None],
-        observer: TreePlan | None = None,
+        policy: Policy | None = None,
         prefix_cache: PrefixCache | None = None,
         vision: Encoder | None = None,
     ) -> None:
-        """``tree_for``: the tree for sequences that decode together, None where speculation does
-        not pay. ``observer``: hears of every cycle. ``vision``: encodes images; None: prompts come
-        with their embeddings.
+        """``policy``: chooses the tree of each step; None: no speculation. ``vision``: encodes
+        images; None: prompts come with their embeddings.
         """
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
@@ -70,11 +68,10 @@ class Scheduler:
         self._decoder = decoder
         self._kv = KvManager(decoder.states, prefix_cache)
         self._max_batch_size = max_batch_size
-        self.tree_for = tree_for
-        self.observer = observer
-        self._cycle_end: float | None = None  # where the next cycle's time begins
+        self.policy: Policy = policy or FixedPolicy(None)
+        self._step_end: float | None = None  # of the last step; None: the engine was idle since
+        self._stats: StepStats | None = None  # of the step under way
         self._vision = vision
-        self._held_back = False  # those waiting, by images of one that was admitted
         self._launched = LaunchedPrefill()  # whose first tokens nobody has read
 
     @property
@@ -83,10 +80,11 @@ class Scheduler:
         return all(s.backpressured for s in (*self.running, *self.waiting))
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence; where its draft would not pay, none follows it."""
-        if sequence.drafting and self.observer is not None:
+        """Queue a sequence; it gets a draft where the policy admits it."""
+        if sequence.drafting:
             others = [*self.running, *self.waiting][: self._max_batch_size - 1]
-            sequence.drafting = self.observer.follows(sequence, others)
+            batch = [*others, sequence]
+            sequence.drafting = self.policy.should_draft(_state_of(batch, len(batch)))
         self.waiting.append(sequence)
 
     def remove(self, sequence: SequenceState) -> None:
@@ -96,6 +94,8 @@ class Scheduler:
             self._kv.let_go(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        if self.idle:
+            self._step_end = None
 
     def reset(self) -> list[SequenceState]:
         """After a pass that failed: forget cached prefixes and those it was for, and return
@@ -115,26 +115,25 @@ class Scheduler:
         """Admit, prefill, decode; return the emitted tokens, once of each sequence, for the caller
         to ``remove`` those that are done.
         """
-        self.num_draft_tokens = None
-        if self._launched.sequences:
-            self._cycle_end = None  # this step's cycle runs behind that prefill
-        if self._quiet:
-            found = self._end_prefill(self._taken())
-            return joined(found + self._decode(self._decoding(), self._joining(waiting=True)))
+        self.num_draft_tokens, self._stats = None, None
         # who was put off meanwhile may be admitted again, with the token that it has
         all_run = self._still_running(self._launched.sequences) == self._launched.sequences
         found = [] if all_run else self._end_prefill(self._taken())
-        num_running = len(self.running)
         found += self._admit()
-        disturbed = len(self.running) > num_running or any(not s.prefilled for s in self.running)
-        if disturbed:
-            self._cycle_end = None
-        return joined(found + self._prefill_and_decode())
+        found += self._prefill_and_decode()
+        self._record()
+        return joined(found)
 
-    @property
-    def _quiet(self) -> bool:
-        """Whether a cycle is to be timed, with nothing beside it."""
-        return self.observer is not None and self.observer.wants_quiet and bool(self._decoding())
+    def _record(self) -> None:
+        """Tell the policy what the step did, and how long it took."""
+        start, end = self._step_end, self.clock()
+        self._step_end = end
+        if self._stats is not None:
+            seconds = None if start is None else end - start
+            self.policy.record(replace(self._stats, seconds=seconds))
+
+    def _tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
+        return self.policy.choose(_state_of(sequences, len(self.running)))
 
     def _decoding(self) -> list[SequenceState]:
         return [
@@ -143,7 +142,6 @@ class Scheduler:
 
     def _admit(self) -> list[Emission]:
         failed = []
-        self._held_back = False
         while (sequence := self._next()) is not None:
             self.running.append(sequence)  # first, so that whoever counts misses nobody
             self.waiting.remove(sequence)
@@ -157,8 +155,7 @@ class Scheduler:
             except Exception as error:  # one prompt's images fail that prompt alone
                 failed.append(self._fail(sequence, error))
             if any(s.prefilled and not s.backpressured for s in self.running):
-                self._held_back = True  # running ones wait for one prompt's images, and go on
-                break
+                break  # running ones wait for one prompt's images, and go on
         return failed
 
     def _encode(self, sequence: SequenceState) -> None:
@@ -187,7 +184,7 @@ class Scheduler:
         """Pages for all that ``sequence`` needs up to its first cycle, its known beginning among
         them.
         """
-        tree = self.tree_for([*self.running, sequence])
+        tree = self._tree_for([*self.running, sequence])
         if not self._kv.begin(sequence, self._decoder.rows_wanted(sequence, tree)):
             return False
         self.num_reused_rows += sequence.length
@@ -198,10 +195,7 @@ class Scheduler:
         decode. The new one's first tokens are read by the next step, if there is work meanwhile.
         """
         before, decoding = self._taken(), self._decoding()
-        joining = self._joining(waiting=self._held_back) if decoding else 0
-        followed = self._decoder.following_seconds
-        launched, found = self._prefill(decoding)
-        following = self._decoder.following_seconds - followed
+        launched, found, num_rows = self._prefill(decoding)
         found += self._end_prefill(before)
         self._launched = launched
         # with those first tokens, which are not kept for a cycle of their own, behind the prefill
@@ -209,20 +203,12 @@ class Scheduler:
         goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
         if not (goes_on and self._decoder.launches_ahead):
             found += self._end_prefill(self._taken())
-        return found + self._decode(self._still_running(decoding), joining, following)
+        return found + self._decode(self._still_running(decoding), num_rows)
 
-    def _joining(self, *, waiting: bool) -> int:
-        """As ``Cycle.joining``, before any prompt is launched; ``waiting``: whether those count
-        that wait and have a place.
-        """
-        if not self._decoder.mixes:
-            return 0
-        places = self._max_batch_size - len(self.running) if waiting else 0
-        ready = sum(s.length < s.num_prefill and not s.backpressured for s in self.running)
-        return ready + sum(not s.backpressured for s in islice(self.waiting, places))
-
-    def _prefill(self, decoding: list[SequenceState]) -> tuple[LaunchedPrefill, list[Emission]]:
-        """What was launched, and who failed; ``decoding``: who decodes meanwhile."""
+    def _prefill(
+        self, decoding: list[SequenceState]
+    ) -> tuple[LaunchedPrefill, list[Emission], int]:
+        """What was launched, who failed, and prompt rows; ``decoding``: who decodes meanwhile."""
         beside = self._beside(decoding)
         chunks = self._chunks(len(decoding), len(beside))
         launched = launch_prefill(self._decoder, chunks, beside)
@@ -230,7 +216,8 @@ class Scheduler:
         if self._vision is not None:  # once they are in the cache, only who starts again asks
             for s in launched.ended:
                 s.prompt = s.prompt.with_vision(None)
-        return launched, [self._fail(s, error) for s, error in launched.failed]
+        failed = [self._fail(s, error) for s, error in launched.failed]
+        return launched, failed, sum(count for _, count in chunks)
 
     def _taken(self) -> LaunchedPrefill:
         launched, self._launched = self._launched, LaunchedPrefill()
@@ -253,7 +240,7 @@ class Scheduler:
         """Those whose next step may run in one forward with prompts: ``decoding``, if plainly."""
         if not self._decoder.mixes:
             return []
-        if any(s.drafting for s in decoding) and self.tree_for(decoding) is not None:
+        if any(s.drafting for s in decoding) and self._tree_for(decoding) is not None:
             return []
         self._free_ahead(decoding, None)
         return decoding
@@ -270,11 +257,9 @@ class Scheduler:
         ends = {i: self._kv.chunk_end(ready[i], count) for i, count in rows.items()}
         return [(ready[i], end - ready[i].length) for i, end in ends.items()]
 
-    def _decode(
-        self, sequences: list[SequenceState], joining: int, following: float = 0.0
-    ) -> list[Emission]:
-        """Run a cycle; ``joining``, ``following``: as of ``Cycle``."""
-        tree = self.tree_for(sequences)
+    def _decode(self, sequences: list[SequenceState], prompt_rows: int) -> list[Emission]:
+        """Run a cycle beside ``prompt_rows``."""
+        tree = self._tree_for(sequences)
         before = self.num_preempted
         for s in sequences:
             if self.num_preempted == before or s in self.running:
@@ -282,7 +267,6 @@ class Scheduler:
         # some may have been put off to make room
         ready = self._still_running(sequences)
         if not ready:
-            self._cycle_end = None
             return []
         self._free_ahead(ready, tree)
         late = sum(len(s.deferred) for s in ready)
@@ -291,17 +275,13 @@ class Scheduler:
         self.num_draft_tokens = done.tree.num_nodes - 1 if done.tree else 0
         in_it = [(s, a) for s, a in zip(ready, done.accepted, strict=True) if a is not None]
         levels = [len(a.tokens) - 1 if a.steps else None for _, a in in_it]
-        caught_up = max(late - sum(len(s.deferred) for s in ready), 0)
-        cycle = Cycle(
-            [s for s, _ in in_it],
+        self._stats = StepStats(
+            _state_of([s for s, _ in in_it], len(self.running)),
             done.tree,
             levels,
-            caught_up,
-            self._cycle_seconds(),
-            joining,
-            following,
+            prompt_rows=prompt_rows,
+            backfilled_rows=max(late - sum(len(s.deferred) for s in ready), 0),
         )
-        self._observe(cycle)
         return [
             Emission(s, accepted.tokens, full=self._is_full(s), steps=accepted.steps)
             if accepted.tokens
@@ -314,15 +294,6 @@ class Scheduler:
         if sequences:
             num_rows = self._decoder.rows_ahead(tree)
             self._kv.free_ahead(sequences[0].pool, len(sequences), num_rows)
-
-    def _cycle_seconds(self) -> float | None:
-        """Time since the cycle before; None where anything else came between."""
-        start, self._cycle_end = self._cycle_end, self.clock()
-        return None if start is None else self._cycle_end - start
-
-    def _observe(self, cycle: Cycle) -> None:
-        if self.observer is not None:
-            self.observer.observe(cycle)
 
     def _still_running(self, sequences: list[SequenceState]) -> list[SequenceState]:
         running = {id(s) for s in self.running}
@@ -368,3 +339,13 @@ class Scheduler:
 
     def _is_full(self, sequence: SequenceState) -> bool:
         return sequence.num_tokens >= self._decoder.max_seq_len
+
+
+def _state_of(sequences: Sequence[SequenceState], num_running: int) -> BatchState:
+    """``sequences`` that decode, of ``num_running`` that hold a place."""
+    return BatchState(
+        size=len(sequences),
+        num_drafting=sum(s.drafting for s in sequences),
+        num_running=max(num_running, len(sequences)),
+        seeded=any(s.sampling.seed is not None and not s.sampling.greedy for s in sequences),
+    )

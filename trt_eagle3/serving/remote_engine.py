@@ -22,7 +22,7 @@ from trt_eagle3.decode.core import ENGINE_STOPPED
 from trt_eagle3.decode.delivery import CANCELLED
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, stall_of
-from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Chunk, Generation, PromptSource, Request
 from trt_eagle3.decode.stopwatch import Stopwatch
@@ -49,7 +49,7 @@ from trt_eagle3.serving.engine_process import EngineJob
 __all__ = ["RemoteEngine"]
 
 _log = logging.getLogger("trt_eagle3")
-_NO_PLAN = Plan({1: None})  # a plan is the process': reading one asks which GPU this is
+_NO_POLICY = FixedPolicy(None)  # the engine process has one: reading one asks which GPU this is
 _STATUS_S = 1.0  # from the end of a connection to that of its process
 _CLOSE_S = 2.0  # in which a process that is told to ends: whoever waits is to hear of it
 _METRICS_S = 10.0
@@ -158,7 +158,7 @@ class RemoteEngine:
             media=media,
             split_special_tokens=split_special_tokens,
             tool_format=tool_format,
-            plan=_NO_PLAN,
+            policy=_NO_POLICY,
             limits=self.wait_until_open(),
         )
 

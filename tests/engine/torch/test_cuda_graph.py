@@ -12,7 +12,7 @@ import torch
 
 from trt_eagle3.decode.chunks import PROMPT_WIDTHS
 from trt_eagle3.decode.device_batch import batch_sizes
-from trt_eagle3.decode.plan import widths
+from trt_eagle3.decode.policy.candidate import candidate_sizes
 from trt_eagle3.engine.torch import cuda_graph
 from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, patch_bucket, shapes_of
 
@@ -42,7 +42,7 @@ def test_shapes_that_come_now_and_then_are_never_due() -> None:
 def test_graphs_of_every_width_that_a_server_prepares_stay() -> None:
     """Chains of 5 up to 128 sequences, and short prompts; pictures of every size."""
     for prepared in (
-        [step(b, n) for n in widths(6) for b in batch_sizes(128)]
+        [step(b, n) for n in candidate_sizes(6) for b in batch_sizes(128)]
         + [step(1, width) for width in PROMPT_WIDTHS],
         [
             shapes_of({"patches": torch.zeros(n, 4)})

@@ -152,14 +152,14 @@ def check_acceptance(e: Evidence, m: Measurements) -> None:
 
 
 def _accepted_lengths(e: Evidence) -> tuple[list[int], list[int]]:
-    """Alone and batched, of the rounds that speculate alike and the answers that are the same."""
+    """Alone and batched, of the answers that are the same."""
     batched = _batched(e)
     alone: list[int] = []
     lengths: list[int] = []
-    for replies, alike in zip(batched.replies, batched.alike, strict=True):
+    for replies in batched.replies:
         for answer, reply in zip(e.answers, replies, strict=True):
             # past a tie, other tokens are accepted otherwise
-            if alike and reply.token_ids == answer.speculative:
+            if reply.token_ids == answer.speculative:
                 alone += answer.accepted_lengths
                 lengths += reply.accepted_lengths
     return alone, lengths

@@ -32,7 +32,6 @@ class BatchedAnswers:
     Attributes:
         replies: by round, in the order of the cases. forwards: by round, of the target. columns:
             kept of its logits; None: all.
-        alike: by round, whether it speculated as each prompt alone did.
         preempted: how many sequences had to make room. reused: prompt rows found in the prefix
             cache.
     """
@@ -40,7 +39,6 @@ class BatchedAnswers:
     replies: Sequence[Sequence[Generation]]
     forwards: Sequence[Sequence[Forward]]
     columns: Tensor | None
-    alike: Sequence[bool]
     preempted: int
     reused: int
 
@@ -51,7 +49,7 @@ def answer_batched(
     max_tokens: int,
     progress: Callable[[], object],
 ) -> BatchedAnswers:
-    """Ask all cases again, at once; the second round speculates by the bundle's own plan."""
+    """Ask all cases again, at once; in the second round pages are few."""
     engine.take()
     engine.begin_service()
     engine.recording.only = "target"
@@ -59,14 +57,12 @@ def answer_batched(
     replies, forwards = [_ask(engine, answers, max_tokens)], [engine.take()]
     progress()
     engine.leave_pages(_num_pages(engine, answers))
-    engine.use_plan(engine.served or engine.plan)
     replies.append(_ask(engine, answers, max_tokens))
     forwards.append(engine.take())
     progress()
     now = engine.metrics()
     engine.recording.only, engine.recording.columns = None, kept_columns(engine)
-    alike = [True, engine.served is None]
-    return BatchedAnswers(replies, forwards, columns, alike, now.preempted, now.reused_tokens)
+    return BatchedAnswers(replies, forwards, columns, now.preempted, now.reused_tokens)
 
 
 def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:

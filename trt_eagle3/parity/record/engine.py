@@ -20,11 +20,10 @@ from trt_eagle3.decode.decoder import Drafting
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.decode.plan import Plan, read_plan
+from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.tree import configured_tree
-from trt_eagle3.decode.tuning import TUNING_FILE
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.bundle import BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -162,24 +161,22 @@ class RecordingEngine(LLM):
     to pay here.
 
     Attributes:
-        recording: the record. plan: the configured tree, always. served: the plan of
-            ``bench --tune``, where there is one.
+        recording: the record. tree: the configured one, always served.
     """
 
     def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
         config = read_bundle(path).config
-        self.plan = Plan({1: configured_tree(config.speculation)})
+        self.tree = configured_tree(config.speculation)
         self._recorder = recorder or Recorder()
         self.recording, self.sessions = self._recorder.recording, self._recorder.sessions
         # every row of every prompt is wanted
         super().__init__(
             replace(
-                LoadedBundle.open(path, plan=self.plan, sessions=self._recorder), asynchronous=False
+                LoadedBundle.open(path, policy=FixedPolicy(self.tree), sessions=self._recorder),
+                asynchronous=False,
             ),
             prefix_cache=False,
         )
-        tuned = (path / TUNING_FILE).exists()
-        self.served = read_plan(path, config.speculation, config.engine.device) if tuned else None
         # bundled prompts lie outside a draft's world: no warning about its acceptance
         self._meter = Meter(0.0)
 
@@ -271,7 +268,7 @@ class RecordingEngine(LLM):
     @property
     def num_tree_rows(self) -> int:
         """Rows that a cycle wants beyond those of the sequence."""
-        tree = self.plan.tree_at(1) if self.manifest else None
+        tree = self.tree if self.manifest else None
         return max(tree.num_nodes, tree.num_draft_rows) if tree else 1
 
     def begin_service(self) -> None:

@@ -22,39 +22,33 @@ _log = logging.getLogger("trt_eagle3")
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")  # schema 1 had choices, too
 
 
 class TuningEntry(_Record):
-    """What pays at one batch size.
+    """What steps cost at one batch size.
 
     Attributes:
-        num_draft_tokens: nodes of the tree, the root included; 1 is plain decoding.
-        tokens_per_second: expected of the batch, by ``num_draft_tokens``: acceptance length over
-            cycle time.
-        cycle_ms: measured, by ``num_draft_tokens``.
+        cycle_ms: milliseconds of a step, by nodes that each sequence verifies; 1: no speculation.
     """
 
     batch_size: Annotated[int, Field(gt=0)]
-    num_draft_tokens: Annotated[int, Field(gt=0)]
-    tokens_per_second: Mapping[int, float]
-    cycle_ms: Mapping[int, float]
+    cycle_ms: Annotated[Mapping[Annotated[int, Field(gt=0)], float], Field(min_length=1)]
 
 
 class TuningTable(_Record):
-    """``tuning.json`` of a bundle, written by ``bench --tune``.
+    """``tuning.json`` of a bundle, written by ``bench --tune``: what steps cost on a machine.
+
+    Acceptance is not in it: that is learnt from what is served.
 
     Attributes:
         measured_at: UTC, ISO 8601. machine: ``engine.machine.machine_name`` of where.
-        acceptance: how often the draft was right so deep, by ``num_draft_tokens`` (of chains and
-            trees alike: the share of cycles that accepted a node at depth 1, 2, ...).
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     measured_at: str
     machine: str
     speculation: SpeculationConfig
-    acceptance: Mapping[int, tuple[float, ...]]
     entries: Annotated[tuple[TuningEntry, ...], Field(min_length=1)]
 
 
@@ -76,7 +70,7 @@ def read_table(
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: a damaged table. {again}") from error
-    too_wide = any(e.num_draft_tokens > most_nodes for e in table.entries)
+    too_wide = any(max(entry.cycle_ms) > most_nodes for entry in table.entries)
     if not table.speculation.same_tree(config) or too_wide:
         raise UserError(f"{file}: measured for another speculation. {again}")
     if table.machine != machine_name(device):

@@ -1,0 +1,273 @@
+"""Judge a speculation policy by recorded loads: ``python -m benchmarks.replay_policy TRACE...``.
+
+Each load of ``benchmarks.record_load`` is served again: the policy chooses the tree of each step,
+and the step takes what the recording has next for that tree. What changes of tree cost (rows that
+the draft computes late, a step that was not launched ahead) is taken from the recorded load that
+alternates. Acceptance is drawn. Printed are tokens per second to autoregressive decoding and to the
+best fixed tree of the load, after the first seconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from trt_eagle3.bench.simulated_acceptance import acceptance_rate
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.policy.candidate import candidates_of, shrunk
+from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy, StepStats
+from trt_eagle3.decode.policy.speculation import SpeculationPolicy
+from trt_eagle3.io.run_command import run_command
+
+__all__ = ["RecordedLoad", "Replay", "loads_of", "main", "replay"]
+
+_RAMP_S = 2.0  # of a recording, in which clients begin
+_LEAST_RAMP_S = 0.3  # of one with few clients
+_CROWD = 32  # clients from which the whole ramp is left out
+_ANSWER_TOKENS = (16, 256)  # bench.traffic's
+_MAX_DEFERRED = 448  # rows of a sequence that wait for the draft at most
+
+Row = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RecordedLoad:
+    """Recorded steps of one load by tree size; 0: without a draft, 1: admitted, no tree.
+
+    Attributes:
+        rate: that each drafted token of a chain is accepted at.
+        backfill: seconds of a step's late rows: fixed, by row. turn: seconds that the first
+            autoregressive step after a drafted one takes more.
+    """
+
+    clients: int
+    length: float
+    rate: float
+    steps: Mapping[int, Sequence[Row]]
+    backfill: tuple[float, float]
+    turn: float
+
+
+def loads_of(file: Path) -> list[RecordedLoad]:
+    """The loads of one recording."""
+    runs: dict[tuple[int, float, bool, tuple[int, ...]], list[Row]] = {}
+    chain = 0
+    with gzip.open(file, "rt") as stream:
+        data = json.load(stream)
+    for trace in data["traces"]:
+        rows: list[Row] = [dict(zip(data["fields"], row, strict=True)) for row in trace["steps"]]
+        chain = trace["chain"]
+        key = trace["clients"], trace["length"], trace["admits"], tuple(trace["trees"])
+        runs[key] = _without_ramp(rows, trace["clients"])
+    found = []
+    for clients, length in dict.fromkeys((c, n) for c, n, _, trees in runs if trees[0] > 1):
+        steps = {0: runs[clients, 1.0, False, (1,)], 1: runs[clients, 1.0, True, (1,)]}
+        for (c, n, _, trees), rows in runs.items():
+            if (c, n) == (clients, length) and trees[0] > 1:
+                steps[trees[0]] = rows
+        turns = [rows for (c, _, _, trees), rows in runs.items() if len(trees) > 1 and c == clients]
+        rate = acceptance_rate(length, chain) if length > 1 else 0.0
+        found.append(RecordedLoad(clients, length, rate, steps, *_change_costs(turns[0], steps)))
+    return found
+
+
+def _without_ramp(rows: Sequence[Row], clients: int) -> list[Row]:
+    ramp_us = 1e6 * (_RAMP_S if clients >= _CROWD else _LEAST_RAMP_S)
+    passed = np.cumsum([row["us"] for row in rows])
+    return [row for row, us in zip(rows, passed, strict=True) if us > ramp_us]
+
+
+def _pure(rows: Sequence[Row], size: int) -> list[int]:
+    return [r["us"] for r in rows if r["tree"] == size and r["batch"] and not r["prompt_rows"]]
+
+
+def _change_costs(
+    turns: Sequence[Row], steps: Mapping[int, Sequence[Row]]
+) -> tuple[tuple[float, float], float]:
+    """Of the alternating run: seconds of late rows (fixed, by row), of the first step without."""
+    wide = max(steps)
+    usual, alone = median(_pure(steps[wide], wide) or [0]), median(_pure(steps[1], 1))
+    late = [r for r in turns if r["backfilled"] and not r["prompt_rows"] and r["tree"] == wide]
+    more = [max(r["us"] - usual, 0.0) for r in late]
+    each = median(m / r["backfilled"] for m, r in zip(more, late, strict=True)) if late else 14.0
+    after = [
+        r["us"] - alone
+        for before, r in pairwise(turns)
+        if before["tree"] == wide and r["tree"] == 1 and not r["prompt_rows"]
+    ]
+    return (0.0, 1e-6 * each), 1e-6 * max(median(after) if after else 0.25 * alone, 0.0)
+
+
+@dataclass
+class Replay:
+    """One load served again.
+
+    Attributes:
+        seconds, tokens: after the part that is left out. sizes: steps by tree size.
+    """
+
+    seconds: float = 0.0
+    tokens: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+class _Clients:
+    """Sequences of a closed loop: whether each drafts, and how many tokens it still wants."""
+
+    def __init__(self, load: RecordedLoad, policy: Policy, chance: random.Random) -> None:
+        self._load, self._policy, self._chance = load, policy, chance
+        self.drafting = [self._admit() for _ in range(load.clients)]
+        self.left = [float(chance.randint(1, _ANSWER_TOKENS[1])) for _ in range(load.clients)]
+        self.deferred = [0.0] * load.clients
+
+    def _admit(self) -> bool:
+        size = self._load.clients
+        return self._policy.should_draft(BatchState(size, size, size))
+
+    def advance(self, tokens: int, *, drafted: bool) -> None:
+        """All emit alike; those that are through are replaced."""
+        each = tokens / len(self.left)
+        for i in range(len(self.left)):
+            self.left[i] -= each
+            waits = self.drafting[i] and not drafted
+            self.deferred[i] = min(self.deferred[i] + each, _MAX_DEFERRED) if waits else 0.0
+            if self.left[i] <= 0:
+                self.left[i] = float(self._chance.randint(*_ANSWER_TOKENS))
+                self.drafting[i], self.deferred[i] = self._admit(), 0.0
+
+
+def replay(load: RecordedLoad, policy: Policy, *, seconds: float, skip: float) -> Replay:
+    """Serve ``load`` for ``seconds``, of which the first ``skip`` are not counted."""
+    chance, done, now, last = random.Random(1), Replay(), 0.0, 1
+    clients = _Clients(load, policy, chance)
+    rows = {size: _cycled(steps) for size, steps in load.steps.items()}
+    while now < seconds:
+        share = sum(clients.drafting) / load.clients
+        row = next(rows[1 if chance.random() < share else 0])
+        batch = _batch_of(row, share)
+        tree = policy.choose(batch) if row["batch"] else None
+        late = 0
+        if tree is not None:
+            row = next(rows[tree.num_nodes])
+            batch = _batch_of(row, share)
+            late = round(sum(clients.deferred))
+        taken = 1e-6 * row["us"]
+        if late:
+            taken += load.backfill[0] + load.backfill[1] * late
+        if tree is None and last > 1:
+            taken += load.turn
+        accepted = _accepted(batch, tree.num_nodes - 1 if tree else 0, load.rate, chance)
+        stats = StepStats(batch, tree, accepted, taken, row["prompt_rows"], late)
+        if row["batch"]:
+            policy.record(stats)
+            clients.advance(stats.num_tokens, drafted=tree is not None)
+            last = stats.num_nodes
+        now += taken
+        if now >= skip:
+            done.seconds += taken
+            done.tokens += stats.num_tokens
+            done.sizes[last] = done.sizes.get(last, 0) + 1
+    return done
+
+
+def _cycled(rows: Sequence[Row]) -> Iterator[Row]:
+    while True:
+        yield from rows
+
+
+def _batch_of(row: Row, share: float) -> BatchState:
+    size = row["batch"]
+    return BatchState(size, round(share * size), size + row["prefilling"])
+
+
+def _accepted(
+    batch: BatchState, chain: int, rate: float, chance: random.Random
+) -> list[int | None]:
+    found: list[int | None] = [None] * (batch.size - batch.num_drafting)
+    for _ in range(batch.num_drafting):
+        levels = 0
+        while levels < chain and chance.random() < rate:
+            levels += 1
+        found.append(levels if chain else None)
+    return found
+
+
+def prime(policy: Policy, load: Sequence[RecordedLoad], prompt_row: float) -> None:
+    """Enter what a start measures: steps alone at each batch size, and a prompt row's seconds."""
+    for one in load:
+        if one.rate:  # of all lengths alike
+            continue
+        for size, rows in one.steps.items():
+            alone = [r for r in rows if r["batch"] and not r["prompt_rows"] and not r["backfilled"]]
+            if size and len(alone) >= 10:
+                batch = round(median(r["batch"] for r in alone))
+                for tree in policy.trees_at(1):
+                    if (tree.num_nodes if tree else 1) == size:
+                        policy.prime(tree, batch, 1e-6 * median(r["us"] for r in alone))
+    policy.prime_prompts(1000, 1000 * prompt_row)
+
+
+def make_policy(load: RecordedLoad) -> SpeculationPolicy:
+    """The policy of a chain, with the trees that were recorded."""
+    trees = candidates_of(SpeculationConfig(mode="chain", steps=max(load.steps) - 1))
+    return SpeculationPolicy([c for c in trees if c.num_nodes in load.steps])
+
+
+def fixed_policy(size: int) -> FixedPolicy:
+    """That of recorded steps of ``size``: 0 without a draft."""
+    if not size:
+        return NoDraft(None)
+    return FixedPolicy(shrunk(SpeculationConfig(mode="chain", steps=max(size - 1, 1)), size))
+
+
+class NoDraft(FixedPolicy):
+    """No prompt gets a draft."""
+
+    def should_draft(self, _batch: BatchState) -> bool:
+        """False."""
+        return False
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--seconds", default=60.0, show_default=True, help="Of each load.")
+@click.option("--skip", default=20.0, show_default=True, help="Of them, not counted.")
+@click.option("--prompt-row-us", default=21.0, show_default=True, help="Of a prompt's row.")
+def main(files: Sequence[Path], seconds: float, skip: float, prompt_row_us: float) -> None:
+    """Replay the loads of FILES."""
+    table = Table(
+        "clients", "length", "to autoregressive", "to the best fixed", "steps by tree size"
+    )
+    for load, loads in ((one, found) for found in map(loads_of, files) for one in found):
+        policy = make_policy(load)
+        prime(policy, loads, 1e-6 * prompt_row_us)
+        found = replay(load, policy, seconds=seconds, skip=skip)
+        fixed = {
+            size: replay(load, fixed_policy(size), seconds=seconds / 2, skip=0.0).speed
+            for size in load.steps
+        }
+        table.add_row(
+            str(load.clients), f"{load.length:g}", f"{found.speed / fixed[0]:.3f}",
+            f"{found.speed / max(fixed.values()):.3f}", str(dict(sorted(found.sizes.items()))),
+        )  # fmt: skip
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    run_command(main)

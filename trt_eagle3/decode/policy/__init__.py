@@ -1,0 +1,1 @@
+"""Which tree the next step drafts: goodput, measured costs, measured acceptance."""

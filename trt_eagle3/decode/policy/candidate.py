@@ -1,0 +1,73 @@
+"""The trees that a policy chooses from: the configured one, smaller ones, and none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.tree import AnyTree, Tree, best_first, configured_tree, static_tree
+
+__all__ = ["Level", "TreeCandidate", "candidate_sizes", "candidates_of", "levels_of", "shrunk"]
+
+Level = tuple[int, int]
+"""Depth, from 1, and the number of siblings on the likeliest path there."""
+
+
+@dataclass(frozen=True)
+class TreeCandidate:
+    """A tree that may be drafted, or None, and its levels."""
+
+    tree: AnyTree | None
+    levels: tuple[Level, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that a sequence verifies, root included."""
+        return self.tree.num_nodes if self.tree else 1
+
+
+def candidates_of(config: SpeculationConfig) -> list[TreeCandidate]:
+    """No tree first, then trees of growing size up to the configured one."""
+    sizes = candidate_sizes(configured_tree(config).num_nodes)
+    trees = [shrunk(config, size) for size in sizes]
+    return [TreeCandidate(tree, levels_of(tree)) for tree in trees]
+
+
+def candidate_sizes(most: int) -> list[int]:
+    """Tree sizes in nodes: 1 (no tree), then steps of about 1.4 up to ``most``."""
+    sizes = {1, most}
+    size = 2
+    while size < most:
+        sizes |= {size, size * 3 // 2}
+        size *= 2
+    return sorted(n for n in sizes if n <= most)
+
+
+def shrunk(config: SpeculationConfig, num_nodes: int) -> AnyTree | None:
+    """The configured tree cut to its ``num_nodes`` likeliest nodes; None for 1."""
+    if num_nodes == 1:
+        return None
+    if config.mode == "dynamic":
+        return DynamicTree(min(config.steps, num_nodes - 1), config.topk, num_nodes)
+    return Tree.from_paths(best_first(static_tree(config).paths)[: num_nodes - 1])
+
+
+def levels_of(tree: AnyTree | None) -> tuple[Level, ...]:
+    """The levels of a tree; empty for None.
+
+    A dynamic tree chooses its siblings while it grows: its nodes count as spread evenly.
+    """
+    if tree is None:
+        return ()
+    if isinstance(tree, DynamicTree):
+        width = max(1, min(tree.topk, round((tree.num_nodes - 1) / tree.steps)))
+        return tuple((depth, width) for depth in range(1, tree.steps + 1))
+    found, parent = list[Level](), 0
+    for depth in range(1, tree.steps + 1):
+        siblings = [i for i, above in enumerate(tree.parents) if above == parent]
+        if not siblings:
+            break
+        found.append((depth, len(siblings)))
+        parent = min(siblings, key=lambda i: tree.ranks[i])
+    return tuple(found)

@@ -1,0 +1,128 @@
+"""What the scheduler asks of a policy, and tells it: ``Policy``, ``BatchState``, ``StepStats``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trt_eagle3.decode.tree import AnyTree
+
+__all__ = ["BatchState", "FixedPolicy", "Policy", "StepStats"]
+
+
+@dataclass(frozen=True)
+class BatchState:
+    """The sequences of a step.
+
+    Attributes:
+        size: sequences that decode. num_drafting: those with a draft. num_running: all that hold a
+            place, prompts that are not through included. seeded: whether one samples with a seed.
+    """
+
+    size: int
+    num_drafting: int
+    num_running: int
+    seeded: bool = False
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """A step that is over.
+
+    Attributes:
+        tree: that was verified; None without speculation.
+        accepted: drafted levels that were accepted, by sequence; None where it did not draft.
+        seconds: since the end of the step before; None where the engine was idle between.
+        prompt_rows: prompt rows of the step. backfilled_rows: rows that the draft computed late.
+    """
+
+    batch: BatchState
+    tree: AnyTree | None
+    accepted: Sequence[int | None]
+    seconds: float | None = None
+    prompt_rows: int = 0
+    backfilled_rows: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that each sequence verified, root included."""
+        return self.tree.num_nodes if self.tree else 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all sequences emitted."""
+        return sum((n or 0) + 1 for n in self.accepted)
+
+
+class Policy(Protocol):
+    """Chooses the tree of every step."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether it ever drafts."""
+        ...
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether it wants ``prime`` before it can choose well."""
+        ...
+
+    def choose(self, batch: BatchState) -> AnyTree | None:
+        """The tree for ``batch``; None without speculation."""
+        ...
+
+    def should_draft(self, batch: BatchState) -> bool:
+        """Whether to run the draft over a new prompt; ``batch``: what runs with it then."""
+        ...
+
+    def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
+        """All that it may choose for so many sequences, the likeliest first: what to capture."""
+        ...
+
+    def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """Enter what a step of ``tree`` took before anything was served, over short contexts."""
+        ...
+
+    def prime_prompts(self, num_rows: int, seconds: float) -> None:
+        """Enter what a prefill of ``num_rows`` took before anything was served."""
+        ...
+
+    def record(self, stats: StepStats) -> None:
+        """Learn from a step."""
+        ...
+
+
+class FixedPolicy:
+    """One tree, always; None: no speculation."""
+
+    needs_costs = False
+
+    def __init__(self, tree: AnyTree | None) -> None:
+        self._tree = tree
+
+    @property
+    def speculates(self) -> bool:
+        """Whether there is a tree."""
+        return self._tree is not None
+
+    def choose(self, batch: BatchState) -> AnyTree | None:
+        """The tree, where a sequence drafts."""
+        return self._tree if batch.num_drafting else None
+
+    def should_draft(self, _batch: BatchState) -> bool:
+        """True."""
+        return True
+
+    def trees_at(self, _batch_size: int) -> Sequence[AnyTree | None]:
+        """Its tree, and None for sequences near the length limit."""
+        return (None,) if self._tree is None else (self._tree, None)
+
+    def prime(self, *_: object) -> None:
+        """Nothing is learnt."""
+
+    def prime_prompts(self, *_: object) -> None:
+        """Nothing is learnt."""
+
+    def record(self, _stats: StepStats) -> None:
+        """Nothing is learnt."""

@@ -1,0 +1,187 @@
+"""SpeculationPolicy: the tree of the next step by goodput.
+
+    goodput(tree) = tokens that a step is expected to emit / seconds that it is expected to take
+
+The best tree is served, and changed only for a gain of ``_GAIN``. Acceptance starts from an
+optimistic prior, so an engine that knows nothing begins by drafting. Observations fade, so a draft
+that was switched off is tried again. One account bounds what drafting may lose against
+autoregressive decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trt_eagle3.decode.policy.acceptance import Acceptance
+from trt_eagle3.decode.policy.candidate import TreeCandidate
+from trt_eagle3.decode.policy.cost import StepCost, load_bucket
+from trt_eagle3.decode.policy.protocol import BatchState, StepStats
+from trt_eagle3.decode.tree import AnyTree
+
+__all__ = ["SpeculationPolicy"]
+
+_GAIN = 1.03
+"""Goodput that a change of tree must win: less is within what costs are known to."""
+_DECIDE_EVERY = 8
+"""Steps between decisions; each step decides while a first level is hardly known."""
+_HARDLY_KNOWN = 32.0
+"""Observations of a first level up to which each step decides."""
+_PROBE_SHARE = 0.005
+"""Share of the steps that probes of other candidates may lose, while the draft is in use."""
+_PROBE_STEPS = 8
+"""Steps of a probe."""
+_FIRST_STEPS = 32
+"""Steps before the first probe: a short first answer is drafted throughout."""
+_LEAST_LOSS = 0.1
+"""Share of goodput that a probe counts as losing at least: costs are not known better."""
+_LOSS_SHARE = 0.015
+"""Share of the time that drafting may lose against autoregressive decoding."""
+_LOSS_CREDIT = 16.0
+"""Autoregressive steps that it may lose at once, also before any time has gone by."""
+
+
+class SpeculationPolicy:
+    """Chooses among candidates by goodput. Not thread-safe: the scheduler's own.
+
+    A batch with a sequence that samples with a seed gets the configured tree: which random numbers
+    decide depends on the tree, and a seed must reproduce its answer.
+    """
+
+    speculates = True
+
+    def __init__(self, candidates: Sequence[TreeCandidate]) -> None:
+        """``candidates``: no tree first, the configured tree last."""
+        self.cost = StepCost()
+        self.acceptance = Acceptance()
+        self._candidates = candidates
+        self._index = {c.tree: i for i, c in enumerate(candidates)}
+        self._served: dict[int, int] = {}  # candidate by load bucket
+        self._admitted: dict[int, bool] = {}  # by load bucket, until the next decision
+        self._steps = 0
+        # the first probe is of no tree, and paid in advance
+        self._probed, self._probe_left, self._probe_credit = -1, 0, float(_PROBE_STEPS)
+        self._balance = _LOSS_CREDIT  # autoregressive steps that may still be lost
+        self._blocked = False
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether nothing was measured, at start or since."""
+        return not self.cost.is_known
+
+    def choose(self, batch: BatchState) -> AnyTree | None:
+        """The tree for ``batch``, None without speculation."""
+        if not batch.num_drafting:
+            return None
+        if batch.seeded:
+            return self._candidates[-1].tree
+        if self._blocked:
+            return None
+        if self._probe_left:
+            return self._candidates[self._probed].tree
+        load = load_bucket(batch.num_running)
+        if load not in self._served:
+            self._decide(batch)
+        return self._candidates[self._served[load]].tree
+
+    def should_draft(self, batch: BatchState) -> bool:
+        """Whether to run the draft over a new prompt; ``batch``: what runs with it then."""
+        if batch.seeded:
+            return True
+        load = load_bucket(batch.num_running)
+        if load not in self._admitted:
+            size = batch.num_running
+            all_draft = BatchState(size, size, size)
+            found = self._goodputs(all_draft)
+            served = self._served.get(load, 0)
+            self._admitted[load] = served > 0 or max(found[1:]) >= _GAIN * found[0]
+        return self._admitted[load]
+
+    def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
+        """Every candidate, the most promising first: what to capture at start."""
+        found = self._goodputs(BatchState(batch_size, batch_size, batch_size))
+        order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
+        return [self._candidates[i].tree for i in order]
+
+    def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """Enter what a step of ``tree`` took at start, over short contexts."""
+        if tree in self._index:
+            self.cost.prime(tree.num_nodes if tree else 1, batch_size, seconds)
+
+    def prime_prompts(self, num_rows: int, seconds: float) -> None:
+        """Enter what a prefill of ``num_rows`` took at start."""
+        self.cost.prime_prompts(num_rows, seconds)
+
+    def record(self, stats: StepStats) -> None:
+        """Learn from a step, and decide now and then."""
+        index = self._index.get(stats.tree)
+        if index is None or not stats.batch.size:
+            return
+        self._steps += 1
+        self.acceptance.fade()
+        levels = self._candidates[index].levels
+        if levels:
+            self.acceptance.observe(levels, [n for n in stats.accepted if n is not None])
+        self._settle(stats)
+        if stats.seconds is not None and not stats.backfilled_rows:
+            self.cost.observe(
+                stats.num_nodes,
+                stats.batch.size,
+                stats.batch.num_running,
+                stats.prompt_rows,
+                stats.seconds,
+            )
+        if self._steps % _DECIDE_EVERY == 0:
+            self._admitted.clear()
+        if not stats.batch.num_drafting or stats.batch.seeded:
+            return
+        self._probe(stats.batch)
+        hardly = levels and self.acceptance.tried(levels[0]) < _HARDLY_KNOWN
+        if hardly or self._steps % _DECIDE_EVERY == 0:
+            self._decide(stats.batch)
+
+    def _decide(self, batch: BatchState) -> None:
+        load, found = load_bucket(batch.num_running), self._goodputs(batch)
+        served = self._served.get(load)
+        best = max(range(len(found)), key=found.__getitem__)
+        if served is None or found[best] > _GAIN * found[served]:
+            self._served[load] = best
+
+    def _goodputs(self, batch: BatchState) -> list[float]:
+        """Expected tokens per second of each candidate."""
+        found = []
+        for candidate in self._candidates:
+            more = self.acceptance.expected_tokens(candidate.levels) - 1.0
+            tokens = batch.size + batch.num_drafting * more
+            nodes = candidate.num_nodes
+            found.append(tokens / self.cost.seconds(nodes, batch.size, batch.num_running))
+        return found
+
+    def _settle(self, stats: StepStats) -> None:
+        """Charge the account with what a drafted step is known to lose, or credit what it wins."""
+        batch = stats.batch
+        if stats.seconds is None or not self.cost.is_known:
+            return
+        self._balance += _LOSS_SHARE
+        if stats.tree is not None:
+            alone = self.cost.seconds(1, batch.size, batch.num_running)
+            spent = self.cost.seconds(stats.num_nodes, batch.size, batch.num_running)
+            if stats.backfilled_rows:
+                spent = max(self.cost.without_prompts(stats.seconds, stats.prompt_rows), spent)
+            self._balance += stats.num_tokens / batch.size - spent / alone
+        self._balance = min(self._balance, _LOSS_CREDIT)
+        self._blocked = self._balance < (_LOSS_CREDIT / 2 if self._blocked else 0.0)
+
+    def _probe(self, batch: BatchState) -> None:
+        """Serve each other candidate for a few steps now and then, while the draft is in use."""
+        if self._probe_left:
+            self._probe_left -= 1
+            return
+        served = self._served.get(load_bucket(batch.num_running), 0)
+        if not served:
+            return
+        self._probe_credit += _PROBE_SHARE
+        found, wanted = self._goodputs(batch), (self._probed + 1) % len(self._candidates)
+        loss = max(1.0 - found[wanted] / found[served], _LEAST_LOSS)
+        if self._steps > _FIRST_STEPS and self._probe_credit >= loss * _PROBE_STEPS:
+            self._probe_credit -= loss * _PROBE_STEPS
+            self._probed, self._probe_left = wanted, _PROBE_STEPS
