@@ -56,6 +56,5 @@ def test_more_siblings_hold_the_token_more_often() -> None:
 def test_rate_of_a_draft_that_was_never_right_returns_to_the_prior_without_observations() -> None:
     found = observed(0.0)
     assert found.rate((1, 1)) < 0.02
-    for _ in range(20_000):
-        found.fade()
+    found.fade(20_000)
     assert found.rate((1, 1)) == pytest.approx(Acceptance().rate((1, 1)), abs=0.05)

@@ -37,11 +37,12 @@ class Acceptance:
             self._accepted[level] = keep * self._accepted.get(level, 0.0) + passed
             self._tried[level] = keep * self._tried.get(level, 0.0) + tried
 
-    def fade(self) -> None:
-        """Forget a little: one step went by."""
+    def fade(self, steps: int) -> None:
+        """Forget a little: ``steps`` went by."""
+        keep = (1.0 - _FADE) ** steps
         for level in self._tried:
-            self._accepted[level] *= 1.0 - _FADE
-            self._tried[level] *= 1.0 - _FADE
+            self._accepted[level] *= keep
+            self._tried[level] *= keep
 
     def tried(self, level: Level) -> float:
         """Observations of ``level`` that still count."""

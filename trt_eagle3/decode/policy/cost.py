@@ -38,6 +38,7 @@ class StepCost:
         self._table: dict[int, dict[int, float]] = {}  # by nodes, then batch size, both ascending
         self._prompt_row = 0.0  # seconds; 0: not measured
         self._unit = 0.0  # seconds of an autoregressive step of one sequence; 0: not known
+        self._known_alone: dict[tuple[int, int], float] = {}  # what the table gave so far
         # mean and steps, by load and tree size
         self._overhead: dict[int, dict[int, tuple[float, float]]] = {}
         self._after_prompts = False
@@ -52,6 +53,7 @@ class StepCost:
         row = {**self._table.get(num_nodes, {}), batch_size: seconds}
         self._table[num_nodes] = dict(sorted(row.items()))
         self._table = dict(sorted(self._table.items()))
+        self._known_alone.clear()
 
     def prime_prompts(self, num_rows: int, seconds: float) -> None:
         """Enter what a prefill of ``num_rows`` took before anything was served."""
@@ -73,6 +75,7 @@ class StepCost:
         if not self.is_known:
             net = self.without_prompts(seconds, prompt_rows)
             self._unit = net / _usual(num_nodes, batch_size)
+            self._known_alone.clear()
         expected = self.seconds(num_nodes, batch_size, num_running)
         most = _OUTLIER * (expected + self._prompt_row * prompt_rows)
         net = self.without_prompts(min(seconds, most), prompt_rows)
@@ -96,6 +99,13 @@ class StepCost:
         return known[min(known, key=lambda size: abs(size - num_nodes))][0]
 
     def _alone(self, num_nodes: int, batch_size: int) -> float:
+        """The table's seconds."""
+        key = num_nodes, batch_size
+        if key not in self._known_alone:
+            self._known_alone[key] = self._interpolated(num_nodes, batch_size)
+        return self._known_alone[key]
+
+    def _interpolated(self, num_nodes: int, batch_size: int) -> float:
         if not self._table:
             return (self._unit or 1.0) * _usual(num_nodes, batch_size)
         at = {nodes: _on_line(row, batch_size) for nodes, row in self._table.items()}

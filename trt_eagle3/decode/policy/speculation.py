@@ -113,31 +113,28 @@ class SpeculationPolicy:
 
     def record(self, stats: StepStats) -> None:
         """Learn from a step, and decide now and then."""
-        index = self._index.get(stats.tree)
-        if index is None or not stats.batch.size:
+        index, batch = self._index.get(stats.tree), stats.batch
+        if index is None or not batch.size:
             return
         self._steps += 1
-        self.acceptance.fade()
         levels = self._candidates[index].levels
         if levels:
             self.acceptance.observe(levels, [n for n in stats.accepted if n is not None])
         self._settle(stats)
         if stats.seconds is not None and not stats.backfilled_rows:
             self.cost.observe(
-                stats.num_nodes,
-                stats.batch.size,
-                stats.batch.num_running,
-                stats.prompt_rows,
-                stats.seconds,
+                stats.num_nodes, batch.size, batch.num_running, stats.prompt_rows, stats.seconds
             )
-        if self._steps % _DECIDE_EVERY == 0:
+        self._probe_left = max(self._probe_left - 1, 0)
+        is_time = self._steps % _DECIDE_EVERY == 0
+        if is_time:
+            self.acceptance.fade(_DECIDE_EVERY)
             self._admitted.clear()
-        if not stats.batch.num_drafting or stats.batch.seeded:
-            return
-        self._probe(stats.batch)
-        hardly = levels and self.acceptance.tried(levels[0]) < _HARDLY_KNOWN
-        if hardly or self._steps % _DECIDE_EVERY == 0:
-            self._decide(stats.batch)
+        hardly = bool(levels) and self.acceptance.tried(levels[0]) < _HARDLY_KNOWN
+        if batch.num_drafting and not batch.seeded and (is_time or hardly):
+            self._decide(batch)
+            if is_time:
+                self._probe(batch)
 
     def _decide(self, batch: BatchState) -> None:
         load, found = load_bucket(batch.num_running), self._goodputs(batch)
@@ -173,13 +170,10 @@ class SpeculationPolicy:
 
     def _probe(self, batch: BatchState) -> None:
         """Serve each other candidate for a few steps now and then, while the draft is in use."""
-        if self._probe_left:
-            self._probe_left -= 1
+        served = self._served[load_bucket(batch.num_running)]
+        if not served or self._probe_left:
             return
-        served = self._served.get(load_bucket(batch.num_running), 0)
-        if not served:
-            return
-        self._probe_credit += _PROBE_SHARE
+        self._probe_credit += _PROBE_SHARE * _DECIDE_EVERY
         found, wanted = self._goodputs(batch), (self._probed + 1) % len(self._candidates)
         loss = max(1.0 - found[wanted] / found[served], _LEAST_LOSS)
         if self._steps > _FIRST_STEPS and self._probe_credit >= loss * _PROBE_STEPS:
