@@ -38,10 +38,12 @@ def check_tools_format(e: Evidence, m: Measurements) -> None:
             cut = found.finish_reason == "length"
             fault = format_fault(found.text, cut=cut, named=answer.options == "named tool")
             m.count(calls=len(_CALL.findall(found.text)))
-            m.add(int(bool(fault)), answer.case, answer.options, None, fault)
+            compared = len(found.token_ids)
+            m.add(int(bool(fault)), answer.case, answer.options, None, fault, compared=compared)
     of_template = template_fault(e.engine.processor.template)
     if of_template is not None:
-        m.add(int(bool(of_template)), "chat template", "tools", None, of_template)
+        wrong = int(bool(of_template))
+        m.add(wrong, "chat template", "tools", None, of_template, compared=1)
 
 
 def format_fault(text: str, *, cut: bool, named: bool) -> str:
