@@ -290,10 +290,6 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         lambda b, tmp: ["generate", b, "hi", "--image", tmp / "none.png"],
         "none.png",
     ),
-    "one pixel": (
-        lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "p.png", (1, 1))],
-        "p.png.*1",
-    ),
     "extreme aspect": (
         lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "w.png", (3000, 10))],
         "w.png.*200",

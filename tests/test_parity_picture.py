@@ -34,6 +34,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, status: str = "passed", shown: int = 
         checks=[
             check(stage="vision", status="passed"),
             check(stage="draft", status="skipped"),
+            check(stage="weights", status="not_applicable"),
             check(stage="target", status=status),
             check(stage="target", status="passed"),
         ],

@@ -72,7 +72,7 @@ def _stages(report: Report) -> tuple[list[str], int]:
     """A label for each stage in the order of the data, and where they end."""
     status: dict[str, str] = {}
     for check in report.checks:
-        if check.status != "skipped":
+        if check.status in ("passed", "failed"):
             worst = status.get(check.stage, "good")
             status[check.stage] = "bad" if check.status == "failed" else worst
     x, y, found = float(_MARGIN), 70, []

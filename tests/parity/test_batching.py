@@ -65,7 +65,8 @@ def test_answers_that_part_at_a_tie_say_nothing_of_acceptance() -> None:
     recorder = recorded("bfloat16", [other], [other], steps=[2, 2])
     assert recorder["batch.tokens"].counts["ties"] == 2
     assert not recorder["batch.tokens"].failures
-    assert recorder["batch.acceptance"].skipped == "no answer is the same batched and alone"
+    assert recorder["batch.acceptance"].status == "skipped"
+    assert recorder["batch.acceptance"].reason == "no answer is the same batched and alone"
 
 
 def test_round_that_speculates_by_another_plan_counts_for_tokens_alone() -> None:

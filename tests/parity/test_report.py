@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
+from rich.console import Console
 
 from tests.parity.conftest import OPTIONAL, inspect
 from tests.parity.faults import DOCUMENT, FAULTS
@@ -100,6 +103,7 @@ def test_page_of_a_failure_says_where_to_look(reports: dict[str, Report]) -> Non
 @pytest.mark.usefixtures("without_plots")
 def test_report_says_what_was_not_checked(reports: dict[str, Report]) -> None:
     sound = reports["sound"]
+    num_held = sound.num_checks("passed")
     assert not any("sampling" in what or "batch" in what for what in sound.not_checked)
     (first, *rest), (prompt, *_) = sound.checks, sound.prompts
     skipped = first.model_copy(update={"status": "skipped", "reason": "no reason"})
@@ -120,9 +124,53 @@ def test_report_says_what_was_not_checked(reports: dict[str, Report]) -> None:
     lines = "\n".join(other.lines(()))
     page = report_html(other)
     assert all(what in lines and what.replace("'", "&#39;") in page for what in other.not_checked)
-    assert "1 skipped" in lines
+    assert f"{num_held - 1} checks hold, 0 failed, 1 skipped, 4 not applicable; " in lines
     assert 'read as the config says: residual = "normed"' in lines
     assert "1 checks were not checked" in page
+
+
+def test_checks_that_do_not_apply_are_counted_apart_everywhere(
+    reports: dict[str, Report], page: str, tmp_path: Path
+) -> None:
+    sound = reports["sound"]
+    absent = {
+        "weights.values": "no weight is quantised",
+        "weights.made": "no weight is made by the build",
+        "kv.rows": "keys and values are cached in the compute type",
+        "kv.attention": "keys and values are cached in the compute type",
+    }
+    found = {g.name: g.reason for g in sound.checks if g.status == "not_applicable"}
+    assert found == absent
+    assert all(g.compared == 0 and g.measured is None for g in sound.checks if g.name in absent)
+    assert all(g.compared > 0 for g in sound.checks if g.status == "passed")
+    assert [name for name in absent if any(name in what for what in sound.not_checked)] == []
+    held, skipped = (sound.num_checks(status) for status in ("passed", "skipped"))
+    assert held + skipped + len(absent) == len(CHECKS)
+    lines = "\n".join(sound.lines(()))
+    assert f"{held} checks hold, 0 failed, {skipped} skipped, 4 not applicable; " in lines
+    assert "not applicable: weights.values (no weight is quantised)" in lines
+    assert f"kv.rows, kv.attention ({absent['kv.rows']})" in lines
+    assert f"All {held} checks that compared something hold" in page
+    assert "4 checks do not apply to this bundle" in page
+    assert ">weights (not applicable)</li>" in page
+    folded = page.split("4 do not apply to this bundle")[1]
+    assert all(f"<code>{name}</code>" in folded for name in absent)
+    write_junit(sound, tmp_path / "checks.xml")
+    cases = {case.get("name"): case for case in ET.parse(tmp_path / "checks.xml").iter("testcase")}
+    [why] = cases["weights.made"].findall("skipped")
+    assert why.get("message") == "not applicable: no weight is made by the build"
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(sound.table())
+    rows = {line.split()[1]: line for line in console.export_text().splitlines()[1:]}
+    assert [rows[name].split()[0] for name in absent] == ["n/a"] * 4
+    assert absent["weights.values"] in rows["weights.values"]
+
+
+def test_p_value_s_bar_counts_powers_of_ten(reports: dict[str, Report], page: str) -> None:
+    [drawn] = [g for g in reports["sound"].checks if g.name == "sampling.tokens"]
+    assert drawn.measured is not None
+    assert drawn.used == pytest.approx(math.log10(drawn.measured) / -6)
+    assert f'width: {100 * drawn.used:.1f}%"></i>' in page.split("<code>sampling.tokens")[1][:2000]
 
 
 def test_pages_are_equal_for_equal_reports(reports: dict[str, Report], page: str) -> None:
@@ -187,7 +235,7 @@ def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Re
     assert "set by the user; ours is 0.07" in limits["layer_step"].origin
     assert limits["layer_output"].value == THRESHOLDS["layer_output"].values["bfloat16"]
     recorder = CheckRecorder(CHECKS.values(), limits)
-    recorder["target.layer_steps"].add(0.4, "a", "layers.0.output")
+    recorder["target.layer_steps"].add(0.4, "a", "layers.0.output", compared=1)
     assert recorder["target.layer_steps"].failures == []
     changed = reports["sound"].model_copy(
         update={"overrides": tuple(OverrideResult(**vars(o)) for o in limits.overrides)}

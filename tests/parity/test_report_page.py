@@ -36,7 +36,10 @@ def test_exact_and_skipped_checks_are_folded_and_others_have_percentages(report:
     assert "<code>processor.token_ids</code>" not in before
     assert "<code>target.layers</code>" in before
     assert before.index("<svg") < before.index("<h2>Checks")
-    used = next(g.measured / g.tolerance for g in report.checks if g.name == "target.layers")
+    [layers] = [g for g in report.checks if g.name == "target.layers"]
+    assert layers.measured is not None
+    used = layers.measured / layers.tolerance
+    assert layers.used == used
     assert f"{100 * used:.{0 if used >= 0.1 else 1 if used >= 0.01 else 2}f} %<div" in before
 
 

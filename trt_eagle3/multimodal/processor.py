@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.assistant_message import AnswerFormat
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
@@ -448,7 +448,7 @@ def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:
     token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if last >= vocab_size:
         raise UserError(
-            f"tokenizer: {token} has id {last}, the target's token table {vocab_size} rows. The "
-            "tokenizer is another checkpoint's, or tokens were added to it alone: copy this "
-            "checkpoint's own."
+            f"tokenizer: {quote(token, 80)} has id {last}, the target's token table {vocab_size} "
+            "rows. The tokenizer is another checkpoint's, or tokens were added to it alone: copy "
+            "this checkpoint's own."
         )

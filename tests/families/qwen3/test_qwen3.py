@@ -147,7 +147,7 @@ def test_commands_take_a_text_bundle(
     if command == "validate":
         report = json.loads(result.stdout)
         status = {check["name"]: check["status"] for check in report["checks"]}
-        assert status["vision.embeds"] == "skipped"
+        assert status["vision.embeds"] == "not_applicable"
         assert status["processor.position_ids"] == "passed"
         assert status["target.logits_l2"] == "passed"
 

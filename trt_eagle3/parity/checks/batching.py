@@ -74,7 +74,7 @@ def check_logits(e: Evidence, m: Measurements) -> None:
         m.add_rows(compared, own=own_logits(e))
     if not errors:
         detail = f"{strangers} rows, none of them on an answer"
-        m.add(float("inf"), "", "logits", None, detail)
+        m.add(float("inf"), "", "logits", None, detail, compared=0)
 
 
 @dataclass(frozen=True)
@@ -140,15 +140,14 @@ def check_acceptance(e: Evidence, m: Measurements) -> None:
     """Shares of verify forwards that accepted so deep, batched and alone."""
     alone, lengths = _accepted_lengths(e)
     if not alone:
-        drafted = any(answer.speculative for answer in e.answers)
-        m.skip("no answer is the same batched and alone" if drafted else "a bundle without a draft")
+        m.skip("no answer is the same batched and alone")
         return
     spare = 1 if m.limit.value > 0 else 0
     for position in range(max(alone + lengths) - 1):
         ours, theirs = (sum(n - 1 > position for n in some) for some in (lengths, alone))
         detail = f"{theirs} of {len(alone)} cycles alone, {ours} of {len(lengths)} batched"
         value = max(0, abs(ours - theirs) - spare) / len(alone)
-        m.add(value, "", f"position {position}", None, detail)
+        m.add(value, "", f"position {position}", None, detail, compared=len(alone))
 
 
 def _accepted_lengths(e: Evidence) -> tuple[list[int], list[int]]:

@@ -47,29 +47,34 @@ def check_meaning(e: Evidence, m: Measurements) -> None:
         recorded = manifest_to_dict(e.engine.manifest)
         _add_fields(m, "draft", recorded, manifest_to_dict(e.manifest))
     made, built = e.engine.record.engine, e.engine.record.config.engine
-    wrong = [k for k in ("backend", "dtype") if getattr(made, k) != getattr(built, k)]
+    names = ("backend", "dtype")
+    wrong = [k for k in names if getattr(made, k) != getattr(built, k)]
     detail = "; ".join(f"{k}: engine {getattr(made, k)}, config {getattr(built, k)}" for k in wrong)
-    _add_names(m, "engine", wrong, detail)
+    _add_names(m, "engine", wrong, detail, len(names))
     graph = e.engine.path / "target/model.onnx"
     if graph.exists():
         found = read_activations(onnx.load(graph, load_external_data=False))
         same = found == built.activations
         detail = "" if same else f"activations: config {built.activations}, graph {found}"
-        _add_names(m, "graph", [] if same else ["activations"], detail)
+        _add_names(m, "graph", [] if same else ["activations"], detail, 1)
 
 
 def _add_fields(
     m: Measurements, part: str, recorded: Mapping[str, Any], found: Mapping[str, Any]
 ) -> None:
-    wrong = [k for k in found if k not in _READING and recorded.get(k) != found[k]]
+    names = [k for k in found if k not in _READING]
+    wrong = [k for k in names if recorded.get(k) != found[k]]
     detail = "; ".join(
         f"{k}: bundle {recorded.get(k)!r:.60}, checkpoint {found[k]!r:.60}" for k in wrong
     )
-    _add_names(m, part, wrong, detail)
+    _add_names(m, part, wrong, detail, len(names))
 
 
-def _add_names(m: Measurements, part: str, wrong: Sequence[str], detail: str) -> None:
-    m.add(len(wrong), "", f"{part}.{wrong[0]}" if wrong else part, None, detail)
+def _add_names(
+    m: Measurements, part: str, wrong: Sequence[str], detail: str, compared: int
+) -> None:
+    place = f"{part}.{wrong[0]}" if wrong else part
+    m.add(len(wrong), "", place, None, detail, compared=compared)
 
 
 def check_files(e: Evidence, m: Measurements) -> None:
@@ -86,37 +91,45 @@ def check_files(e: Evidence, m: Measurements) -> None:
     for role, source in engine.record.sources.items():
         root = engine.record.weights_root(engine.path)
         copies = [root / location for location in source.files if location != TABLE_FILE]
-        if copies:
-            wrong = list(_differing(copies, roles[role]))
-            detail = f"{len(wrong)} tensors are not the checkpoint's" if wrong else ""
-            m.add(len(wrong), "", f"{role}: {wrong[0]}" if wrong else role, None, detail)
+        equal = dict(_compared(copies, roles[role]))
+        wrong = [name for name, same in equal.items() if not same]
+        detail = f"{len(wrong)} tensors are not the checkpoint's" if wrong else ""
+        place = f"{role}: {wrong[0]}" if wrong else role
+        m.count(tensors=len(equal))
+        m.add(len(wrong), "", place, None, detail, compared=len(equal))
     _check_processor_files(m, e.checkpoint.path, engine.path / "processor")
 
 
 def _check_processor_files(m: Measurements, checkpoint: Path, processor: Path) -> None:
-    names = [
-        name for name in PROCESSOR_FILES if not _same_file(checkpoint / name, processor / name)
-    ]
+    sides = [(checkpoint / name, processor / name) for name in PROCESSOR_FILES]
+    there = [pair for pair in sides if any(file.is_file() for file in pair)]
+    names = [ours.name for ours, theirs in there if not _same_file(ours, theirs)]
     detail = f"not the checkpoint's: {', '.join(names)}" if names else ""
     place = f"processor/{names[0]}" if names else "processor"
-    m.add(len(names), "", place, None, detail)
+    m.count(files_of_the_processor=len(there))
+    m.add(len(names), "", place, None, detail, compared=len(there))
 
 
-def _differing(copies: list[Path], refs: Refs) -> Iterator[str]:
-    """Names of tensors whose bytes are others in the copy; of none that are in no copy (a
-    converted checkpoint's).
+def _compared(copies: list[Path], refs: Refs) -> Iterator[tuple[str, bool]]:
+    """Of each tensor whose file was copied, whether its bytes are the copy's. A file that the
+    bundle shares with the checkpoint is not read; tensors that are in no copy (a converted
+    checkpoint's) are left out.
     """
     known = {(path.stat().st_size, header_digest(path)): path for path in copies}
     places: dict[Path, Path | None] = {}
-    for name, ref in ((name, part) for name, whole in refs.items() for part in whole.stored):
-        if ref.file not in places:
-            copy = known.get((ref.file.stat().st_size, header_digest(ref.file)))
-            places[ref.file] = None if copy is None or copy.samefile(ref.file) else copy
-        copy = places[ref.file]
-        if copy and any(
-            a != b for a, b in zip(_bytes(ref.file, ref), _bytes(copy, ref), strict=True)
-        ):
-            yield name
+    for name, whole in refs.items():
+        for ref in whole.stored:
+            if ref.file not in places:
+                places[ref.file] = known.get((ref.file.stat().st_size, header_digest(ref.file)))
+        copied = [(ref, copy) for ref in whole.stored if (copy := places[ref.file])]
+        if copied:
+            yield name, all(_same_bytes(ref, copy) for ref, copy in copied)
+
+
+def _same_bytes(ref: TensorRef, copy: Path) -> bool:
+    if copy.samefile(ref.file):
+        return True
+    return all(a == b for a, b in zip(_bytes(ref.file, ref), _bytes(copy, ref), strict=True))
 
 
 def _bytes(file: Path, ref: TensorRef) -> Iterator[bytes]:
@@ -128,8 +141,7 @@ def _bytes(file: Path, ref: TensorRef) -> Iterator[bytes]:
 
 
 def _same_file(ours: Path, theirs: Path) -> bool:
-    there = [path.is_file() for path in (ours, theirs)]
-    return not any(there) or (all(there) and ours.read_bytes() == theirs.read_bytes())
+    return ours.is_file() and theirs.is_file() and ours.read_bytes() == theirs.read_bytes()
 
 
 def check_tables(e: Evidence, m: Measurements) -> None:

@@ -1,12 +1,15 @@
-"""Check recorder: what every check has measured, counted or skipped, and what failed first."""
+"""Check recorder: what every check has compared and measured, and what failed first.
+
+A check passes only if it compared something. ``Measurements`` sees to that, for every check.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -26,7 +29,16 @@ if TYPE_CHECKING:
     from trt_eagle3.parity.checks.mismatch import Mismatch
     from trt_eagle3.parity.checks.own_rounding import Own
 
-__all__ = ["Check", "CheckRecorder", "Measurement", "Measurements"]
+__all__ = ["Check", "CheckRecorder", "Measurement", "Measurements", "Status"]
+
+Status = Literal["passed", "failed", "skipped", "not_applicable"]
+"""``skipped``: not compared, though the bundle has it. ``not_applicable``: it has nothing of it."""
+
+_NOTHING_FOUND = "nothing of its kind in these prompts"
+
+
+def _applies(_: Evidence) -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -37,8 +49,9 @@ class Check:
         stage: the part of the engine that it looks at. title: what of it, in words.
         threshold: a name of ``THRESHOLDS``.
         function: reads the evidence and adds its measurements.
-        needs_draft: skipped of a bundle without a draft. needs_pytorch: skipped where two bundles
-            are compared.
+        needs_draft: not applicable to a bundle without a draft. needs_pytorch: skipped where two
+            bundles are compared.
+        lacks: what else a bundle lacks that the check looks at, in words; empty if nothing.
     """
 
     name: str
@@ -48,6 +61,7 @@ class Check:
     function: Callable[[Evidence, Measurements], None]
     needs_draft: bool = False
     needs_pytorch: bool = True
+    lacks: Callable[[Evidence], str] = _applies
 
 
 @dataclass(frozen=True)
@@ -55,12 +69,14 @@ class Measurement:
     """One value.
 
     Attributes:
+        compared: what it is the worst of: rows, tokens, draws, fields, files.
         row: of the sequence, where one row is the worst. bound: allowed in the place of the check's
             tolerance; None: that.
     """
 
     check: str
     value: float
+    compared: int
     case: str
     tensor: str
     row: int | None = None
@@ -73,7 +89,7 @@ class Measurements:
     """What one check has found.
 
     Attributes:
-        taken: in order. counts: what was counted over all prompts. skipped: why there are none.
+        counts: what was counted over all prompts.
         mismatches: tokens that differ, of the checks that compare tokens.
         tie_margin, drawn_tie: which of those are ties (``checks.mismatch``).
     """
@@ -82,16 +98,32 @@ class Measurements:
     limit: Limit
     tie_margin: float = 0.0
     drawn_tie: float = 0.0
-    taken: list[Measurement] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    skipped: str = ""
     mismatches: list[Mismatch] = field(default_factory=list)
+    _taken: list[Measurement] = field(default_factory=list, init=False)
+    _reason: str = field(default=_NOTHING_FOUND, init=False)
+    _applicable: bool = field(default=True, init=False)
 
     def add(
-        self, value: float, case: str, tensor: str, row: int | None = None, detail: str = ""
+        self,
+        value: float,
+        case: str,
+        tensor: str,
+        row: int | None = None,
+        detail: str = "",
+        *,
+        compared: int,
     ) -> None:
-        """Add one value."""
-        self.taken.append(Measurement(self.check.name, float(value), case, tensor, row, detail))
+        """Add one value, the worst of so many that were ``compared``.
+
+        Where nothing was compared only a failure counts: what should be there is missing.
+        """
+        self._take(Measurement(self.check.name, float(value), compared, case, tensor, row, detail))
+
+    def _take(self, m: Measurement) -> None:
+        """Every measurement comes through here. One that compared nothing cannot hold."""
+        if m.compared > 0 or not self._holds(m):
+            self._taken.append(m)
 
     def add_cosines(self, rows: RowErrors, own: Own | None = None) -> None:
         """Add the 5th percentile of the cosines ``rows``; ``own``: as of ``add_rows``.
@@ -105,9 +137,7 @@ class Measurements:
             bound = min(self.limit.value, 1 - lacks)
             detail = f"allowed {bound:.8g}: PyTorch in this type has {theirs:.8g}"
         row = rows.first + int(rows.errors.argmin())
-        self.taken.append(
-            Measurement(self.check.name, value, rows.case, rows.tensor, row, detail, bound)
-        )
+        self._take_rows(rows, value, row, detail, bound)
 
     def add_rows(self, *found: RowErrors, own: Own | None = None) -> None:
         """Add one value of each tensor: its worst row, or of a p95 that or a share of the worst.
@@ -127,9 +157,13 @@ class Measurements:
                 may = min(ROUNDING * theirs, self._most) if isfinite(theirs) else 0.0
                 bound = max(self.limit.value, may)
                 detail = f"allowed {bound:.3g}: PyTorch in this type errs by {theirs:.3g}"
-            self.taken.append(
-                Measurement(self.check.name, value, rows.case, rows.tensor, row, detail, bound)
-            )
+            self._take_rows(rows, value, row, detail, bound)
+
+    def _take_rows(
+        self, rows: RowErrors, value: float, row: int, detail: str, bound: float | None
+    ) -> None:
+        name, compared = self.check.name, len(rows.errors)
+        self._take(Measurement(name, value, compared, rows.case, rows.tensor, row, detail, bound))
 
     def _may_round(self, value: float) -> bool:
         """Whether an error out of tolerance is one that rounding may explain."""
@@ -153,7 +187,7 @@ class Measurements:
             if pair.actual.shape != pair.expected.shape:
                 detail = f"expected shape {list(pair.expected.shape)}, "
                 detail += f"got {list(pair.actual.shape)}"
-                self.add(float("inf"), pair.case, pair.tensor, None, detail)
+                self.add(float("inf"), pair.case, pair.tensor, None, detail, compared=0)
             elif pair.actual.numel():
                 self._add_largest(pair)
 
@@ -162,20 +196,49 @@ class Measurements:
         worst = int(by_row.argmax())
         wrong = int((by_row > self.limit.value).sum())
         detail = f"{wrong} of {len(by_row)} rows differ" if wrong else ""
-        self.add(float(by_row[worst]), pair.case, pair.tensor, pair.first + worst, detail)
+        row = pair.first + worst
+        self.add(float(by_row[worst]), pair.case, pair.tensor, row, detail, compared=len(by_row))
 
     def count(self, **numbers: int) -> None:
         """Add to what is counted over all prompts (``tokens=32``)."""
         self.counts.update({what.replace("_", " "): n for what, n in numbers.items()})
 
     def skip(self, reason: str) -> None:
-        """Say why there is no measurement."""
-        self.skipped = reason
+        """Say why there is no measurement of what the bundle has."""
+        self._reason, self._applicable = reason, True
+
+    def not_applicable(self, reason: str) -> None:
+        """Say that the bundle has nothing of the kind, whatever it is asked."""
+        self._reason, self._applicable = reason, False
+
+    @property
+    def status(self) -> Status:
+        """Passed only if something was compared."""
+        if self.failures:
+            return "failed"
+        if self.compared:
+            return "passed"
+        return "skipped" if self._applicable else "not_applicable"
+
+    @property
+    def reason(self) -> str:
+        """Why there is no measurement; empty where there is one."""
+        return "" if self._taken else self._reason
+
+    @property
+    def taken(self) -> Sequence[Measurement]:
+        """The measurements, in order."""
+        return tuple(self._taken)
+
+    @property
+    def compared(self) -> int:
+        """What all of them are the worst of, together."""
+        return sum(m.compared for m in self._taken)
 
     @property
     def failures(self) -> list[Measurement]:
         """Those out of tolerance, in the order in which they were taken."""
-        return [m for m in self.taken if not self._holds(m)]
+        return [m for m in self._taken if not self._holds(m)]
 
     def _holds(self, m: Measurement) -> bool:
         own = self.limit if m.bound is None else replace(self.limit, value=m.bound)
@@ -185,7 +248,7 @@ class Measurements:
     def worst(self) -> Measurement | None:
         """The one furthest on the wrong side."""
         sign = 1 if self.limit.better == "low" else -1
-        return max(self.taken, key=lambda m: sign * m.value, default=None)
+        return max(self._taken, key=lambda m: sign * m.value, default=None)
 
 
 class CheckRecorder(Mapping[str, Measurements]):

@@ -23,7 +23,7 @@ def check_aux(e: Evidence, m: Measurements) -> None:
     for draft in e.drafts:
         if not draft.aux:
             detail = "the draft was given no row"
-            m.add(float("inf"), draft.case, "aux_hidden_states", None, detail)
+            m.add(float("inf"), draft.case, "aux_hidden_states", None, detail, compared=0)
         m.add_rows(*draft.aux, own=own_aux(e))
 
 
@@ -67,11 +67,11 @@ def check_proposals(e: Evidence, m: Measurements) -> None:
             m.count(nodes=p.count)
             detail = f"{p.wrong[0]}: not a token of its parent's best {width}" if p.wrong else ""
             row = p.row if p.wrong else None
-            m.add(len(p.wrong), draft.case, "proposals", row, detail)
+            m.add(len(p.wrong), draft.case, "proposals", row, detail, compared=p.count)
     cycles = [c for draft in e.drafts for c in draft.record.cycles]
     if not any(c.verify is not None and len(c.rows) for c in cycles):
         detail = "no answer had a tree drafted and verified: nothing of speculation was checked"
-        m.add(float("inf"), "", "proposals", None, detail)
+        m.add(float("inf"), "", "proposals", None, detail, compared=0)
 
 
 def check_acceptance(e: Evidence, m: Measurements) -> None:
@@ -85,4 +85,4 @@ def check_acceptance(e: Evidence, m: Measurements) -> None:
     for position, (engine, reference, n) in enumerate(found):
         detail = f"engine {engine / n:.3f}, reference {reference / n:.3f} of {n} cycles"
         value = max(0, abs(engine - reference) - spare) / n
-        m.add(value, "", f"position {position}", None, detail)
+        m.add(value, "", f"position {position}", None, detail, compared=n)

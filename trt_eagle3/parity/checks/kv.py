@@ -21,10 +21,15 @@ from trt_eagle3.parity.record.fp8_attention import Fp8Attention
 from trt_eagle3.parity.reference.fp8_kv import nearest_codes, numbers_of
 from trt_eagle3.spec import AttentionSpec
 
-__all__ = ["check_attention", "check_rows"]
+__all__ = ["check_attention", "check_rows", "lacks_fp8"]
 
-_NO_FP8 = "keys and values are cached in the compute type"
 _CLOSED = "this backend gives no tensors inside its graphs"
+
+
+def lacks_fp8(e: Evidence) -> str:
+    """Why a bundle has no FP8 cache."""
+    has = e.engine.record.config.engine.kv_dtype == "fp8"
+    return "" if has else "keys and values are cached in the compute type"
 
 
 def check_rows(e: Evidence, m: Measurements) -> None:
@@ -36,7 +41,8 @@ def check_rows(e: Evidence, m: Measurements) -> None:
             wrong = (_values(nearest_codes(rows, by_head)) != _values(codes)).flatten(1).any(dim=1)
             row = int(wrong.nonzero()[0]) if wrong.any() else None
             m.count(rows=len(wrong))
-            m.add(float(wrong.sum()), found.case, f"{kind}_cache.{k}", row)
+            name = f"{kind}_cache.{k}"
+            m.add(float(wrong.sum()), found.case, name, row, compared=len(wrong))
 
 
 def check_attention(e: Evidence, m: Measurements) -> None:
@@ -63,9 +69,6 @@ def _layers(
 ) -> Iterator[tuple[int, AttentionSpec, tuple[Tensor, Tensor], Fp8Attention]]:
     """Layer, geometry, scales of keys and values [Hkv] of the bundle, and what was recorded."""
     found = e.record.fp8_attention
-    if e.engine.record.config.engine.kv_dtype != "fp8":
-        m.add(0.0, "", _NO_FP8)
-        return
     if found is None:
         m.skip(_CLOSED)
         return

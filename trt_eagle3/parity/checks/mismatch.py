@@ -136,4 +136,4 @@ def note_mismatches(
     m.mismatches.extend(found)
     m.count(tokens_compared=compared, ties=len(found) - len(failed))
     detail = f"{len(failed)} of {compared} tokens, first at step {failed[0].step}" if failed else ""
-    m.add(len(failed), answer.name, "tokens", row, detail)
+    m.add(len(failed), answer.name, "tokens", row, detail, compared=compared)

@@ -95,7 +95,8 @@ def _add_pair(m: Measurements, pair: _Pair, choice: Choice | None, decode: Decod
         failed = mismatch.verdict == "failure"
         m.count(ties=int(not failed))
     detail = f"first at token {step} of {len(pair.base.token_ids)}" if failed else ""
-    m.add(int(failed), answer.case, answer.options, None, detail)
+    compared = step + pair.parted
+    m.add(int(failed), answer.case, answer.options, None, detail, compared=compared)
 
 
 def check_seeds(e: Evidence, m: Measurements) -> None:
@@ -112,12 +113,13 @@ def check_seeds(e: Evidence, m: Measurements) -> None:
     drawn = parted + sum(pair.same for pair in pairs)
     if not drawn:
         return
-    m.add(parted / drawn, "", "once more", None, f"{parted} of {drawn} draws")
+    m.add(parted / drawn, "", "once more", None, f"{parted} of {drawn} draws", compared=drawn)
     m.count(draws_compared=drawn)
     for case in {answer.case for answer in hot}:
         answers = [answer.speculative[0].token_ids for answer in hot if answer.case == case]
-        alike = len(answers) > 1 and len(set(answers)) == 1
-        m.add(float(alike), case, "other seeds", None, f"{len(answers)} seeds")
+        others, alike = len(answers) - 1, len(set(answers)) == 1
+        value, detail = float(others > 0 and alike), f"{len(answers)} seeds"
+        m.add(value, case, "other seeds", None, detail, compared=others)
 
 
 def check_grammar(e: Evidence, m: Measurements) -> None:
@@ -132,7 +134,8 @@ def check_grammar(e: Evidence, m: Measurements) -> None:
             good = _begins(answer, found.text) if cut else _obeys(answer, found.text)
             good = good and found.finish_reason is not None
             m.count(finished=int(not cut))
-            m.add(int(not good), answer.case, answer.options, None, f"{found.text!r:.60}")
+            detail, compared = f"{found.text!r:.60}", len(found.token_ids)
+            m.add(int(not good), answer.case, answer.options, None, detail, compared=compared)
 
 
 def _obeys(answer: OptionAnswer, text: str) -> bool:

@@ -57,6 +57,7 @@ _CHECKS = (
         "quantised weights as the engine dequantises them, for every number",
         "exact",
         weights.check_values,
+        lacks=weights.lacks_quantised,
     ),
     Check(
         "weights.made",
@@ -64,6 +65,7 @@ _CHECKS = (
         "weights that the build quantised, against the checkpoint's",
         "made_weights",
         weights.check_made,
+        lacks=weights.lacks_made,
     ),
     Check(
         "processor.token_ids",
@@ -88,6 +90,7 @@ _CHECKS = (
         "pixel_values",
         processor.check_pixel_values,
         needs_pytorch=False,
+        lacks=vision.lacks_tower,
     ),
     Check(
         "vision.embeds",
@@ -96,6 +99,7 @@ _CHECKS = (
         "vision",
         vision.check_visual_embeds,
         needs_pytorch=False,
+        lacks=vision.lacks_tower,
     ),
     Check(
         "vision.deepstack",
@@ -104,6 +108,7 @@ _CHECKS = (
         "vision",
         vision.check_visual_levels,
         needs_pytorch=False,
+        lacks=vision.lacks_levels,
     ),
     Check(
         "target.inputs_embeds",
@@ -118,6 +123,7 @@ _CHECKS = (
         "deepstack rows as the target gets them",
         "exact",
         inputs.check_visual_level_inputs,
+        lacks=vision.lacks_levels,
     ),
     Check(
         "target.position_ids",
@@ -133,6 +139,7 @@ _CHECKS = (
         "keys and values in the FP8 cache, by their rows and scales",
         "exact",
         kv.check_rows,
+        lacks=kv.lacks_fp8,
     ),
     Check(
         "kv.attention",
@@ -140,6 +147,7 @@ _CHECKS = (
         "attention over the numbers of the FP8 cache, of every layer",
         "kv_attention",
         kv.check_attention,
+        lacks=kv.lacks_fp8,
     ),
     Check(
         "target.layer_steps",
@@ -314,6 +322,7 @@ _CHECKS = (
         "acceptance of all prompts at once, against each alone",
         "acceptance",
         batching.check_acceptance,
+        needs_draft=True,
     ),
     Check(
         "sampling.probabilities",
@@ -369,12 +378,15 @@ CHECKS: Mapping[str, Check] = {check.name: check for check in _CHECKS}
 
 
 def run_check(evidence: Evidence, m: Measurements, left_out: Collection[str] = ()) -> None:
-    """Run one check, or say why it is skipped."""
-    if m.check.name in left_out:
+    """Run one check, or say why it is skipped or does not apply."""
+    check = m.check
+    if check.name in left_out:
         m.skip("left out")
-    elif m.check.needs_pytorch and evidence.pytorch is None:
+    elif check.needs_pytorch and evidence.pytorch is None:
         m.skip("only against PyTorch")
-    elif m.check.needs_draft and evidence.manifest is None:
-        m.skip("a bundle without a draft")
+    elif check.needs_draft and evidence.manifest is None:
+        m.not_applicable("a bundle without a draft")
+    elif lacking := check.lacks(evidence):
+        m.not_applicable(lacking)
     else:
-        m.check.function(evidence, m)
+        check.function(evidence, m)

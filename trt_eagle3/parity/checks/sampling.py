@@ -113,7 +113,8 @@ def _add_probabilities(
         seen = torch.cat([prompt, torch.tensor(answer)])
         expected = reference_probs(values, sampling, seen, answer)[drafted]
         error = float((ours - expected).abs().max())
-        m.add(error, "", name, None, f"row {sampling.seed}, depth {depth + 1}")
+        detail = f"row {sampling.seed}, depth {depth + 1}"
+        m.add(error, "", name, None, detail, compared=len(drafted))
 
 
 def _accept_probs(
@@ -212,9 +213,10 @@ def _draw(
 
 
 def _add_frequencies(m: Measurements, name: str, output_ids: Sequence[int], probs: Tensor) -> None:
-    if output_ids:
-        value = _p_value(Counter(output_ids), probs)
-        m.add(value, "", name, None, f"{len(output_ids)} draws")
+    value, pools = _p_value(Counter(output_ids), probs)
+    # draws that fall into one pool tell nothing of frequencies
+    compared = len(output_ids) if pools > 1 else 0
+    m.add(value, "", name, None, f"{len(output_ids)} draws", compared=compared)
 
 
 def _draw_without_tree(sampling: SamplingParams, logits: Tensor) -> list[int]:
@@ -253,18 +255,18 @@ def _sample_tokens(
     return [accepted.tokens for accepted in found]
 
 
-def _p_value(counts: Counter[int], probs: Tensor) -> float:
-    """Pearson's chi-square test of ``counts`` against ``probs`` [V]; outcomes that cannot be are
-    impossible at once.
+def _p_value(counts: Counter[int], probs: Tensor) -> tuple[float, int]:
+    """Pearson's chi-square test of ``counts`` against ``probs`` [V], and how many pools of
+    outcomes it compares; outcomes that cannot be are impossible at once.
     """
-    if any(float(probs[token]) <= 0.0 for token in counts):
-        return 0.0
     pools = _pools(counts, probs)
+    if any(float(probs[token]) <= 0.0 for token in counts):
+        return 0.0, len(pools)
     if len(pools) < 2:
-        return 1.0
+        return 1.0, len(pools)
     statistic = sum((found - expected) ** 2 / expected for expected, found in pools)
     half = torch.tensor([(len(pools) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    return float(torch.special.gammaincc(half[0], half[1])), len(pools)
 
 
 def _pools(counts: Counter[int], probs: Tensor) -> list[tuple[float, float]]:

@@ -43,7 +43,7 @@ def check_entropy(e: Evidence, m: Measurements) -> None:
         f"{len(found)} tokens have {excess:+.1f} nats over the entropy of their distributions, "
         f"{z:+.1f} standard deviations"
     )
-    m.add(value, "", "the engine's own answers", None, detail)
+    m.add(value, "", "the engine's own answers", None, detail, compared=len(found))
 
 
 def _surprisal(row: Tensor, token: int) -> tuple[float, float]:

@@ -127,5 +127,6 @@ def _add_share(m: Measurements, expected: ExpectedAnswer, chosen: Tensor, right:
         return
     wrong = (chosen & ~right).nonzero().flatten()
     row = expected.answer.prompt_len - 1 + int(wrong[0]) if len(wrong) else None
-    m.count(rows=int(chosen.sum()))
-    m.add(float(right[chosen].double().mean()), expected.answer.name, "logits", row)
+    compared, share = int(chosen.sum()), float(right[chosen].double().mean())
+    m.count(rows=compared)
+    m.add(share, expected.answer.name, "logits", row, compared=compared)

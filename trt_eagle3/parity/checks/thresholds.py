@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,14 @@ class Threshold:
         metric: what is measured, in words. better: ``low`` = must not exceed it, ``high`` = must
             not fall below it.
         values: dtype of the engine -> value. origin: why this value.
+        logarithmic: of a probability: whether its powers of ten count, from 1 down to the value.
     """
 
     metric: str
     better: Better
     values: Mapping[str, float]
     origin: str
+    logarithmic: bool = False
 
 
 def _same(value: float) -> dict[str, float]:
@@ -208,6 +211,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
         _same(1e-6),
         "seeded, so the same on every run; a right sampler falls below once in a million draws "
         "of the seed",
+        logarithmic=True,
     ),
 }
 """Name -> tolerance. ``--thresholds FILE`` overrides values by these names."""
@@ -232,10 +236,28 @@ class Limit:
     value: float
     origin: str
     overridden: bool
+    logarithmic: bool = False
 
     def holds(self, value: float) -> bool:
         """Whether ``value`` is within it; NaN never is."""
         return value <= self.value if self.better == "low" else value >= self.value
+
+    def used(self, value: float) -> float | None:
+        """How far ``value`` is on the way from perfect (0) to the tolerance (1); beyond 1 it fails.
+        None where nothing may differ, or everything may.
+        """
+        room, gone = self._distance(self.value), self._distance(value)
+        if room <= 0 or math.isinf(room):
+            return None
+        return max(gone, 0.0) / room
+
+    def _distance(self, value: float) -> float:
+        """From perfect: 0, or 1 of what should be high."""
+        if self.better == "low":
+            return value
+        if self.logarithmic:
+            return -math.log(value) if value > 0 else math.inf
+        return 1 - value
 
 
 class Thresholds:
@@ -258,7 +280,8 @@ class Thresholds:
             if name in self._overrides
             else known.origin
         )
-        return Limit(name, known.metric, known.better, value, origin, name in self._overrides)
+        overridden = name in self._overrides
+        return Limit(name, known.metric, known.better, value, origin, overridden, known.logarithmic)
 
     def _dtype_of(self, name: str) -> str:
         return self._own.get(name, self._dtype)

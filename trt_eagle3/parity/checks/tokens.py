@@ -85,16 +85,17 @@ def compare_answers(
         found.append(_mismatch(m, expected, same, (own[same], got[same]), decode, other))
     elif len(own) != len(got):
         detail = f"{len(own)} tokens {sides[0]}, {len(got)} {sides[1]}"
-        m.add(1, expected.answer.name, "tokens", None, detail)
-    note_mismatches(m, expected.answer, found, same)
+        m.add(1, expected.answer.name, "tokens", None, detail, compared=0)
+    note_mismatches(m, expected.answer, found, same + len(found))
 
 
 def check_text(e: Evidence, m: Measurements) -> None:
     """The text that was streamed; 1 where it is another one."""
     for expected in e.expected:
         if expected.text is not None:
-            detail = _difference(expected.text, expected.answer.text)
-            m.add(int(bool(detail)), expected.answer.name, "text", None, detail)
+            answer, detail = expected.answer, _difference(expected.text, expected.answer.text)
+            compared = len(answer.autoregressive)
+            m.add(int(bool(detail)), answer.name, "text", None, detail, compared=compared)
 
 
 def _difference(wanted: str, got: str) -> str:

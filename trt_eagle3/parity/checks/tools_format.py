@@ -39,10 +39,12 @@ def check_tools_format(e: Evidence, m: Measurements) -> None:
             cut, named = found.finish_reason == "length", answer.options == "named tool"
             fault = format_fault(found.text, processor.tool_format, cut=cut, named=named)
             m.count(calls=len(_reader(processor.tool_format).call.findall(found.text)))
-            m.add(int(bool(fault)), answer.case, answer.options, None, fault)
+            compared = len(found.token_ids)
+            m.add(int(bool(fault)), answer.case, answer.options, None, fault, compared=compared)
     of_template = template_fault(processor.template, processor.tool_format)
     if of_template is not None:
-        m.add(int(bool(of_template)), "chat template", "tools", None, of_template)
+        wrong = int(bool(of_template))
+        m.add(wrong, "chat template", "tools", None, of_template, compared=1)
 
 
 def format_fault(text: str, tool_format: ToolFormat, *, cut: bool, named: bool) -> str:

@@ -12,7 +12,17 @@ from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import RowErrors, errors_or_infinite
 from trt_eagle3.parity.reference.target import VisionStates
 
-__all__ = ["check_visual_levels", "check_visual_embeds"]
+__all__ = ["check_visual_embeds", "check_visual_levels", "lacks_levels", "lacks_tower"]
+
+
+def lacks_tower(e: Evidence) -> str:
+    """Why a target has no vision tower."""
+    return "" if e.spec.vision else "the target reads text only"
+
+
+def lacks_levels(e: Evidence) -> str:
+    """Why a target has no deepstack levels."""
+    return lacks_tower(e) or ("" if e.spec.num_visual_levels else "the target has no deepstack")
 
 
 def _seen(e: Evidence) -> Iterator[tuple[str, Mapping[str, Tensor], VisionStates]]:

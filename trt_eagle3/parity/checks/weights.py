@@ -23,9 +23,21 @@ from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import Compared, RowErrors, row_errors
 from trt_eagle3.parity.reference.dequantise import read_values
 
-__all__ = ["check_made", "check_values"]
+__all__ = ["check_made", "check_values", "lacks_made", "lacks_quantised"]
 
+_INSIDE = "the engines of this backend hold their weights inside"
 _FLOAT32 = dtype_named("float32")
+
+
+def lacks_quantised(e: Evidence) -> str:
+    """Why a bundle has no quantised weight."""
+    found = any(_quantised(e)) or any(_quantised_parts(e))
+    return "" if found else "no weight is quantised"
+
+
+def lacks_made(e: Evidence) -> str:
+    """Why a bundle has no weight that the build quantised."""
+    return "" if e.engine.record.config.engine.weights else "no weight is made by the build"
 
 
 def check_values(e: Evidence, m: Measurements) -> None:
@@ -36,8 +48,11 @@ def check_values(e: Evidence, m: Measurements) -> None:
     root = engine.record.weights_root(engine.path)
     by_name = {ref.name: (name, ref) for name, ref in _quantised(e)}
     parts = list(_quantised_parts(e))
+    if not parts:
+        m.skip(_INSIDE)
     strangers = [part.name for _, part in parts if part.name not in by_name]
-    m.add(len(strangers), "", strangers[0] if strangers else "names of quantised weights")
+    place = strangers[0] if strangers else "names of quantised weights"
+    m.add(len(strangers), "", place, compared=len(parts))
     for expr, part in parts:
         if part.name not in by_name:
             continue
@@ -77,7 +92,7 @@ def check_made(e: Evidence, m: Measurements) -> None:
     """
     weights = e.engine.record.config.engine.weights
     if e.original is None or weights is None:
-        m.add(0.0, "", "no weight is made by the build")
+        m.skip("the checkpoint that the build quantised was not read")
         return
     scales = read_channel_scales(e.original, e.engine.path / made_location(weights))
     for name, ref in e.checkpoint.tensors.items():

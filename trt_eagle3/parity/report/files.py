@@ -52,8 +52,8 @@ def write_junit(report: Report, file: Path) -> str:
         "testsuite",
         name=f"trt-eagle3 validate {report.bundle.name}",
         tests=str(len(report.checks)),
-        failures=str(sum(g.status == "failed" for g in report.checks)),
-        skipped=str(sum(g.status == "skipped" for g in report.checks)),
+        failures=str(report.num_checks("failed")),
+        skipped=str(report.num_checks("skipped") + report.num_checks("not_applicable")),
         errors="0",
         time=f"{sum(report.seconds.values()):.3f}",
         timestamp=report.created_at,
@@ -76,6 +76,8 @@ def _add_case(suite: ET.Element, check: CheckResult) -> None:
     )
     if check.status == "skipped":
         ET.SubElement(case, "skipped", message=check.reason)
+    elif check.status == "not_applicable":  # JUnit has no word of its own for it
+        ET.SubElement(case, "skipped", message=f"not applicable: {check.reason}")
     elif check.status == "failed":
         allowed = f"allowed {check.comparison} {check.tolerance:.6g}"
         message = f"{check.metric}: {check.measured:.6g}, {allowed}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import get_args
 
 import jinja2
 
+from trt_eagle3.parity.checks.check_recorder import Status
 from trt_eagle3.parity.report import plots
 from trt_eagle3.parity.report.result import CheckResult, Report
 
@@ -19,7 +21,7 @@ def report_html(report: Report) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "percent": _percent, "used": _used}
+    environment.filters |= {"number": _number, "percent": _percent}
     template = environment.from_string(
         files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
     )
@@ -34,31 +36,36 @@ def report_html(report: Report) -> str:
 
 
 def _groups(checks: Sequence[CheckResult]) -> dict[str, list[CheckResult]]:
-    """Checks to be shown, and those to be folded: exact ones that hold, and skipped ones."""
+    """Checks to be shown, and those to be folded: exact ones that hold, and those that compared
+    nothing.
+    """
     exact = [g for g in checks if g.status == "passed" and g.tolerance == 0]
-    skipped = [g for g in checks if g.status == "skipped"]
-    shown = [g for g in checks if g not in exact and g not in skipped]
-    return {"shown": shown, "exact": exact, "skipped": skipped}
+    folded = {
+        status: [g for g in checks if g.status == status]
+        for status in ("skipped", "not_applicable")
+    }
+    shown = [g for g in checks if g.status in ("passed", "failed") and g not in exact]
+    return {"shown": shown, "exact": exact, **folded}
 
 
 def _stages(report: Report) -> list[tuple[str, str]]:
     """Stages in the order of the data, each with its worst status."""
-    rank = {"skipped": 0, "passed": 1, "failed": 2}
+    rank = {"not_applicable": 0, "skipped": 1, "passed": 2, "failed": 3}
     worst: dict[str, str] = {}
     for g in report.checks:
-        if rank[g.status] >= rank[worst.get(g.stage, "skipped")]:
+        if rank[g.status] >= rank[worst.get(g.stage, "not_applicable")]:
             worst[g.stage] = g.status
     return list(worst.items())
 
 
 def _counts(report: Report) -> Mapping[str, int]:
     verdicts = [m.verdict for m in report.mismatches]
-    statuses = [g.status for g in report.checks]
     return {
-        **{status: statuses.count(status) for status in ("passed", "failed", "skipped")},
+        **{status: report.num_checks(status) for status in get_args(Status)},
         **{verdict: verdicts.count(verdict) for verdict in ("tie", "failure")},
         "tokens": len(report.margins),
         "measurements": sum(g.count for g in report.checks),
+        "compared": sum(g.compared for g in report.checks),
     }
 
 
@@ -89,18 +96,3 @@ def _percent(share: float | None) -> str:
     digits = 0 if value >= 10 else 1 if value >= 1 else 2
     # what is not all must not be shown as all
     return "> 99.9 %" if 99.5 <= value < 100 else f"{value:.{digits}f} %"
-
-
-def _used(check: CheckResult) -> float | None:
-    """The share of the tolerance that the worst value used; None where nothing may differ, or all
-    may. Of a value that may not be less, that is its distance from 1 (``top1``, a cosine).
-    """
-    if check.measured is None:
-        return None
-    if check.comparison == ">=":
-        room, taken = 1 - check.tolerance, 1 - check.measured
-    else:
-        room, taken = check.tolerance, check.measured
-    if room <= 0 or math.isinf(room):
-        return None
-    return max(taken, 0.0) / room

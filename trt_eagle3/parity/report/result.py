@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 from rich.table import Table
 
 from trt_eagle3.errors import CheckFailedError
+from trt_eagle3.parity.checks.check_recorder import Status
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -23,7 +24,7 @@ __all__ = [
     "Subject",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _NEARLY = 0.9
 
 _Number = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "Infinity"}]})]
@@ -59,17 +60,21 @@ class CheckResult(_Part):
     """One check: one line of the report.
 
     Attributes:
-        measured: the worst value; None where the check was skipped. comparison: ``<=`` or ``>=``,
-            to ``tolerance``.
-        count, failed: measurements, and those out of tolerance. case, tensor, row: of the worst.
-        threshold: the name to override it by. origin: why that tolerance. reason: why it was
-            skipped.
+        status: ``skipped``: the bundle has what the check looks at, and it was not compared.
+            ``not_applicable``: the bundle has nothing of the kind. reason: why, of these two.
+        measured: the worst value; None where nothing was compared. comparison: ``<=`` or ``>=``,
+            to ``tolerance``. used: how far it is from perfect (0) to the tolerance (1); None where
+            nothing may differ.
+        compared: rows, tokens, draws, fields and files that were compared; above 0 of every check
+            that passed. count, failed: measurements, each the worst of some of those, and
+            measurements out of tolerance. case, tensor, row: of the worst.
+        threshold: the name to override it by. origin: why that tolerance.
     """
 
     name: str
     stage: str
     title: str
-    status: Literal["passed", "failed", "skipped"]
+    status: Status
     metric: str
     comparison: Literal["<=", ">="]
     tolerance: _Number
@@ -77,6 +82,8 @@ class CheckResult(_Part):
     overridden: bool
     origin: str
     measured: _Number | None = None
+    used: _Number | None = None
+    compared: int = 0
     count: int = 0
     failed: int = 0
     case: str = ""
@@ -266,25 +273,42 @@ class Report(_Part):
             table.add_column(
                 name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None
             )
-        marks = {"passed": "[green]ok[/]", "failed": "[red]FAIL[/]", "skipped": "[dim]--[/]"}
+        marks = {
+            "passed": "[green]ok[/]",
+            "failed": "[red]FAIL[/]",
+            "skipped": "[dim]--[/]",
+            "not_applicable": "[dim]n/a[/]",
+        }
         for g in self.checks:
             star = " *" if g.overridden else ""
             measured = "" if g.measured is None else _short(g.measured)
             allowed = "" if g.measured is None else f"{g.comparison} {g.tolerance:.8g}{star}"
-            title = f"{g.title}: {g.reason}" if g.status == "skipped" else g.title
+            title = g.reason or g.title
             table.add_row(marks[g.status], g.name, measured, allowed, title)
         return table
+
+    def num_checks(self, status: Status) -> int:
+        """How many checks ended so."""
+        return sum(g.status == status for g in self.checks)
+
+    @property
+    def not_applicable(self) -> tuple[str, ...]:
+        """Checks of what this bundle does not have, by reason."""
+        return self._by_reason("not_applicable")
+
+    def _by_reason(self, status: Status) -> tuple[str, ...]:
+        reasons: dict[str, list[str]] = {}
+        for g in self.checks:
+            if g.status == status:
+                reasons.setdefault(g.reason, []).append(g.name)
+        return tuple(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
 
     @property
     def not_checked(self) -> tuple[str, ...]:
         """What a passed report does not say: checks that were skipped and why, prompts left out,
         rows never run.
         """
-        reasons: dict[str, list[str]] = {}
-        for g in self.checks:
-            if g.status == "skipped":
-                reasons.setdefault(g.reason, []).append(g.name)
-        found = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+        found = list(self._by_reason("skipped"))
         if self.left_out:
             found.append(
                 f"the suite's prompts {', '.join(self.left_out)} (longer than this bundle's "
@@ -298,8 +322,8 @@ class Report(_Part):
         return tuple(found)
 
     def lines(self, files: tuple[str, ...]) -> list[str]:
-        """What follows the table: where checks failed, what the user changed, what was not
-        checked, the sum, files.
+        """What follows the table: where checks failed, what the user changed, what does not apply
+        and what was not checked, the sum, files.
         """
         found = [f"FAIL {g.name}: {_place(g)}" for g in self.checks if g.status == "failed"]
         found += [
@@ -311,15 +335,17 @@ class Report(_Part):
             for name, value in self.bundle.draft_overrides.items()
         ]
         found += [self.quantisation.line()] if self.quantisation else []
+        found += [f"not applicable: {what}" for what in self.not_applicable]
         found += [f"not checked: {what}" for what in self.not_checked]
         ties = sum(m.verdict == "tie" for m in self.mismatches)
-        failed = sum(g.status == "failed" for g in self.checks)
-        held = sum(g.status == "passed" for g in self.checks)
         count, tokens = len(self.prompts), len(self.margins)
         asked = f"{count} prompt{'s' if count > 1 else ''}, {tokens} tokens"
         seconds = sum(self.seconds.values())
-        skipped = len(self.checks) - held - failed
-        sums = f"{held} checks hold, {failed} failed, {skipped} skipped"
+        sums = (
+            f"{self.num_checks('passed')} checks hold, {self.num_checks('failed')} failed, "
+            f"{self.num_checks('skipped')} skipped, {self.num_checks('not_applicable')} not "
+            "applicable"
+        )
         found.append(f"{sums}; {asked}, {ties} ties; {seconds:.1f} s")
         return [*found, *(f"wrote {file}" for file in files)]
 

@@ -108,26 +108,28 @@ def _subject(engine: RecordingEngine) -> Subject:
 def _check(m: Measurements) -> CheckResult:
     failures, worst = m.failures, m.worst
     shown = failures[0] if failures else worst
-    reason = m.skipped or "nothing of its kind in these prompts"
+    tolerance = m.limit.value if shown is None or shown.bound is None else shown.bound
     return CheckResult(
         name=m.check.name,
         stage=m.check.stage,
         title=m.check.title,
-        status="skipped" if worst is None else "failed" if failures else "passed",
+        status=m.status,
         metric=m.limit.metric,
         comparison="<=" if m.limit.better == "low" else ">=",
-        tolerance=m.limit.value if shown is None or shown.bound is None else shown.bound,
+        tolerance=tolerance,
         threshold=m.limit.name,
         overridden=m.limit.overridden,
         origin=m.limit.origin,
         measured=None if worst is None else worst.value,
+        used=dataclasses.replace(m.limit, value=tolerance).used(worst.value) if worst else None,
         count=len(m.taken),
+        compared=m.compared,
         failed=len(failures),
         case=shown.case if shown else "",
         tensor=shown.tensor if shown else "",
         row=shown.row if shown else None,
         detail=_detail(m, shown, failed=bool(failures)),
-        reason="" if worst else reason,
+        reason=m.reason,
     )
 
 
