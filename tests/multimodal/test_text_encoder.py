@@ -143,6 +143,10 @@ BROKEN = {
         changed(decoder=sequence("decoders", replace({"Regex": "(x+x+)+y"}, "z"), 1)),
         "its decoder replaces a regular expression, expected a fixed text",
     ),
+    "decoder that strips without end": (
+        changed(decoder={"type": "Strip", "content": "x", "start": 1 << 63, "stop": 0}),
+        "its decoder strips more than 65536 characters",
+    ),
     "decoder that multiplies": (
         changed(decoder=sequence("decoders", replace({"String": "x"}, "xx"), 7)),
         "its decoder lengthens a text more than 64 times",

@@ -18,6 +18,7 @@ from trt_eagle3.multimodal.text_encoder import try_tokenizer
 __all__ = ["StreamDecoder", "TokenBytes", "TokenPieces", "load_tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have some 35 MB
+_MAX_STRIPPED = 1 << 16  # characters at an end of a token; real ones strip 1
 _MAX_DECODER_FACTOR = 64  # those of models in use replace a character by a character
 _OLD_FILES = (
     "vocab.json",
@@ -83,7 +84,8 @@ def _check_decoder(tokenizer: Tokenizer) -> None:
     token of every answer, on the thread that decodes for all.
 
     Raises:
-        ValueError: a pattern in it is a regular expression, or its parts lengthen too much.
+        ValueError: a pattern in it is a regular expression, its parts lengthen too much, or one
+            strips so many characters that the library's own count overflows.
     """
     if tokenizer.decoder is None:
         return
@@ -92,6 +94,8 @@ def _check_decoder(tokenizer: Tokenizer) -> None:
     while todo:
         part = todo.pop()
         todo += part.get("decoders", [])
+        if part["type"] == "Strip" and max(part["start"], part["stop"]) > _MAX_STRIPPED:
+            raise ValueError(f"its decoder strips more than {_MAX_STRIPPED} characters")
         if part["type"] != "Replace":
             continue
         pattern = part["pattern"].get("String")
