@@ -1,0 +1,161 @@
+"""How long the graphs of big pairs take to write, and how much memory: ``python -m
+benchmarks.graphs``.
+
+Sparse synthetic checkpoints of the 8B and 32B geometries; each pair is measured in a process of its
+own, from reading the checkpoints to the last graph on disk. ``torch.onnx.export`` of the largest
+text geometry that fits beside it is timed for comparison with ``--export``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["main"]
+
+
+@click.command()
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    default=("8b", "32b"),
+    help="Of benchmarks/synthetic.py.",
+)
+@click.option(
+    "--export",
+    is_flag=True,
+    help="Also torch.onnx.export a 1 GB text model (a minute; needs onnxscript).",
+)
+@click.option("--child", hidden=True, type=click.Path(path_type=Path), nargs=2)
+def main(sizes: tuple[str, ...], export: bool, child: tuple[Path, Path] | None) -> None:
+    """Print seconds, peak memory and bytes written per geometry."""
+    if child:
+        print(json.dumps(_measure(*child)))
+        return
+    table = Table("pair", "weights", "graphs on disk", "seconds", "peak memory")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            pair = _write_pair(Path(folder) / size, size)
+            found = json.loads(_child("--child", *pair))
+            weights = sum(
+                f.stat().st_size for directory in pair for f in directory.glob("*.safetensors")
+            )
+            table.add_row(
+                f"Qwen3-VL-{size.upper()} + EAGLE-3",
+                f"{weights / 1e9:.1f} GB",
+                f"{found['num_bytes'] / 1e6:.2f} MB",
+                f"{found['seconds']:.2f}",
+                f"{found['peak_mb']:.0f} MB",
+            )
+        if export:
+            table.add_row(*_export_row(Path(folder) / "export"))
+    Console().print(table)
+
+
+def _write_pair(folder: Path, size: str) -> tuple[Path, Path]:
+    from benchmarks.synthetic import write_draft, write_target
+
+    pair = folder / "target", folder / "draft"
+    write_target(pair[0], size)
+    write_draft(pair[1], size)
+    return pair
+
+
+def _child(*args: object) -> str:
+    command = [sys.executable, "-m", "benchmarks.graphs", *map(str, args)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _measure(target: Path, draft: Path) -> dict[str, float]:
+    """Read both checkpoints and write their graphs.
+
+    Run in a fresh process: peak memory is the process's.
+    """
+    from trt_eagle3.checkpoint.draft import read_draft
+    from trt_eagle3.config import EngineConfig
+    from trt_eagle3.families.registry import read_target
+    from trt_eagle3.graph.build_graphs import build_graphs
+
+    start = time.perf_counter()
+    spec = read_target(target)
+    manifest = read_draft(draft, spec)
+    num_bytes = 0
+    for name, model in build_graphs(
+        spec, manifest, EngineConfig(), lambda ref: ref.file.name
+    ).items():
+        num_bytes += (target / f"{name}.onnx").write_bytes(model.SerializeToString())
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "peak_mb": _peak_mb(), "num_bytes": num_bytes}
+
+
+def _peak_mb() -> float:
+    """Peak resident memory of this process (VmHWM: unlike ru_maxrss it forgets the parent's when
+    a process starts).
+    """
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024 / 1e6
+
+
+def _export_row(folder: Path) -> tuple[str, str, str, str, str]:
+    """torch.onnx.export of a 14-layer text model of 1.0 GB in float32: trace, optimise, save
+    with its weights.
+    """
+    import torch
+    from transformers import Qwen3VLTextConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
+
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    }
+    config = Qwen3VLTextConfig(
+        vocab_size=1024,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=14,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        rope_parameters=rope,
+        use_cache=False,
+    )
+    model = Qwen3VLTextModel(config).eval()
+    embeds = torch.randn(1, 32, config.hidden_size)
+    seq = torch.export.Dim("seq", min=2, max=4096)
+    start = time.perf_counter()
+    program = torch.onnx.export(
+        model,
+        (),
+        kwargs={"inputs_embeds": embeds},
+        dynamo=True,
+        dynamic_shapes={"inputs_embeds": {1: seq}},
+        verbose=False,
+    )
+    folder.mkdir()
+    assert program is not None
+    program.save(folder / "model.onnx", external_data=True)
+    seconds = time.perf_counter() - start
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    written = sum(f.stat().st_size for f in folder.iterdir())
+    return (
+        "torch.onnx.export, 14 layers",
+        f"{weights / 1e9:.1f} GB",
+        f"{written / 1e6:.0f} MB",
+        f"{seconds:.1f}",
+        f"{_peak_mb():.0f} MB",
+    )
+
+
+if __name__ == "__main__":
+    main()
