@@ -1,16 +1,17 @@
 """Decoding on the CPU against transformers: ``python -m benchmarks.cpu``.
 
-A text geometry like Qwen3-0.6B's or Qwen3.5-0.8B's with random float32 weights, batch 1. One
-process, both sides alternating, best of the rounds: plain decoding of both after the same prompt,
-and our step of 1 token against a verify of 16. The matrix products of the same model are timed
-alone too: what they take is the least that a step can take on this processor.
+A text geometry like Qwen3-0.6B's or Qwen3.5-0.8B's with random weights, batch 1. One process, all
+sides alternating, best of the rounds: plain decoding after the same prompt, and our steps of 1, 6
+and 16 tokens. Both sides in float32 must decode the same tokens; ``--quantised`` adds
+``engine.weights`` with ``engine.activations: int8``. The matrix products of the same model are
+timed alone too: what they take in float32 is the least that a step can take on this processor.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.weight_quantiser import quantise_target
+from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.activations import write_activations
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -45,53 +48,81 @@ from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import GatedDeltaSpec
 
-__all__ = ["CpuEngine", "best_ms", "cpu_engine", "decoded", "main", "small_model", "small_size"]
+__all__ = ["main", "product_groups"]
 
-_VERIFY = 16
-_FLOAT32 = EngineConfig()
-CpuEngine = tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]
-"""Decoding of a prompt, and a target pass of n tokens after a context."""
+_ROWS = (1, 6, 16)
+_FLOAT32 = "trt-eagle3 float32"
+_QUANTISED = {
+    "trt-eagle3 int8": EngineConfig(weights="int8", activations="int8"),
+    "trt-eagle3 int4": EngineConfig(weights="int4", activations="int8"),
+    "trt-eagle3 int4, and the head": EngineConfig(
+        weights="int4", activations="int8", quantise_head=True
+    ),
+}
+_PRODUCTS = "matrix products alone"
+_COLUMNS = [f"{n} rows, ms" for n in _ROWS]
 _QWEN3 = "qwen3-0.6b"
-small_size = click.option(
+_Decode = Callable[[Prompt], Iterator[tuple[int, ...]]]
+_Engine = tuple[_Decode, Callable[[int, int], object]]
+"""Decoding of a prompt, and a target pass of n tokens after a context."""
+
+
+@click.command()
+@click.option(
     "--size",
     type=click.Choice([_QWEN3, "qwen3.5-0.8b", "qwen3.5-tiny"]),
     default=_QWEN3,
     show_default=True,
     help="Geometry: that of the model, or a tiny one, to try the benchmark.",
 )
-
-
-@click.command()
-@small_size
 @click.option("--context", default=256, show_default=True, help="Prompt tokens.")
 @click.option("--tokens", default=32, show_default=True, help="Tokens decoded per round.")
 @click.option("--rounds", default=3, show_default=True, help="The best of so many rounds counts.")
-def main(size: str, context: int, tokens: int, rounds: int) -> None:
-    """Print tokens per second of both, step times, and the ratios."""
+@click.option("--quantised", is_flag=True, help="Also with INT8 and INT4 weights.")
+def main(size: str, context: int, tokens: int, rounds: int, quantised: bool) -> None:
+    """Print tokens per second of all sides, their ratios, and step times."""
     torch.manual_seed(0)
+    configs = {_FLOAT32: EngineConfig(), **(_QUANTISED if quantised else {})}
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        model = small_model(size)
-        model.save_pretrained(folder)
-        decode, step = cpu_engine(Path(folder), read_target(Path(folder)))
+        root = Path(folder)
+        model = _small_model(size).bfloat16()  # which is what can be quantised
+        model.save_pretrained(root)
+        model = model.float()
+        engines = _engines(root, configs)
         ids = torch.randint(1000, model.config.get_text_config().vocab_size // 2, (context,))
-        ours, theirs = [], []
+        theirs, speed = 0.0, dict.fromkeys(engines, 0.0)
+        products = _products(root)
+        steps = {name: [float("inf")] * len(_ROWS) for name in (*engines, _PRODUCTS)}
         for _ in range(rounds):
-            theirs.append(_transformers(model, ids, tokens))
-            ours.append(decoded(decode, ids, tokens))
-        assert ours[0][1] == theirs[0][1], "the two sides decoded different tokens"
-        products = _products(Path(folder))
-        rows: dict[str, Callable[[int], object]] = {
-            "trt-eagle3 step": partial(step, context),
-            "its matrix products alone": products,
-        }
-        steps = {
-            name: [best_ms(run, n, 5 * rounds) for n in (1, _VERIFY)] for name, run in rows.items()
-        }
-    _print(size, max(r for r, _ in ours), max(r for r, _ in theirs), steps, context)
+            found, wanted = _transformers(model, ids, tokens)
+            theirs = max(theirs, found)
+            for name, (decode, step) in engines.items():
+                found, decoded = _decoded(decode, ids, tokens)
+                if name == _FLOAT32 and decoded != wanted:
+                    raise CheckFailedError("the two sides decoded different tokens")
+                speed[name] = max(speed[name], found)
+                _shorten(steps[name], partial(step, context), rounds)
+            _shorten(steps[_PRODUCTS], products, rounds)
+    table = Table(f"{size}, batch 1, context {context}", "tok/s", "ratio", *_COLUMNS)
+    table.add_row("transformers float32", f"{theirs:.2f}", "1.00")
+    for name, times in steps.items():
+        rate = [f"{speed[name]:.2f}", f"{speed[name] / theirs:.2f}"] if name in speed else ["", ""]
+        table.add_row(name, *rate, *(f"{ms:.1f}" for ms in times))
+    Console().print(table)
 
 
-def small_model(size: str) -> PreTrainedModel:
-    """A geometry of ``small_size`` with random weights."""
+def _engines(root: Path, configs: Mapping[str, EngineConfig]) -> dict[str, _Engine]:
+    spec, engines = read_target(root), dict[str, _Engine]()
+    for name, config in configs.items():
+        target = spec
+        if config.weights is not None:
+            file, head = root / f"{len(engines)}.safetensors", config.quantise_head
+            target = quantise_target(spec, config.weights, file, head=head)
+        engines[name] = _engine(root, target, config)
+    return engines
+
+
+def _small_model(size: str) -> PreTrainedModel:
     if size == _QWEN3:
         return _qwen3()
     model: PreTrainedModel = Qwen3_5ForCausalLM(hybrid_config(size, None)).eval()
@@ -129,7 +160,7 @@ def _qwen3() -> PreTrainedModel:
     return model
 
 
-def cpu_engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig = _FLOAT32) -> CpuEngine:
+def _engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig) -> _Engine:
     """Plain decoding, and one target pass of n tokens after a context."""
     model = build_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
     write_activations(model, engine.activations)
@@ -160,7 +191,7 @@ def _products(folder: Path) -> Callable[[int], object]:
     b = GraphBuilder("products", "float32", lambda ref: ref.file.name)
     widths = sorted({ref.shape[1] for ref in spec.tensors.values() if len(ref.shape) == 2})
     inputs = {width: b.input(f"x{width}", b.dtype, ("rows", width)) for width in widths}
-    for i, group in enumerate(_groups(spec)):
+    for i, group in enumerate(product_groups(spec)):
         refs = [spec.tensors[f"{name}.weight"] for name in group]
         b.output(
             b.linear(inputs[refs[0].shape[1]], refs, name=f"y{i}"),
@@ -172,7 +203,7 @@ def _products(folder: Path) -> Callable[[int], object]:
     return lambda rows: session.run({f"x{width}": torch.randn(rows, width) for width in widths})
 
 
-def _groups(spec: TargetCheckpoint) -> list[list[str]]:
+def product_groups(spec: TargetCheckpoint) -> list[list[str]]:
     """Names of the weights that are multiplied at once."""
     groups = [["lm_head"]]
     for i, layer in enumerate(spec.layers):
@@ -217,9 +248,7 @@ def _transformers(model: Any, ids: torch.Tensor, tokens: int) -> tuple[float, li
     return tokens / (last - first), out[0, len(ids) :].tolist()
 
 
-def decoded(
-    decode: Callable[[Prompt], Iterator[tuple[int, ...]]], ids: torch.Tensor, tokens: int
-) -> tuple[float, list[int]]:
+def _decoded(decode: _Decode, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
     """Tokens per second after the first, and the tokens, of decoding without speculation."""
     rows = torch.arange(len(ids), dtype=torch.int32).expand(3, -1)
     prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool))
@@ -233,26 +262,13 @@ def decoded(
     return tokens / (time.perf_counter() - start), found
 
 
-def best_ms(run: Callable[[int], object], num_tokens: int, times: int) -> float:
-    """The shortest of so many runs."""
-    best = float("inf")
-    for _ in range(times):
-        start = time.perf_counter()
-        run(num_tokens)
-        best = min(best, 1000 * (time.perf_counter() - start))
-    return best
-
-
-def _print(
-    model: str, ours: float, theirs: float, steps: dict[str, list[float]], context: int
-) -> None:
-    table = Table(f"{model}, float32, batch 1", f"context {context}", "ratio")
-    table.add_row("transformers generate", f"{theirs:.2f} tok/s", "1.00")
-    table.add_row("trt-eagle3 plain (onnxruntime)", f"{ours:.2f} tok/s", f"{ours / theirs:.2f}")
-    for name, (one, verify) in steps.items():
-        table.add_row(f"{name}, 1 token", f"{one:.1f} ms", "1.00")
-        table.add_row(f"{name}, {_VERIFY} tokens", f"{verify:.1f} ms", f"{verify / one:.2f}")
-    Console().print(table)
+def _shorten(best: list[float], run: Callable[[int], object], times: int) -> None:
+    """Keep in ``best`` the shortest milliseconds of runs over each of ``_ROWS``."""
+    for place, rows in enumerate(_ROWS):
+        for _ in range(times):
+            start = time.perf_counter()
+            run(rows)
+            best[place] = min(best[place], 1000 * (time.perf_counter() - start))
 
 
 if __name__ == "__main__":

@@ -60,18 +60,29 @@ def test_benchmark_of_a_small_size_prints_steps_and_cycles(
 def test_benchmark_on_the_cpu_decodes_what_transformers_decodes() -> None:
     """That the tokens are equal is an assertion of its own."""
     words = ["--size", "qwen3.5-tiny", "--context", "40", "--tokens", "3", "--rounds", "1"]
-    done = CliRunner().invoke(cpu.main, words)
+    done = CliRunner().invoke(cpu.main, [*words, "--quantised"], env={"COLUMNS": "120"})
     assert done.exception is None, done.output
-    lines = (line for line in done.output.splitlines() if line.startswith("│"))
-    rows = [line.split("│")[1].strip() for line in lines]
-    assert rows[1:3] == ["trt-eagle3 plain (onnxruntime)", "trt-eagle3 step, 1 token"]
+    cells = [line.split("│")[1:-1] for line in done.output.splitlines() if line.startswith("│")]
+    rows = {name.strip(): [cell.strip() for cell in rest] for name, *rest in cells}
+    theirs, plain = rows["transformers float32"], rows["trt-eagle3 float32"]
+    assert float(plain[1]) == pytest.approx(float(plain[0]) / float(theirs[0]), abs=0.02)
+    assert {name.removeprefix("trt-eagle3 ") for name in rows} == {
+        "transformers float32",
+        "float32",
+        "int8",
+        "int4",
+        "int4, and the head",
+        "matrix products alone",
+    }
 
 
 def test_products_of_the_cpu_are_all_of_the_decoder(tmp_path: Path) -> None:
     write_target(tmp_path, "qwen3.5-tiny")
     tensors = read_target(tmp_path).tensors
     wanted = {n for n, ref in tensors.items() if len(ref.shape) == 2} - {"embed_tokens.weight"}
-    timed = [f"{name}.weight" for group in cpu._groups(read_target(tmp_path)) for name in group]
+    timed = [
+        f"{name}.weight" for group in cpu.product_groups(read_target(tmp_path)) for name in group
+    ]
     assert sorted(timed) == sorted(wanted)
 
 
