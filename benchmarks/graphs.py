@@ -2,8 +2,7 @@
 benchmarks.graphs``.
 
 Sparse synthetic checkpoints of the 8B and 32B geometries; each pair is measured in a process of its
-own, from reading the checkpoints to the last graph on disk. ``torch.onnx.export`` of the largest
-text geometry that fits beside it is timed for comparison with ``--export``.
+own, from reading the checkpoints to the last graph on disk.
 """
 
 from __future__ import annotations
@@ -30,13 +29,8 @@ __all__ = ["main"]
     default=("8b", "32b"),
     help="Of benchmarks/synthetic.py.",
 )
-@click.option(
-    "--export",
-    is_flag=True,
-    help="Also torch.onnx.export a 1 GB text model (a minute; needs onnxscript).",
-)
 @click.option("--child", hidden=True, type=click.Path(path_type=Path), nargs=2)
-def main(sizes: tuple[str, ...], export: bool, child: tuple[Path, Path] | None) -> None:
+def main(sizes: tuple[str, ...], child: tuple[Path, Path] | None) -> None:
     """Print seconds, peak memory and bytes written per geometry."""
     if child:
         print(json.dumps(_measure(*child)))
@@ -56,8 +50,6 @@ def main(sizes: tuple[str, ...], export: bool, child: tuple[Path, Path] | None) 
                 f"{found['seconds']:.2f}",
                 f"{found['peak_mb']:.0f} MB",
             )
-        if export:
-            table.add_row(*_export_row(Path(folder) / "export"))
     Console().print(table)
 
 
@@ -103,58 +95,6 @@ def _peak_mb() -> float:
     """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024 / 1e6
-
-
-def _export_row(folder: Path) -> tuple[str, str, str, str, str]:
-    """torch.onnx.export of a 14-layer text model of 1.0 GB in float32: trace, optimise, save
-    with its weights.
-    """
-    import torch
-    from transformers import Qwen3VLTextConfig
-    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
-
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 5e6,
-        "mrope_section": [24, 20, 20],
-        "mrope_interleaved": True,
-    }
-    config = Qwen3VLTextConfig(
-        vocab_size=1024,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=14,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        rope_parameters=rope,
-        use_cache=False,
-    )
-    model = Qwen3VLTextModel(config).eval()
-    embeds = torch.randn(1, 32, config.hidden_size)
-    seq = torch.export.Dim("seq", min=2, max=4096)
-    start = time.perf_counter()
-    program = torch.onnx.export(
-        model,
-        (),
-        kwargs={"inputs_embeds": embeds},
-        dynamo=True,
-        dynamic_shapes={"inputs_embeds": {1: seq}},
-        verbose=False,
-    )
-    folder.mkdir()
-    assert program is not None
-    program.save(folder / "model.onnx", external_data=True)
-    seconds = time.perf_counter() - start
-    weights = sum(p.numel() * 4 for p in model.parameters())
-    written = sum(f.stat().st_size for f in folder.iterdir())
-    return (
-        "torch.onnx.export, 14 layers",
-        f"{weights / 1e9:.1f} GB",
-        f"{written / 1e6:.0f} MB",
-        f"{seconds:.1f}",
-        f"{_peak_mb():.0f} MB",
-    )
 
 
 if __name__ == "__main__":
