@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.bench.simulated_acceptance import acceptance_rate
+from benchmarks.simulated_acceptance import acceptance_rate
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.policy.candidate import candidates_of, shrunk
 from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy, StepStats
