@@ -165,7 +165,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "ftp": (url("ftp://example.com/cat.png"), NOT_FETCHED),
     "gopher": (url("gopher://example.com/1"), NOT_READ),
     # what images are
-    "data URI without base64": (url("data:image/png,abc"), "expected data:image"),
+    "data URI without base64 of text": (url("data:image/png,abc"), NO_IMAGE),
     "data URI without data": (url("data:image/png;base64,"), NO_IMAGE),
     "broken base64": (url("data:image/png;base64,@@@@"), "base64 is broken"),
     "base64 of text": (image(b"hello"), NO_IMAGE),
