@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
-from urllib.parse import unquote
+
+from trt_eagle3.multimodal.tool_formats.schema import referenced
 
 __all__ = ["never_ends"]
 
@@ -21,7 +22,7 @@ def never_ends(schema: Any) -> bool:
 
     @cache
     def at(reference: str) -> Any:
-        return _at(schema, reference)
+        return referenced(schema, reference)
 
     unmet: dict[int, int] = {}  # by part: its demands without a known finite value
     demanders: dict[int, list[list[int]]] = defaultdict(list)  # by part: the demands it can meet
@@ -74,16 +75,3 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield from (properties.get(str(name)) for name in required)
     if schema.get("type") in ("array", ["array"]) and schema.get("minItems"):
         yield schema.get("items")
-
-
-def _at(schema: Any, reference: str) -> Any:
-    """What a reference within the schema points at; None where it is of another kind."""
-    if not reference.startswith("#"):
-        return None
-    found = schema
-    for part in reference[1:].split("/")[1:]:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or name not in found:
-            return None
-        found = found[name]
-    return found

@@ -16,6 +16,7 @@ __all__ = [
     "combined",
     "json_from_text",
     "named_types",
+    "referenced",
     "resolve",
     "schema_text",
     "standalone",
@@ -107,7 +108,7 @@ def resolve(schema: Any, root: Any) -> Schema:
             return {}
         if not isinstance(schema.get("$ref"), str):
             return schema
-        schema = _at(root, schema["$ref"])
+        schema = referenced(root, schema["$ref"])
     return {}
 
 
@@ -123,7 +124,7 @@ def standalone(schema: Any, root: Any) -> Any:
             return part
         own = {key: renamed(value) for key, value in part.items() if key != "$defs"}
         reference = part.get("$ref")
-        if isinstance(reference, str) and _at(root, reference) is not None:
+        if isinstance(reference, str) and referenced(root, reference) is not None:
             if reference not in names:
                 names[reference] = f"d{len(names)}"
                 todo.append(reference)
@@ -133,7 +134,7 @@ def standalone(schema: Any, root: Any) -> Any:
     whole, found = renamed(schema), {}
     while todo:
         reference = todo.pop()
-        found[names[reference]] = renamed(_at(root, reference))
+        found[names[reference]] = renamed(referenced(root, reference))
     return {**whole, "$defs": found} if found else whole
 
 
@@ -205,8 +206,8 @@ def named_types(schema: Schema) -> set[str]:
     return types | nullable
 
 
-def _at(root: Any, reference: str) -> Any:
-    """What a reference within ``root`` points at; None where it points elsewhere."""
+def referenced(root: Any, reference: str) -> Any:
+    """The target of a reference within ``root``; None if it points elsewhere."""
     if not reference.startswith("#"):
         return None
     found = root
