@@ -1,4 +1,4 @@
-"""Evaluate the speculation policy on recorded loads: ``python -m benchmarks.replay_policy FILE...``.
+"""Evaluate the policy on recorded loads: ``python -m benchmarks.replay_policy FILE...``.
 
 Each load of ``benchmarks.record_load`` is replayed: the policy chooses the tree of each step, and
 the step takes the seconds of the next recorded step with that tree. A change of tree costs extra:
