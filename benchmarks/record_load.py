@@ -23,9 +23,10 @@ from pathlib import Path
 
 import click
 
-from trt_eagle3.bench.simulated_acceptance import acceptance_rate, simulated_acceptance
-from trt_eagle3.bench.traffic import drawn_bodies, pauses
-from trt_eagle3.bench.workload import fill_prefix_cache, open_engine, request_of
+from benchmarks.full_prefix_cache import fill_prefix_cache
+from benchmarks.simulated_acceptance import acceptance_rate, simulated_acceptance
+from benchmarks.traffic import drawn_bodies, request_of
+from trt_eagle3.bench.workload import open_engine, pauses
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.policy.candidate import candidates_of

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.bench.simulated_acceptance import acceptance_rate
+from benchmarks.simulated_acceptance import acceptance_rate
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.policy.candidate import candidates_of, shrunk
 from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy, StepStats
@@ -58,6 +57,15 @@ class RecordedLoad:
     steps: Mapping[int, Sequence[Row]]
     backfill_row: float
     drain_cost: float
+
+    @property
+    def best_size(self) -> int:
+        """The tree size with the most tokens per second, as recorded."""
+        return max(self.steps, key=self._recorded_speed)
+
+    def _recorded_speed(self, size: int) -> float:
+        rows = self.steps[size]
+        return sum(row["tokens"] for row in rows) / sum(row["us"] for row in rows)
 
 
 def loads_of(file: Path) -> list[RecordedLoad]:
@@ -129,35 +137,34 @@ class Replay:
 class _Clients:
     """Sequences of a closed loop: whether each has a draft, and how many tokens it still needs."""
 
-    def __init__(self, load: RecordedLoad, policy: Policy, chance: random.Random) -> None:
-        self._load, self._policy, self._chance = load, policy, chance
-        self.drafting = [self._admit() for _ in range(load.clients)]
-        self.left = [float(chance.randint(1, _ANSWER_TOKENS[1])) for _ in range(load.clients)]
-        self.deferred = [0.0] * load.clients
+    def __init__(self, load: RecordedLoad, policy: Policy, chance: np.random.Generator) -> None:
+        self._clients, self._policy, self._chance = load.clients, policy, chance
+        self.drafting = np.array([self._admits() for _ in range(load.clients)])
+        self.left = chance.integers(1, _ANSWER_TOKENS[1], load.clients).astype(np.float64)
+        self.deferred = np.zeros(load.clients)
 
-    def _admit(self) -> bool:
-        size = self._load.clients
+    def _admits(self) -> bool:
+        size = self._clients
         return self._policy.should_draft(BatchState(size, size, size))
 
     def advance(self, tokens: int, *, drafted: bool) -> None:
         """All sequences emit the same number of tokens; finished ones are replaced."""
-        each = tokens / len(self.left)
-        for i in range(len(self.left)):
-            self.left[i] -= each
-            waits = self.drafting[i] and not drafted
-            self.deferred[i] = min(self.deferred[i] + each, _MAX_DEFERRED) if waits else 0.0
-            if self.left[i] <= 0:
-                self.left[i] = float(self._chance.randint(*_ANSWER_TOKENS))
-                self.drafting[i], self.deferred[i] = self._admit(), 0.0
+        each = tokens / self._clients
+        self.left -= each
+        waits = np.minimum(self.deferred + each, _MAX_DEFERRED)
+        self.deferred = np.where(self.drafting & (not drafted), waits, 0.0)
+        for i in np.flatnonzero(self.left <= 0):
+            self.left[i] = self._chance.integers(*_ANSWER_TOKENS)
+            self.drafting[i], self.deferred[i] = self._admits(), 0.0
 
 
 def replay(load: RecordedLoad, policy: Policy, *, seconds: float, skip: float) -> Replay:
     """Replay ``load`` for ``seconds``. The first ``skip`` seconds do not count."""
-    chance, done, now, last = random.Random(1), Replay(), 0.0, 1
+    chance, done, now, last = np.random.default_rng(1), Replay(), 0.0, 1
     clients = _Clients(load, policy, chance)
     rows = {size: _cycled(steps) for size, steps in load.steps.items()}
     while now < seconds:
-        share = sum(clients.drafting) / load.clients
+        share = float(clients.drafting.mean())
         row = next(rows[1 if chance.random() < share else 0])
         batch = _batch_of(row, share)
         tree = policy.choose(batch) if row["batch"] else None
@@ -165,7 +172,7 @@ def replay(load: RecordedLoad, policy: Policy, *, seconds: float, skip: float) -
         if tree is not None:
             row = next(rows[tree.num_nodes])
             batch = _batch_of(row, share)
-            late = round(sum(clients.deferred))
+            late = round(float(clients.deferred.sum()))
         taken = 1e-6 * row["us"]
         taken += load.backfill_row * late
         if tree is None and last > 1:
@@ -195,15 +202,14 @@ def _batch_of(row: Row, share: float) -> BatchState:
 
 
 def _accepted(
-    batch: BatchState, chain: int, rate: float, chance: random.Random
+    batch: BatchState, chain: int, rate: float, chance: np.random.Generator
 ) -> list[int | None]:
-    found: list[int | None] = [None] * (batch.size - batch.num_drafting)
-    for _ in range(batch.num_drafting):
-        levels = 0
-        while levels < chain and chance.random() < rate:
-            levels += 1
-        found.append(levels if chain else None)
-    return found
+    """Levels that each sequence accepts of a ``chain``; None for those that do not draft."""
+    if not chain:
+        return [None] * batch.size
+    right = chance.random((batch.num_drafting, chain)) < rate
+    levels: list[int | None] = [*right.cumprod(1).sum(1).tolist()]
+    return [None] * (batch.size - batch.num_drafting) + levels
 
 
 def prime(policy: Policy, load: Sequence[RecordedLoad], prompt_row: float) -> None:
@@ -258,7 +264,7 @@ def main(files: Sequence[Path], seconds: float, skip: float, prompt_row_us: floa
         found = replay(load, policy, seconds=seconds, skip=skip)
         fixed = {
             size: replay(load, fixed_policy(size), seconds=seconds / 2, skip=0.0).speed
-            for size in load.steps
+            for size in {0, load.best_size}
         }
         table.add_row(
             str(load.clients), f"{load.length:g}", f"{found.speed / fixed[0]:.3f}",

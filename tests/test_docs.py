@@ -25,7 +25,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
-OWN_FILES = re.compile(r"(?:build_configs|docs|examples|plugins|tests|tools)/[\w./-]+\.\w+")
+OWN_MODULES = ("trt_eagle3.", "benchmarks.")
+OWN_FILES = re.compile(
+    r"(?:benchmarks|build_configs|docs|examples|plugins|tests|tools)/[\w./-]+\.\w+"
+)
 document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
 
 
@@ -77,7 +80,7 @@ def check_command(words: list[str]) -> None:
     match Path(program).name, arguments:
         case "trt-eagle3", [name, *rest] if not name.startswith("-"):
             parse(cli.commands[name], rest)
-        case "python", ["-m", module, *rest] if module.startswith("trt_eagle3."):
+        case "python", ["-m", module, *rest] if module.startswith(OWN_MODULES):
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
             main = getattr(importlib.import_module(module), "main", None)
             if isinstance(main, click.Command):
@@ -113,8 +116,10 @@ def test_options_and_modules_in_the_text_are_the_programs_own(document: Path) ->
             case ["trt-eagle3", name, *rest] if name[0] in "abcdefghijklmnopqrstuvwxyz":
                 known = {o for p in cli.commands[name].params for o in (*p.opts, *p.secondary_opts)}
                 assert {w for w in rest if w.startswith("--")} <= known, span
-            case ["python", "-m", module, *_] if module.startswith("trt_eagle3."):
+            case ["python", "-m", module, *_] if module.startswith(OWN_MODULES):
                 assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), span
+            case [name, *_] if re.fullmatch(r"benchmarks\.[a-z]\w*", name):
+                assert (ROOT / f"{name.replace('.', '/')}.py").is_file(), span
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,8 @@ def test_options_and_modules_in_the_text_are_the_programs_own(document: Path) ->
         "PYTHON=x trt-eagle3 generate bundle --nonsense 3  # says nothing",
         "trt-eagle3 forget bundle",
         "python -m trt_eagle3.bench.nothing",
-        "python -m trt_eagle3.bench.crowd --nonsense 3",
+        "python -m benchmarks.nothing",
+        "python -m benchmarks.crowd --nonsense 3",
         "make supper",
         "trt-eagle3 build --config build_configs/nothing.yaml",
     ],

@@ -148,6 +148,21 @@ def test_imports_never_go_up() -> None:
     assert set(upward(modules())) == EXCEPTIONS
 
 
+def outside(path: Path) -> set[str]:
+    """What stands beside the package, and so is not in its wheel, that ``path`` imports."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found & {"benchmarks", "plugins", "tests", "tools"}
+
+
+def test_package_imports_nothing_that_is_not_in_its_wheel() -> None:
+    assert {name: outside(path) for name, path in modules().items() if outside(path)} == {}
+
+
 def test_no_modules_import_each_other() -> None:
     known = modules()
     edges = {name: set(imports(path, known, lazy=False)) - {name} for name, path in known.items()}
@@ -168,6 +183,11 @@ def test_planted_upward_import_is_found(tmp_path: Path) -> None:
     upper.write_text("")
     known = {"graph.lower": lower, "cli": upper}
     assert upward(known) == ["graph.lower imports cli"]
+
+
+def test_planted_import_of_a_benchmark_is_found(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("def late():\n    from benchmarks.timing import median_ms\n")
+    assert outside(tmp_path / "x.py") == {"benchmarks"}
 
 
 def test_planted_cycle_is_found() -> None:

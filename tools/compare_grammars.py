@@ -22,8 +22,10 @@ import jsonschema
 import numpy as np
 import torch
 
-from trt_eagle3.bench.grammar import Vocabulary
-from trt_eagle3.bench.grammar_host import allowed_tokens
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.grammar import Vocabulary
+from benchmarks.grammar_host import allowed_tokens
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_text import grammar_text
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.timing import copy_bandwidth, matmul_rate
 from plugins.bench.packed import median_ms
-from trt_eagle3.bench.timing import copy_bandwidth, matmul_rate
 from trt_eagle3.engine.torch.moe import DenseExperts, Experts, Fp8Experts, Int4Experts, fused_moe
 from trt_eagle3.io.run_command import run_command
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.tiny import build_tiny
 from trt_eagle3.bench.result import BenchReport, Percentiles, Side
 from trt_eagle3.bench.run import bench, request_counts
-from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine
+from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine, pauses
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.prompt_file import Question
@@ -151,3 +151,10 @@ def test_requests_are_for_all_loads_or_for_each() -> None:
     assert request_counts(loads, (2, 8), 3) == {Load(1): 2, Load(8): 8}
     with pytest.raises(UserError, match="one for each of 2 loads, got 3"):
         request_counts(loads, (1, 2, 3), 3)
+
+
+def test_pauses_are_exponential_with_the_mean_asked_for() -> None:
+    waits = pauses(0, 0.2)
+    values = [next(waits) for _ in range(4000)]
+    assert sum(values) / len(values) == pytest.approx(0.2, rel=0.05)
+    assert sum(v < 0.2 for v in values) / len(values) == pytest.approx(1 - 1 / 2.71828, abs=0.02)

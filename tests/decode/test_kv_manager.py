@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.full_prefix_cache import fill_with_prefixes
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, Recorder
 from tests.decode.scheduling import (
     MAX_SEQ_LEN,
@@ -17,7 +18,6 @@ from tests.decode.scheduling import (
     solo,
 )
 from tests.decode.test_async_cycle import fixed_pool, sequence
-from trt_eagle3.bench.workload import fill_with_prefixes
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.kv_manager import KvManager

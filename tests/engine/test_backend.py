@@ -55,9 +55,7 @@ def test_backend_names_are_asked_for_in_their_own_rooms_only() -> None:
     elsewhere = [file for file in files if not file.as_posix().startswith(OWN)]
     assert len(elsewhere) > 100
     found = {str(f): asked_names((PACKAGE / f).read_text()) for f in elsewhere}
-    # a section of the config is called as its backend
-    own_section = {"bench/tensorrt.py", "bench/tensorrt_vision.py"}
-    assert {f: names for f, names in found.items() if names and f not in own_section} == {}
+    assert {f: names for f, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trt_eagle3.bench.synthetic import write_draft, write_target
+from benchmarks.synthetic import write_draft, write_target
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import EngineConfig, LimitsConfig

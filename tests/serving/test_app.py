@@ -489,9 +489,14 @@ def test_models_health_and_metrics(site: Site) -> None:
     [model] = json.loads(site.request("GET", "/v1/models")[1])["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny", LIMITS["max_seq_len"])
     assert site.request("GET", "/health")[:2] == (200, "ok")
-    text = site.request("GET", "/metrics")[1]
+    _, text, headers = site.request("GET", "/metrics")
+    assert headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "# TYPE trt_eagle3_time_to_first_token_seconds histogram" in text
     assert re.findall(r"^trt_eagle3_kv_pages_used\S* (.*)$", text, re.MULTILINE) == ["0.0"]
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    _, text, headers = site.request("GET", "/metrics", headers=accept)
+    assert headers["content-type"].startswith("application/openmetrics-text; version=1.0.0;")
+    assert text.endswith("# EOF\n")
 
 
 def test_engine_that_has_stopped_is_not_healthy(bundle: Path) -> None:

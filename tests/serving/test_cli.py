@@ -25,10 +25,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from benchmarks.serve import free_ports
 from tests.tiny import ROOT, build_tiny
 from tests.waiting import wait_for
 from trt_eagle3 import program
-from trt_eagle3.bench.serve import free_ports
 from trt_eagle3.cli import cli
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.errors import UserError

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.tiny import ROOT
-from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.serving.metrics import to_text
+from trt_eagle3.decode.metrics import EngineMetrics, Histogram, Meter
+from trt_eagle3.serving.metrics import exposition
 
 IDLE = dict.fromkeys(
     (
@@ -21,38 +27,97 @@ IDLE = dict.fromkeys(
     ),
     0,
 )
+PARSERS = {
+    "text/plain": text_string_to_metric_families,
+    "application/openmetrics-text": openmetrics.text_string_to_metric_families,
+}
+MODEL = 'a "quoted" \\ name\nin two lines'
+MOMENT = EngineMetrics(
+    requests={"stop": 7, "length": 2, "error": 1},
+    prompt_tokens=123_456_789,
+    generated_tokens=4_000,
+    reused_tokens=1_000_000,
+    cycles=1_300,
+    accepted=(900, 500, 250),
+    proposed=(1_200, 1_200, 800),
+    queue_seconds=Histogram((0.005, 0.25, 1.0, 30.0), (3, 2, 1, 0, 4), 187.25),
+    first_token_seconds=Histogram((0.1, 2.5), (0, 0, 0), 0.0),
+    token_seconds=Histogram((0.001, 0.0025), (10, 20, 3), 1 / 3),
+    running=2,
+    waiting=5,
+    preempted=1,
+    kv_pages_used=17,
+    kv_pages_cached=3,
+    kv_pages_total=128,
+    draft_tokens=3,
+    draft_tokens_per_cycle=Histogram((0.0, 1.0, 15.0), (9, 8, 7, 6), 300.0),
+    step_seconds=0.125,
+    prepare_seconds=2.0,
+)
+# what version 0.1 wrote of that moment
+RECORDED = (Path(__file__).parent / "recorded_metrics.txt").read_text()
 
 
-def test_big_counters_are_exact() -> None:
-    meter = Meter(0.0)
-    meter.begun(123_456_789)
-    text = to_text(meter.snapshot(**IDLE), {"model": "m"})
-    [value] = re.findall(r'^trt_eagle3_prompt_tokens_total\{model="m"\} (.*)$', text, re.MULTILINE)
-    assert float(value) == 123_456_789
+def parsed(text: str, kind: str = "text/plain") -> dict[str, Any]:
+    """Family -> its type, its help, and the value of each sample by name and labels."""
+    return {
+        family.name: (
+            family.type,
+            family.documentation,
+            {(s.name, frozenset(s.labels.items())): s.value for s in family.samples},
+        )
+        for family in PARSERS[kind](text)
+    }
+
+
+def values(meter: Meter) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Name and labels of each sample -> its value."""
+    families = parsed(exposition(meter.snapshot(**IDLE), "m", "")[0].decode())
+    return {key: value for *_, samples in families.values() for key, value in samples.items()}
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain"),
+        ("text/plain;version=0.0.4;q=0.2,*/*;q=0.1", "text/plain"),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,*/*", "application/openmetrics-text"),
+        ("application/openmetrics-text;version=soon", "text/plain"),
+        ('application/openmetrics-text;version="1.0.0"', "text/plain"),
+    ],
+)
+def test_exposition_says_what_version_0_1_said(accept: str, kind: str) -> None:
+    content, content_type = exposition(MOMENT, MODEL, accept)
+    assert content_type.partition(";")[0] == kind
+    found, recorded = parsed(content.decode(), kind), parsed(RECORDED)
+    assert len(recorded) == 22
+    assert found == recorded
 
 
 def test_width_of_cycles_is_a_gauge_a_histogram_and_a_counter_of_plain_ones() -> None:
     meter = Meter(0.0)
     for draft_tokens in (0, 0, 3, 1):
         meter.batch_cycle(draft_tokens)
-    text = to_text(meter.snapshot(**IDLE), {"model": "m"})
-    found = dict(re.findall(r"^(trt_eagle3_\S+) (\S+)$", text, re.MULTILINE))
-    assert float(found['trt_eagle3_draft_tokens{model="m"}']) == 1
-    assert float(found['trt_eagle3_speculation_on{model="m"}']) == 1
-    assert float(found['trt_eagle3_plain_cycles_total{model="m"}']) == 2
-    bucket = 'trt_eagle3_draft_tokens_per_cycle_bucket{model="m",le="%s"}'
-    assert [float(found[bucket % le]) for le in ("0", "1", "2", "3", "+Inf")] == [2, 3, 3, 4, 4]
-    assert float(found['trt_eagle3_draft_tokens_per_cycle_sum{model="m"}']) == 4
+    found = values(meter)
+
+    def value(name: str, **labels: str) -> float:
+        return found[f"trt_eagle3_{name}", frozenset({"model": "m", **labels}.items())]
+
+    assert value("draft_tokens") == 1
+    assert value("speculation_on") == 1
+    assert value("plain_cycles_total") == 2
+    bounds = ("0", "1", "2", "3", "+Inf")
+    assert [value("draft_tokens_per_cycle_bucket", le=le) for le in bounds] == [2, 3, 3, 4, 4]
+    assert value("draft_tokens_per_cycle_sum") == 4
 
 
 def known_series() -> dict[str, set[str]]:
-    """The names of all series, and the labels of each beside ``model``."""
+    """The names of all series, and the labels of each."""
     meter = Meter(0.0)
     meter.cycle(1, 2, 2, 0.1)
-    text = to_text(meter.snapshot(**IDLE), {"model": "m"})
     series: dict[str, set[str]] = {}
-    for name, labels in re.findall(r"^(trt_eagle3_\w+)\{(.*)\} ", text, re.MULTILINE):
-        series.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
+    for name, labels in values(meter):
+        series.setdefault(name, set()).update(label for label, _ in labels)
     return series
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.serve import free_ports
 from tests.tiny import ROOT
-from trt_eagle3.bench.serve import free_ports
 
 ENVIRONMENT = ROOT / ".venv-triton"
 READY = "/v2/health/ready"

@@ -52,7 +52,7 @@ def test_metrics_are_there_from_the_start_and_say_what_happened(server: Server) 
     assert "trt_eagle3_step_seconds" in before
     answer = server.generate(**CASES["image"].inputs)
     tokens, stop = answer["num_output_tokens"], 'trt_eagle3_requests_total{outcome="stop"}'
-    # the last series to be published, and the last to be counted: then the others have come
+    # one series is published after all that are read below, the other is counted last
     after = server.wait_for_metrics(
         lambda m: m["trt_eagle3_inter_token_seconds_count"] == tokens - 1 and m[stop] == 1
     )

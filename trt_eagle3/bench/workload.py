@@ -5,22 +5,18 @@ see them.
 from __future__ import annotations
 
 import asyncio
-import base64
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.bench.traffic import Body, pauses
-from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import OverloadedError, UserError
@@ -33,11 +29,9 @@ __all__ = [
     "Run",
     "batch_sizes",
     "drive",
-    "fill_prefix_cache",
-    "fill_with_prefixes",
     "make_requests",
     "open_engine",
-    "request_of",
+    "pauses",
 ]
 
 _SIZES = (1, 2, 4, 8)
@@ -126,24 +120,6 @@ def open_engine(bundle: Path, *, prefix_cache: bool = False, policy: Policy | No
     )
 
 
-def fill_prefix_cache(engine: LLM) -> None:
-    """``fill_with_prefixes`` of an idle ``engine``; nothing, where its bundle keeps no prefixes."""
-    core = engine._started()
-    pool, prefixes = core.pool, core.prefixes
-    if prefixes is not None:
-        core._ask(lambda: fill_with_prefixes(pool, prefixes))
-
-
-def fill_with_prefixes(pool: PagePool, prefixes: PrefixCache) -> int:
-    """Let prefixes of prompts that nobody will ask fill all free pages, as those of an hour of
-    serving do; how many pages that are.
-    """
-    pages = pool.take(pool.num_free)
-    prefixes.insert([b"nobody's %d" % page for page in pages], pages)
-    pool.give_back(pages)
-    return len(pages)
-
-
 def batch_sizes(engine: LLM, wanted: Sequence[int]) -> list[int]:
     """Requests in flight to measure: those wanted, or the usual ones that the bundle takes.
 
@@ -168,18 +144,6 @@ def make_requests(
     asked = islice(cycle(questions), count)
     sampling = SamplingParams(**options)
     return [Request(q.prompt, q.images, q.videos, sampling, speculation) for q in asked]
-
-
-def request_of(body: Body, *, speculation: bool) -> Request:
-    """The request in a body of ``traffic.body_source``."""
-    parts = body["messages"][0]["content"]
-    texts = [part["text"] for part in parts if part["type"] == "text"]
-    uris = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
-    images = [base64.b64decode(uri.partition(",")[2]) for uri in uris]
-    sampling = SamplingParams(
-        max_tokens=body["max_tokens"], ignore_eos=body.get("ignore_eos", False)
-    )
-    return Request("".join(texts), images, sampling=sampling, speculation=speculation)
 
 
 def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0) -> Run:
@@ -253,3 +217,10 @@ def _drafted(before: EngineMetrics, after: EngineMetrics) -> tuple[int, tuple[in
     cycles = after.proposed[0] - (*before.proposed, *none)[0] if after.proposed else 0
     accepted = (a - b for a, b in zip(after.accepted, (*before.accepted, *none), strict=True))
     return cycles, tuple(accepted)
+
+
+def pauses(seed: int, mean_seconds: float) -> Iterator[float]:
+    """Exponentially distributed pauses: arrivals at random."""
+    draw = random.Random(seed)
+    while True:
+        yield draw.expovariate(1 / mean_seconds) if mean_seconds > 0 else 0.0

@@ -149,8 +149,8 @@ def bench(
 ) -> None:
     """Plain against speculative decoding of BUNDLE, by requests in flight.
 
-    Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m
-    trt_eagle3.bench.gpu
+    From a checkout of the project, kernels alone: plugins/bench/kernels.py; big pairs with
+    random weights: python -m benchmarks.gpu
     """
     if against is None and (checkpoint or draft or python or peer_log or first_token):
         raise UserError(

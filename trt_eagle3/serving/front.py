@@ -35,7 +35,7 @@ from trt_eagle3.serving.engine import Engine
 from trt_eagle3.serving.errors import RefusedError
 from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.json_reader import parse_request_json
-from trt_eagle3.serving.metrics import to_text
+from trt_eagle3.serving.metrics import exposition
 from trt_eagle3.serving.openai.call import Call, ReadCall
 from trt_eagle3.serving.openai.chat import chat_error, read_chat
 from trt_eagle3.serving.openai.completions import completion_error, read_completion
@@ -282,12 +282,16 @@ class Front:
         self._stalled = stall is not None
         return stall
 
-    async def metrics(self, _: HTTPRequest) -> Response:
+    async def metrics(self, request: HTTPRequest) -> Response:
         """``GET /metrics``, for Prometheus."""
-        labels = {"model": self._served.names[0]}
+        accept = ",".join(request.headers.getlist("accept"))
+
+        def render() -> tuple[bytes, str]:
+            return exposition(self._engine.metrics(), self._served.names[0], accept)
+
         # on a thread: they may be another process' to tell
-        metrics = await asyncio.to_thread(self._engine.metrics)
-        return PlainTextResponse(to_text(metrics, labels))
+        content, content_type = await asyncio.to_thread(render)
+        return Response(content, media_type=content_type)
 
     def _check_key(self, request: HTTPRequest) -> None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from prometheus_client import Metric
+from prometheus_client.samples import Sample
+
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.serving.metrics import families
+from trt_eagle3.serving.metrics import EngineCollector
 
 __all__ = ["PublishedMetrics"]
 
@@ -27,32 +30,29 @@ class PublishedMetrics:
 
     def publish(self) -> None:
         """Send what has changed since the last time."""
-        for family in families(self._engine.metrics()):
-            for suffix, labels, value in family.samples:
-                self._set(
-                    family.name + suffix, family.kind == "gauge", family.help, dict(labels), value
-                )
+        for family in EngineCollector(self._engine.metrics(), self._model).collect():
+            for sample in family.samples:
+                self._set(family, sample)
 
-    def _set(
-        self, name: str, is_gauge: bool, text: str, labels: dict[str, str], value: float
-    ) -> None:
-        key = name, tuple(labels.items())
+    def _set(self, family: Metric, sample: Sample) -> None:
+        key = sample.name, tuple(sample.labels.items())
         metric, last = self._series.get(key, (None, 0.0))
+        value = float(sample.value)
         if metric is None:
-            metric = self._family(name, is_gauge, text).Metric(
-                labels={"model": self._model, **labels}
-            )
-        if is_gauge:
+            metric = self._family(family, sample.name).Metric(labels=sample.labels)
+        if family.type == "gauge":
             if value != last:
                 metric.set(value)
         elif value > last:
             metric.increment(value - last)
         self._series[key] = metric, value
 
-    def _family(self, name: str, is_gauge: bool, text: str) -> Any:
+    def _family(self, family: Metric, name: str) -> Any:
         if name not in self._families:
             kinds = self._pb_utils.MetricFamily
             self._families[name] = self._pb_utils.MetricFamily(
-                name=name, description=text, kind=kinds.GAUGE if is_gauge else kinds.COUNTER
+                name=name,
+                description=family.documentation,
+                kind=kinds.GAUGE if family.type == "gauge" else kinds.COUNTER,
             )
         return self._families[name]

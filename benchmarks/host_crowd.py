@@ -1,0 +1,193 @@
+"""The crowd of ``benchmarks.host``: sequences over a stand-in, the steps of them that count, and
+what those cost. The process of an engine imports it too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.host_clients import PROMPT
+from benchmarks.simulated_acceptance import acceptance_rate, simulated_acceptance
+from benchmarks.stand_in import StandIn
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.device_batch import padded_size
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.policy.protocol import FixedPolicy
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.errors import CheckFailedError
+
+__all__ = ["Cost", "Crowd", "Stretch", "open_on_stand_in"]
+
+_ROOM = 64  # tokens of a prompt, and to spare
+_WARM = 5  # steps before the first that counts
+_GATHERING_S = 0.05  # of a step before all are together: clients of a busy host come one by one
+_START_S = 60.0
+_POLL_S = 0.002
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A step's, in milliseconds. ``cpu``: by thread. ``wall``: from one step to the next."""
+
+    cpu: Mapping[str, float]
+    wall: float
+
+    @property
+    def total(self) -> float:
+        """CPU time of all threads."""
+        return sum(self.cpu.values())
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """``batch`` sequences that decode together over a stand-in.
+
+    ``chain``: tokens that a draft proposes, 0 of none; ``length``: its acceptance length.
+    ``steps``: that count, of all of them together.
+    """
+
+    batch: int
+    chain: int = 0
+    length: float = 2.0
+    steps: int = 100
+    step_ms: float = 5.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of an answer: enough for those who come first to see the last one's steps, since a step
+        is slow until all are there (``Stretch``).
+        """
+        steps = _WARM + self.steps + 2 * self.batch
+        return 2 * int(steps * (self.length if self.chain else 1.0))
+
+    def request(self) -> Request:
+        """One of them."""
+        sampling = SamplingParams(max_tokens=self.num_tokens, ignore_eos=True)
+        return Request(PROMPT, sampling=sampling, speculation=self.chain > 0)
+
+    def device(self, on_step: Callable[[int], object]) -> StandIn:
+        """One that takes ``step_ms`` for each forward of the target, and none for the draft's."""
+        return StandIn(lambda f: self.step_ms / 1e3 if f.graph == "target" else 0.0, on_step)
+
+    def open(self, path: Path, device: StandIn, stack: ExitStack) -> LoadedBundle:
+        """A bundle on ``device``, until ``stack`` is closed."""
+        tree = static_tree(SpeculationConfig(steps=self.chain)) if self.chain else None
+        stack.enter_context(device.attached())
+        if self.chain:
+            rate = acceptance_rate(self.length, self.chain)
+            stack.enter_context(simulated_acceptance(rate))
+        return device.bundle(path, FixedPolicy(tree), self.batch, _ROOM + self.num_tokens)
+
+
+class Stretch:
+    """The steps that count: those of all sequences together, from the sixth on.
+
+    Until the first of those a step is slow, so that no answer ends before the last one begins.
+    """
+
+    def __init__(self, crowd: Crowd, report: Path | None = None) -> None:
+        """``report``: a file for another process that follows the stretch (``follow``)."""
+        self._num_rows = padded_size(crowd.batch, crowd.batch)
+        self._left = _WARM + crowd.steps
+        self._num_steps = crowd.steps
+        self._report = report
+        self._armed = report is None
+        self._cpu: Mapping[threading.Thread, float] = {}
+        self._start = 0.0
+        self._over = threading.Event()
+        self.cost: Cost | None = None
+
+    def step(self, num_rows: int) -> None:
+        """Hear of a step that begins."""
+        if self.over or not self._is_armed():
+            return
+        if num_rows < self._num_rows:
+            time.sleep(_GATHERING_S)
+            return
+        self._left -= 1
+        if self._left == self._num_steps:
+            self._begin()
+        if self._left == 0:
+            self._end()
+
+    def wait(self) -> None:
+        """Until it is over.
+
+        Raises:
+            CheckFailedError: it never came to be.
+        """
+        if not self._over.wait(_START_S + self._num_steps):
+            raise CheckFailedError("the crowd did not decode: an answer or a client failed")
+
+    def follow(self, report: Path) -> None:
+        """Be as long as the stretch of another process, and cost what both do."""
+        end = time.monotonic() + _START_S + self._num_steps
+        while not report.exists():
+            if not self._start and report.with_suffix(".begun").exists():
+                self._begin()
+            if time.monotonic() > end:
+                raise CheckFailedError("the crowd did not decode: an answer or a client failed")
+            time.sleep(_POLL_S)
+        self._end()
+        assert self.cost is not None
+        found = json.loads(report.read_text())
+        cpu = {name: ms for name, ms in self.cost.cpu.items() if name != "MainThread"}
+        cpu |= {f"engine: {name}": ms for name, ms in found["cpu"].items()}
+        self.cost = Cost(cpu, found["wall"])
+
+    @property
+    def over(self) -> bool:
+        """Whether it is."""
+        return self._over.is_set()
+
+    def _is_armed(self) -> bool:
+        """Not before the warm-up of a server is over."""
+        if self._report is not None and not self._armed:
+            self._armed = self._report.with_suffix(".armed").exists()
+        return self._armed
+
+    def _begin(self) -> None:
+        self._cpu, self._start = _cpu_seconds(), time.perf_counter()
+        if self._report is not None:
+            self._report.with_suffix(".begun").touch()
+
+    def _end(self) -> None:
+        wall = time.perf_counter() - self._start
+        found: dict[str, float] = {}
+        for thread, seconds in _cpu_seconds().items():
+            name = thread.name.split(" ")[0].rstrip("-_0123456789")  # all of a pool together
+            taken = 1e3 * (seconds - self._cpu.get(thread, 0.0)) / self._num_steps
+            found[name] = found.get(name, 0.0) + taken
+        self.cost = Cost(found, 1e3 * wall / self._num_steps)
+        if self._report is not None:
+            draft = self._report.with_suffix(".draft")
+            draft.write_text(json.dumps({"cpu": found, "wall": self.cost.wall}))
+            draft.rename(self._report)
+        self._over.set()
+
+
+def _cpu_seconds() -> dict[threading.Thread, float]:
+    return {
+        thread: time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.ident is not None
+    }
+
+
+def open_on_stand_in(path: Path, crowd: Crowd, report: Path) -> LLM:
+    """An engine for a process of its own, which writes its ``Cost`` to ``report``."""
+    stretch = Stretch(crowd, report)
+    stack = ExitStack()
+    atexit.register(stack.close)
+    device = crowd.device(stretch.step)
+    return LLM(crowd.open(path, device, stack), prefix_cache=False)

@@ -1,0 +1,150 @@
+"""A target and a draft of a published geometry with random weights, on the GPU: no checkpoint is
+needed to time what decoding costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from benchmarks.drawn_packed import draw_packed
+from benchmarks.synthetic import write_draft, write_target
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.config import EngineConfig, KVDtype
+from trt_eagle3.decode.decoder import Decoder, Drafting
+from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.propose import Proposer
+from trt_eagle3.decode.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import layer_states
+from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.torch.program import Weight
+from trt_eagle3.engine.torch.session import TorchSession
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.graph.build_graphs import build_graphs
+from trt_eagle3.graph.weights import WeightExpr
+
+__all__ = ["RandomPair", "random_pair"]
+
+_DEVICE: Literal["cpu", "cuda"] = "cuda"
+
+
+@dataclass(frozen=True)
+class RandomPair:
+    """Runners over random weights, and the pages that their caches share."""
+
+    spec: TargetCheckpoint
+    manifest: DraftManifest
+    target: TargetRunner
+    draft: DraftRunner
+    pool: PagePool
+    max_seq_len: int
+
+    def decoder(self, prefill_chunk: int, *, drafting: bool = True) -> Decoder:
+        """A decoder over the pair, of fixed shapes."""
+        draft = Drafting(Proposer(self.draft), self.manifest) if drafting else None
+        return Decoder(
+            self.target,
+            draft,
+            max_seq_len=self.max_seq_len,
+            prefill_chunk=prefill_chunk,
+            fixed_shapes=True,
+        )
+
+    def sequence(
+        self,
+        num_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        grammar: GrammarState | None = None,
+        *,
+        drafting: bool = True,
+    ) -> SequenceState:
+        """A sequence with a random prompt of text."""
+        ids = torch.randint(1000, 30000, (num_tokens,))
+        rows = torch.arange(num_tokens, dtype=torch.int32).expand(3, -1)
+        prompt = Prompt(ids, rows, 0, torch.zeros(num_tokens, dtype=torch.bool))
+        vocab_size = self.spec.vocab_size
+        return SequenceState(prompt, self.pool, vocab_size, sampling, drafting, grammar)
+
+
+def random_pair(
+    folder: Path,
+    size: str,
+    page_size: int,
+    *,
+    max_seq_len: int,
+    max_batch_size: int = 1,
+    max_sequences: int = 0,
+    weights: str = "bfloat16",
+    kv_dtype: KVDtype = "compute",
+) -> RandomPair:
+    """Open a pair of ``size`` (benchmarks/synthetic.py) in bfloat16; its graphs are written to
+    ``folder``.
+
+    The caches hold ``max_batch_size`` sequences of ``max_seq_len`` tokens, recurrent states of
+    ``max_sequences`` where those are more and shorter. ``weights``: how the target's projections
+    lie, one of ``PACKED_KINDS``. ``kv_dtype``: as ``engine.kv_dtype``.
+    """
+
+    def read(expr: WeightExpr, _root: Path, device: torch.device) -> Weight:
+        packed = draw_packed(expr, weights, device)
+        return _random(expr, device) if packed is None else packed
+
+    write_target(folder / "target", size)
+    write_draft(folder / "draft", size)
+    spec = read_target(folder / "target")
+    manifest = read_draft(folder / "draft", spec)
+    engine = EngineConfig(
+        backend="torch",
+        device=_DEVICE,
+        dtype="bfloat16",
+        page_size=page_size,
+        kv_dtype=kv_dtype,
+    )
+    sessions = {}
+    for name, model in build_graphs(spec, manifest, engine, reference_location).items():
+        if name != "vision":
+            (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+            sessions[name] = TorchSession(
+                folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=read
+            )
+    table_len = -(-max_seq_len // page_size)
+    pool = PagePool(max_batch_size * table_len + 1, page_size, table_len)
+    held = max(max_batch_size, max_sequences)
+    target_states, draft_states = (
+        layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE, held)
+        for name in ("target", "draft")
+    )
+    embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
+    target = TargetRunner(sessions["target"], target_states, embedding, spec.num_visual_levels)
+    whole = manifest.draft_vocab_size == spec.vocab_size
+    d2t = None if whole else torch.arange(manifest.draft_vocab_size, device=_DEVICE)
+    draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_states, embedding, d2t)
+    return RandomPair(spec, manifest, target, draft, pool, max_seq_len)
+
+
+class _RandomTable(EmbeddingTable):
+    """A token table that no file holds; zeros would make every token alike, and every draft
+    right.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._table = torch.randn(shape, dtype=torch.bfloat16, device=_DEVICE)
+        self._dtype = torch.bfloat16
+
+
+def _random(expr: WeightExpr, device: torch.device) -> Tensor:
+    """Weights like a trained model's in size: norms near one, matrices of unit gain."""
+    shape = expr.shape
+    drawn = torch.randn(shape, dtype=expr.dtype.torch, device=device)
+    return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5

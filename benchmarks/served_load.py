@@ -1,0 +1,184 @@
+"""Where an engine's time goes under load: ``python -m benchmarks.served_load BUNDLE``.
+
+Clients in this process ask a real engine what ``benchmarks.load`` asks over HTTP. It starts as a
+server does, and cached prefixes fill its pages, as they fill those of a server after an hour.
+Printed are served tokens per second and, by kind of step, how many there were and how long they
+took, what the host did in them, and how long the engine's thread had nothing to do.
+``--speculation both`` serves each load with and without speculation in turn, and prints the ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.full_prefix_cache import fill_prefix_cache
+from benchmarks.host_time import HostTime
+from benchmarks.simulated_acceptance import acceptance_rate, simulated_acceptance
+from benchmarks.step_trace import Step, StepTrace, kinds
+from benchmarks.traffic import MAX_WORDS, Body, body_source, request_of
+from trt_eagle3.bench.result import Percentiles
+from trt_eagle3.bench.workload import Load, Run, drive, open_engine
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.request import Request
+from trt_eagle3.io.run_command import run_command
+from trt_eagle3.prompts.prompt_file import read_questions
+from trt_eagle3.serving.warm_up import warm_up
+
+__all__ = ["ServedLoad", "main", "measure", "summary"]
+
+_PER_CLIENT = 3  # requests of a client in a round
+_FEWEST = 12
+_PAUSE_S = 0.2  # mean
+_LENGTH_OF = 3  # the acceptance length is that of a chain of so many
+_SIDES = {"on": (True,), "off": (False,), "both": (True, False)}
+_SIDE_NAMES = {True: "speculative", False: "plain"}
+Runs = Mapping[tuple[int, bool], Sequence[Run]]
+"""Of each load, by clients and whether its requests allow speculation."""
+
+
+@click.command()
+@click.argument("path", metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.option("--clients", multiple=True, type=click.IntRange(1), default=(8, 32, 128))
+@click.option("--speculation", type=click.Choice(list(_SIDES)), default="on", show_default=True)
+@click.option("--length", type=float, help="Drafts right by chance: a chain of 3 has it.")
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--prompts", "file", type=click.Path(path_type=Path), help="Instead of drawn ones.")
+@click.option("--pictures", default=0.3, show_default=True, help="Drawn requests with a picture.")
+@click.option("--max-words", default=MAX_WORDS, show_default=True, help="Of a drawn prompt.")
+@click.option("--max-tokens", default=256, show_default=True, help="Of an answer.")
+def main(
+    path: Path,
+    clients: Sequence[int],
+    speculation: str,
+    length: float | None,
+    rounds: int,
+    file: Path | None,
+    pictures: float,
+    max_words: int,
+    max_tokens: int,
+) -> None:
+    """Serve BUNDLE to clients of this process, and print where the engine's time goes."""
+    questions = read_questions(file) if file else None
+    bodies = body_source(
+        questions,
+        pictures=pictures,
+        max_tokens=max_tokens,
+        max_words=max_words,
+    )
+    console = Console(width=120)
+    with ExitStack() as stack:
+        if length is not None:
+            rate = acceptance_rate(length, _LENGTH_OF)
+            stack.enter_context(simulated_acceptance(rate))
+        engine = stack.enter_context(open_engine(path, prefix_cache=True))
+        console.print(f"ready after {warm_up(engine):.1f} s")
+        fill_prefix_cache(engine)
+        found: dict[tuple[int, bool], list[Run]] = {}
+        for count in clients:
+            load, size = Load(count, pause_s=_PAUSE_S), max(_FEWEST, _PER_CLIENT * count)
+            if questions is not None:  # they come again: neither side shall be the first to ask
+                drive(engine, _requests(bodies(size, 0, 0), speculation=True), load)
+            for number, drafting in _turns(_SIDES[speculation], rounds):
+                asked = bodies(size, number, 2 * count + drafting)
+                served = measure(engine, _requests(asked, speculation=drafting), load)
+                console.print(_SIDE_NAMES[drafting], *served.lines(), sep="\n")
+                console.print(served.table())
+                found.setdefault((count, drafting), []).append(served.run)
+    console.print(summary(found))
+
+
+def _requests(asked: Sequence[Body], *, speculation: bool) -> list[Request]:
+    return [request_of(body, speculation=speculation) for body in asked]
+
+
+def _turns(sides: Sequence[bool], rounds: int) -> Iterator[tuple[int, bool]]:
+    """Round and side; who is first changes from round to round."""
+    for number in range(rounds):
+        for drafting in reversed(sides) if number % 2 else sides:
+            yield number, drafting
+
+
+def summary(found: Runs) -> Table:
+    """Tokens per second of each load, all its rounds together; the ratio, where both sides ran."""
+    table = Table("clients", "plain, tokens/s", "speculative", "ratio", "acceptance length")
+    for count in dict.fromkeys(count for count, _ in found):
+        speed = {
+            drafting: _tokens_per_second(found.get((count, drafting), ()))
+            for drafting in (False, True)
+        }
+        plain, speculative = speed[False], speed[True]
+        table.add_row(
+            str(count),
+            f"{plain:.0f}" if plain else "",
+            f"{speculative:.0f}" if speculative else "",
+            f"{speculative / plain:.3f}" if plain and speculative else "",
+            _acceptance_length(found.get((count, True), ())),
+        )
+    return table
+
+
+def _tokens_per_second(runs: Sequence[Run]) -> float:
+    """0 for no runs."""
+    seconds = sum(run.seconds for run in runs)
+    return sum(run.num_tokens for run in runs) / seconds if seconds else 0.0
+
+
+def _acceptance_length(runs: Sequence[Run]) -> str:
+    """Of the cycles that drafted; the bonus token included."""
+    cycles = sum(run.cycles for run in runs)
+    return f"{1 + sum(sum(run.accepted) for run in runs) / cycles:.2f}" if cycles else ""
+
+
+@dataclass(frozen=True)
+class ServedLoad:
+    """What a load took.
+
+    Attributes:
+        host: seconds of the engine's thread in the parts of steps (``HostTime``).
+    """
+
+    load: Load
+    run: Run
+    steps: Sequence[Step]
+    host: Mapping[str, float]
+
+    def lines(self) -> list[str]:
+        """Tokens per second and the clients' times; then the host's parts, the longest first."""
+        first = Percentiles.of_seconds(self.run.first)
+        gaps = Percentiles.of_seconds(self.run.gaps)
+        assert first is not None
+        assert gaps is not None
+        ordered = sorted(self.host.items(), key=lambda part: -part[1])
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in ordered if seconds >= 0.005)
+        return [
+            f"{self.load.name} clients: {self.run.tokens_per_second:.0f} tokens/s, first token p50 "
+            f"{first.p50:.0f} ms, gaps p50 / p99 {gaps.p50:.1f} / {gaps.p99:.0f} ms",
+            f"host, seconds of {self.run.seconds:.2f}: {parts}",
+        ]
+
+    def table(self) -> Table:
+        """By kind of step."""
+        table = Table("steps", "count", "p50, ms", "seconds", "share, %")
+        for kind in kinds(self.steps):
+            share = f"{100 * kind.seconds / self.run.seconds:.1f}"
+            cells = (str(kind.count), f"{kind.median_ms:.2f}", f"{kind.seconds:.2f}")
+            table.add_row(kind.name, *cells, share)
+        return table
+
+
+def measure(engine: LLM, requests: Sequence[Request], load: Load) -> ServedLoad:
+    """Serve ``requests`` as ``load`` has them."""
+    with StepTrace() as trace, HostTime() as host:
+        run = drive(engine, requests, load, seed=1)
+    return ServedLoad(load, run, trace.steps, dict(host.seconds))
+
+
+if __name__ == "__main__":
+    run_command(main)

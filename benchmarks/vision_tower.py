@@ -1,0 +1,119 @@
+"""A vision tower of a published geometry with random weights: graphs, pictures, and what its
+outputs must be.
+
+Shapes: n patches of all pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor
+
+from benchmarks.drawn_weights import read_drawn
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.torch.session import TorchSession
+from trt_eagle3.families.qwen3_vl.vision_graph import vision_graph
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
+from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.spec import VisionSpec
+
+__all__ = ["Pictures", "Tower", "tower_flops"]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """``count`` square pictures of ``side`` pixels."""
+
+    count: int
+    side: int
+
+    def __str__(self) -> str:
+        return f"{self.side}^2" if self.count == 1 else f"{self.count} x {self.side}^2"
+
+    def patches(self, vision: VisionSpec) -> int:
+        """Of all pictures."""
+        return self.count * (self.side // vision.patch_size) ** 2
+
+
+class Tower:
+    """The tower of ``spec``, its weights drawn by name, and the float32 outputs of the torch
+    session.
+
+    Args:
+        folder: where the graphs are written.
+    """
+
+    def __init__(self, spec: TargetCheckpoint, folder: Path, device: str = "cuda") -> None:
+        self.spec = spec
+        self._folder = folder
+        self._device = device
+        self._expected: dict[Pictures, dict[str, Tensor]] = {}
+
+    def graph(self, dtype: str) -> onnx.ModelProto:
+        """The vision graph over the checkpoint's weights."""
+        return vision_graph(self.spec, dtype, reference_location)
+
+    def session(self, dtype: str) -> TorchSession:
+        """The torch session over this tower."""
+        file = self._folder / f"tower.{dtype}.onnx"
+        file.write_bytes(self.graph(dtype).SerializeToString())
+        return TorchSession(file, REFERENCE_ROOT, device=self._device, read_weight=read_drawn)
+
+    def inputs(self, pictures: Pictures, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Of the graph: random patches [n, patch_dim] that float16 holds, and the rows of the
+        pictures' grids.
+        """
+        vision = self.spec.require_vision()
+        side = pictures.side // vision.patch_size
+        grid = torch.tensor([[1, side, side]] * pictures.count)
+        rows = vision_rows(
+            grid, vision.spatial_merge_size, round(vision.num_position_embeddings**0.5)
+        )
+        generator = torch.Generator(self._device).manual_seed(pictures.count * pictures.side)
+        shape = (pictures.patches(vision), vision.patch_dim)
+        patches = torch.randn(shape, generator=generator, device=self._device).half()
+        named = {"patches": patches.to(dtype), **rows.inputs()}
+        return {name: tensor.to(self._device) for name, tensor in named.items()}
+
+    def expect(self, pictures: Sequence[Pictures]) -> None:
+        """Compute what ``error`` compares with: every output in float32, the weights let go
+        afterwards.
+        """
+        session = self.session("float32")
+        for each in pictures:
+            self._expected[each] = session.run(self.inputs(each, torch.float32))
+
+    def error(self, session: Session, pictures: Pictures, dtype: torch.dtype) -> float:
+        """Largest relative error of any output of ``session``
+        (``parity.metrics.relative_error``).
+        """
+        found, expected = session.run(self.inputs(pictures, dtype)), self._expected[pictures]
+        assert found.keys() == expected.keys(), f"expected {list(expected)}, got {list(found)}"
+        return max(relative_error(found[name].float(), value) for name, value in expected.items())
+
+
+def tower_flops(vision: VisionSpec, frames: Sequence[int]) -> float:
+    """Floating-point operations of matrix products over ``frames`` (patches of each),
+    attention's included.
+    """
+    patches, hidden, joined = (
+        sum(frames),
+        vision.hidden_size,
+        vision.hidden_size * vision.spatial_merge_size**2,
+    )
+    layer = 2 * patches * hidden * (4 * hidden + 2 * vision.intermediate_size)
+    attention = sum(4 * frame * frame * hidden for frame in frames)
+    tokens, mergers = patches // vision.spatial_merge_size**2, 1 + len(vision.level_blocks)
+    merger = 2 * tokens * joined * (joined + vision.out_hidden_size)
+    return (
+        2.0 * patches * vision.patch_dim * hidden
+        + vision.depth * (layer + attention)
+        + mergers * merger
+    )
