@@ -1,1 +1,1 @@
-"""Measuring programs of developers; they are not part of the wheel."""
+"""Measuring programs for developers; not part of the wheel."""

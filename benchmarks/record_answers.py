@@ -5,10 +5,10 @@ python -m benchmarks.record_answers answers.json             # before a change
 python -m benchmarks.record_answers --compare answers.json   # after it
 ```
 
-An answer is recorded as its token ids and accepted lengths. Nothing in it depends on a clock: the
+An answer is recorded as its token ids and accepted lengths. Nothing in it depends on time: the
 configured tree is always drafted, every sampled request has a seed, and one request of a batch
-arrives at each step. So two runs on one machine write the same file. Another CPU or another torch
-may round differently: record and compare on one machine.
+arrives per step. So two runs on one machine write the same file. Another CPU or another torch may
+round differently: record and compare on one machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ENGINES = (
     ("torch", "float32", True),
     ("torch", "bfloat16", False),
 )
-"""Backend, type, and whether steps are launched ahead."""
+"""Backend, type, and whether steps are launched ahead of the host."""
 TREES: Mapping[str, Mapping[str, Any] | None] = {
     "chain": {"mode": "chain", "steps": 5},
     "tree": {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 10},
@@ -66,11 +66,11 @@ TREES: Mapping[str, Mapping[str, Any] | None] = {
 }
 """Speculation of a build config; None: a bundle without a draft."""
 BATCHES = ((8,), (1, 5), (2, 4), (3, 3), (7,), (1, 6))
-"""Sizes of an engine's batches; pairs and trees take turns. Batches of 7 and 8 have few pages."""
+"""Batch sizes of an engine, in turn by pair and tree. Batches of 7 and 8 get few pages."""
 
 
 def _requests() -> dict[str, Request]:
-    """The requests, of which each batch takes the next few."""
+    """All requests by name; batches take them in order."""
     scene = [IMAGES / "scene.png"]
     both = [IMAGES / "before.png", IMAGES / "after.png"]
     frames = [[IMAGES / f"frames/{i}.png" for i in range(4)]]
@@ -136,12 +136,14 @@ def _requests() -> dict[str, Request]:
 
 @dataclass(frozen=True)
 class Case:
-    """An engine and what it is asked.
+    """An engine and its requests.
 
     Attributes:
-        name: pair, backend and type, tree. config: name of its build config.
-        settings: of that config. ahead: launch steps ahead, as on a GPU.
-        batches: names of requests; one request of a batch arrives at each step.
+        name: pair, backend and type, tree.
+        config: name of its build config.
+        settings: changes to that config.
+        ahead: launch steps ahead of the host, as on a GPU.
+        batches: names of requests; one request of a batch arrives per step.
     """
 
     name: str
@@ -152,7 +154,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All cases, in the order of the record; engines of one pair and tree are asked the same."""
+    """All cases, in the order of the record. Engines of one pair and tree get the same requests."""
     sizes, names = cycle(BATCHES), cycle(_requests())
     found = []
     for (pair, (config, draft)), (tree, speculation) in product(PAIRS.items(), TREES.items()):
@@ -175,9 +177,9 @@ def cases() -> list[Case]:
 
 
 class _OneAStep(Scheduler):
-    """Takes one new sequence at each step, however fast their prompts were prepared.
+    """Takes one new sequence per step, however fast prompts are prepared.
 
-    The only part of this program that knows the inside of the engine; with ``_open`` and ``_ask``.
+    Only this class, ``_open`` and ``_ask`` depend on internals of the engine.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -198,7 +200,7 @@ class _OneAStep(Scheduler):
 
 
 def _open(bundle: Path, *, ahead: bool) -> LLM:
-    """An engine whose requests arrive one after the other."""
+    """Open an engine whose requests arrive one per step."""
     opened = LoadedBundle.open(bundle)
     engine = LLM(replace(opened, fixed_shapes=True) if ahead else opened)
     with patch.object(core, "Scheduler", _OneAStep):
@@ -207,14 +209,14 @@ def _open(bundle: Path, *, ahead: bool) -> LLM:
 
 
 def _ask(engine: LLM, requests: Sequence[Request]) -> list[Generation]:
-    """Answers of a batch; the first step finds all of ``requests`` prepared."""
+    """Answers of a batch; all ``requests`` are prepared before the first step."""
     answers = engine._started().submit_together(requests, engine)
     return [answer.finish() for answer in answers]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The answers of a case by name, and what happened on the way to them."""
+    """The answers of a case by name, and its preemptions and reused prompt tokens."""
 
     answers: Mapping[str, Mapping[str, Sequence[int]]]
     num_preempted: int
@@ -222,7 +224,7 @@ class Recorded:
 
 
 def run_case(case: Case) -> Recorded:
-    """Build the engine of ``case`` and ask it."""
+    """Build the engine of ``case`` and record its answers."""
     torch.set_num_threads(1)
     answers: dict[str, Mapping[str, Sequence[int]]] = {}
     requests = _requests()
@@ -242,7 +244,7 @@ def run_case(case: Case) -> Recorded:
 
 
 def record(chosen: Sequence[Case], processes: int) -> Iterator[Recorded]:
-    """Run the cases in ``processes`` processes, of 1 in this one; results come in order."""
+    """Run the cases in ``processes`` processes, 1: this one. Results keep the order."""
     if processes == 1:
         yield from map(run_case, chosen)
         return
@@ -252,15 +254,13 @@ def record(chosen: Sequence[Case], processes: int) -> Iterator[Recorded]:
 
 
 def as_text(answers: Mapping[str, Any]) -> str:
-    """JSON with an answer a line."""
+    """JSON with one answer per line."""
     lines = (f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first answer of ``now`` that differs from ``before``, or is only in one of them; None
-    where they are equal.
-    """
+    """Describe the first answer that differs or is in one record only; None if they are equal."""
     for name in [*now, *(name for name in before if name not in now)]:
         if name not in before or name not in now:
             return f"{name}: only in the {'new' if name in now else 'old'} record"

@@ -1,13 +1,13 @@
 """Record the steps of a served load under every tree: ``python -m benchmarks.record_load BUNDLE
 OUT.json.gz``.
 
-Clients in this process ask a real engine one request after the other, as ``bench.served_load``
-does. Each load is served once without the draft, once with the draft admitted but no tree, once
-with each tree, and once with a policy that alternates between no tree and the widest one. Drafts
-are right by chance (``simulated_acceptance``), so that acceptance is known. A speculation policy is
-judged by replaying these steps.
+Clients in this process send requests to a real engine, one after the other, as
+``bench.served_load`` does. Each load is served once without the draft, once with the draft admitted
+but no tree, once with each tree, and once with a policy that alternates between no tree and the
+widest one. Acceptance is simulated (``simulated_acceptance``), so its rate is known.
+``benchmarks.replay_policy`` replays these steps to evaluate a policy.
 
-Every step is one row of ``FIELDS``. Files are small: integers, microseconds.
+Every step is one row of ``FIELDS``: integers, times in microseconds.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from trt_eagle3.serving.warm_up import warm_up
 __all__ = ["FIELDS", "RecordingPolicy", "main"]
 
 FIELDS = (
-    "us",  # since the end of the step before; 0: the engine was idle between
+    "us",  # since the end of the previous step; 0: the engine was idle between
     "prompt_rows",
     "batch",  # sequences that decoded
-    "tree",  # nodes verified for each, root included
-    "tokens",  # that they emitted
+    "tree",  # nodes verified per sequence, root included
+    "tokens",  # emitted by all sequences
     "drafting",  # sequences with a draft
-    "backfilled",  # rows that the draft computed late
-    "prefilling",  # sequences whose prompts are not through
+    "backfilled",  # rows that the draft backfilled
+    "prefilling",  # sequences in prefill
 )
-_PAUSE_S = 0.2  # mean, before each request of a client (bench.served_load's)
-_PICTURES = 0.3  # share of the requests with a picture, likewise
+_PAUSE_S = 0.2  # mean, before each request of a client; as in bench.served_load
+_PICTURES = 0.3  # share of the requests with a picture; as in bench.served_load
 _MAX_TOKENS = 256
 _TURN = 24  # steps of each tree under the alternating policy
 
 
 class RecordingPolicy:
-    """A policy that serves given trees in turn, and keeps what every step did.
+    """A policy that serves given trees in turn and records every step.
 
     Attributes:
-        rows: ``FIELDS`` of every step with sequences that decoded.
+        rows: ``FIELDS`` of every step in which sequences decoded.
     """
 
     speculates = True
     needs_costs = False
 
     def __init__(self, trees: Sequence[AnyTree | None]) -> None:
-        """``trees``: that may be served, no tree first."""
+        """``trees``: all trees that may be served, None first."""
         self.trees = trees
         self.rows: list[list[int]] = []
         self._turns: Iterator[AnyTree | None] = itertools.repeat(None)
@@ -73,7 +73,7 @@ class RecordingPolicy:
         self._admits = False
 
     def serve(self, trees: Sequence[AnyTree | None], *, admits: bool) -> None:
-        """Serve ``trees`` in turn, ``_TURN`` steps each. ``admits``: the draft gets prompts."""
+        """Serve ``trees`` in turn, ``_TURN`` steps each. ``admits``: run the draft over prompts."""
         spread = itertools.chain.from_iterable(itertools.repeat(t, _TURN) for t in trees)
         self._turns, self.rows = itertools.cycle(list(spread)), []
         self._now, self._admits = next(self._turns), admits
@@ -83,7 +83,7 @@ class RecordingPolicy:
         return self._now if batch.num_drafting else None
 
     def should_draft(self, _batch: BatchState) -> bool:
-        """As ``serve`` was told."""
+        """The ``admits`` of ``serve``."""
         return self._admits
 
     def trees_at(self, _batch_size: int) -> Sequence[AnyTree | None]:
@@ -97,7 +97,7 @@ class RecordingPolicy:
         """Nothing is learnt."""
 
     def record(self, stats: StepStats) -> None:
-        """Keep the step, and go on to the next turn."""
+        """Record the step and advance."""
         batch = stats.batch
         seconds, waiting = stats.seconds or 0.0, batch.num_running - batch.size
         row = [round(1e6 * seconds), stats.prompt_rows, batch.size, stats.num_nodes]
@@ -108,12 +108,14 @@ class RecordingPolicy:
 
 @dataclass(frozen=True)
 class Trace:
-    """One load under one plan.
+    """One load under one policy.
 
     Attributes:
-        length: acceptance length that a chain of ``chain`` has. admits: whether the draft got
-            prompts. trees: nodes of those served in turn.
-        tokens: of answers, in ``seconds``.
+        length: acceptance length of a chain of ``chain`` drafted tokens.
+        admits: whether the draft ran over prompts.
+        trees: sizes in nodes of the trees served in turn.
+        tokens: emitted in ``seconds``.
+        steps: rows of ``FIELDS``.
     """
 
     clients: int
@@ -127,7 +129,7 @@ class Trace:
 
 
 async def _serve(engine: LLM, requests: Iterator[Request], clients: int, seconds: float) -> int:
-    """Closed loops of ``clients`` for ``seconds``; tokens read by then."""
+    """Run closed loops of ``clients`` for ``seconds``; return the tokens that they read."""
     breaks, end, tokens = pauses(1, _PAUSE_S), time.perf_counter() + seconds, 0
 
     async def read() -> None:
@@ -147,7 +149,7 @@ async def _serve(engine: LLM, requests: Iterator[Request], clients: int, seconds
 
 
 def _requests(salt: int) -> Iterator[Request]:
-    """Of the same sizes for every run, of other contents for each ``salt``."""
+    """Requests whose sizes are the same in every run and whose contents depend on ``salt``."""
     for seed in itertools.count():
         bodies = drawn_bodies(256, seed=seed, salt=salt, pictures=_PICTURES, max_tokens=_MAX_TOKENS)
         for body in bodies:

@@ -1,10 +1,10 @@
-"""Judge a speculation policy by recorded loads: ``python -m benchmarks.replay_policy TRACE...``.
+"""Evaluate the policy on recorded loads: ``python -m benchmarks.replay_policy FILE...``.
 
-Each load of ``benchmarks.record_load`` is served again: the policy chooses the tree of each step,
-and the step takes what the recording has next for that tree. What changes of tree cost (rows that
-the draft computes late, a step that was not launched ahead) is taken from the recorded load that
-alternates. Acceptance is drawn. Printed are tokens per second to autoregressive decoding and to the
-best fixed tree of the load, after the first seconds.
+Each load of ``benchmarks.record_load`` is replayed: the policy chooses the tree of each step, and
+the step takes the seconds of the next recorded step with that tree. A change of tree costs extra:
+backfilled rows, and a step that was not launched ahead. The recorded load that alternates gives
+these costs. Acceptance is drawn at random. The program prints tokens per second relative to
+autoregressive decoding and to the best fixed tree, without the first seconds.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ from trt_eagle3.io.run_command import run_command
 
 __all__ = ["RecordedLoad", "Replay", "loads_of", "main", "replay"]
 
-_RAMP_S = 2.0  # of a recording, in which clients begin
-_LEAST_RAMP_S = 0.3  # of one with few clients
-_CROWD = 32  # clients from which the whole ramp is left out
+_RAMP_S = 2.0  # start of a recording that is left out: clients are still beginning
+_LEAST_RAMP_S = 0.3  # the same with few clients
+_CROWD = 32  # clients from which _RAMP_S is left out
 _ANSWER_TOKENS = (16, 256)  # bench.traffic's
-_MAX_DEFERRED = 448  # rows of a sequence that wait for the draft at most
+_MAX_DEFERRED = 448  # maximum rows of a sequence that wait for backfilling
 
 Row = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class RecordedLoad:
-    """Recorded steps of one load by tree size; 0: without a draft, 1: admitted, no tree.
+    """Recorded steps of one load.
 
     Attributes:
-        rate: that each drafted token of a chain is accepted at.
-        backfill: seconds of a step's late rows: fixed, by row. turn: seconds that the first
-            autoregressive step after a drafted one takes more.
+        rate: acceptance rate of each drafted token of a chain.
+        steps: by tree size in nodes; 0: without a draft, 1: draft admitted, no tree.
+        backfill_row: seconds of a backfilled row.
+        drain_cost: extra seconds of the first autoregressive step after a step with a tree.
     """
 
     clients: int
     length: float
     rate: float
     steps: Mapping[int, Sequence[Row]]
-    backfill: tuple[float, float]
-    turn: float
+    backfill_row: float
+    drain_cost: float
 
     @property
     def best_size(self) -> int:
@@ -100,10 +101,8 @@ def _pure(rows: Sequence[Row], size: int) -> list[int]:
     return [r["us"] for r in rows if r["tree"] == size and r["batch"] and not r["prompt_rows"]]
 
 
-def _change_costs(
-    turns: Sequence[Row], steps: Mapping[int, Sequence[Row]]
-) -> tuple[tuple[float, float], float]:
-    """Of the alternating run: seconds of late rows (fixed, by row), of the first step without."""
+def _change_costs(turns: Sequence[Row], steps: Mapping[int, Sequence[Row]]) -> tuple[float, float]:
+    """``backfill_row`` and ``drain_cost`` of a load. ``turns``: its alternating run."""
     wide = max(steps)
     usual, alone = median(_pure(steps[wide], wide) or [0]), median(_pure(steps[1], 1))
     late = [r for r in turns if r["backfilled"] and not r["prompt_rows"] and r["tree"] == wide]
@@ -114,15 +113,15 @@ def _change_costs(
         for before, r in pairwise(turns)
         if before["tree"] == wide and r["tree"] == 1 and not r["prompt_rows"]
     ]
-    return (0.0, 1e-6 * each), 1e-6 * max(median(after) if after else 0.25 * alone, 0.0)
+    return 1e-6 * each, 1e-6 * max(median(after) if after else 0.25 * alone, 0.0)
 
 
 @dataclass
 class Replay:
-    """One load served again.
+    """The result of a replay, without its first ``skip`` seconds.
 
     Attributes:
-        seconds, tokens: after the part that is left out. sizes: steps by tree size.
+        sizes: number of steps by tree size.
     """
 
     seconds: float = 0.0
@@ -136,7 +135,7 @@ class Replay:
 
 
 class _Clients:
-    """Sequences of a closed loop: whether each drafts, and how many tokens it still wants."""
+    """Sequences of a closed loop: whether each has a draft, and how many tokens it still needs."""
 
     def __init__(self, load: RecordedLoad, policy: Policy, chance: np.random.Generator) -> None:
         self._clients, self._policy, self._chance = load.clients, policy, chance
@@ -149,7 +148,7 @@ class _Clients:
         return self._policy.should_draft(BatchState(size, size, size))
 
     def advance(self, tokens: int, *, drafted: bool) -> None:
-        """All emit alike; those that are through are replaced."""
+        """All sequences emit the same number of tokens; finished ones are replaced."""
         each = tokens / self._clients
         self.left -= each
         waits = np.minimum(self.deferred + each, _MAX_DEFERRED)
@@ -160,7 +159,7 @@ class _Clients:
 
 
 def replay(load: RecordedLoad, policy: Policy, *, seconds: float, skip: float) -> Replay:
-    """Serve ``load`` for ``seconds``, of which the first ``skip`` are not counted."""
+    """Replay ``load`` for ``seconds``. The first ``skip`` seconds do not count."""
     chance, done, now, last = np.random.default_rng(1), Replay(), 0.0, 1
     clients = _Clients(load, policy, chance)
     rows = {size: _cycled(steps) for size, steps in load.steps.items()}
@@ -175,10 +174,9 @@ def replay(load: RecordedLoad, policy: Policy, *, seconds: float, skip: float) -
             batch = _batch_of(row, share)
             late = round(float(clients.deferred.sum()))
         taken = 1e-6 * row["us"]
-        if late:
-            taken += load.backfill[0] + load.backfill[1] * late
+        taken += load.backfill_row * late
         if tree is None and last > 1:
-            taken += load.turn
+            taken += load.drain_cost
         accepted = _accepted(batch, tree.num_nodes - 1 if tree else 0, load.rate, chance)
         stats = StepStats(batch, tree, accepted, taken, row["prompt_rows"], late)
         if row["batch"]:
@@ -215,9 +213,9 @@ def _accepted(
 
 
 def prime(policy: Policy, load: Sequence[RecordedLoad], prompt_row: float) -> None:
-    """Enter what a start measures: steps alone at each batch size, and a prompt row's seconds."""
+    """Enter what a server measures at start: steps by batch size, and seconds of a prompt row."""
     for one in load:
-        if one.rate:  # of all lengths alike
+        if one.rate:  # step costs are the same for all lengths
             continue
         for size, rows in one.steps.items():
             alone = [r for r in rows if r["batch"] and not r["prompt_rows"] and not r["backfilled"]]
@@ -230,20 +228,20 @@ def prime(policy: Policy, load: Sequence[RecordedLoad], prompt_row: float) -> No
 
 
 def make_policy(load: RecordedLoad) -> SpeculationPolicy:
-    """The policy of a chain, with the trees that were recorded."""
+    """The policy of a chain, restricted to the recorded trees."""
     trees = candidates_of(SpeculationConfig(mode="chain", steps=max(load.steps) - 1))
     return SpeculationPolicy([c for c in trees if c.num_nodes in load.steps])
 
 
 def fixed_policy(size: int) -> FixedPolicy:
-    """That of recorded steps of ``size``: 0 without a draft."""
+    """The fixed policy of recorded steps of ``size``; 0: without a draft."""
     if not size:
         return NoDraft(None)
     return FixedPolicy(shrunk(SpeculationConfig(mode="chain", steps=max(size - 1, 1)), size))
 
 
 class NoDraft(FixedPolicy):
-    """No prompt gets a draft."""
+    """Runs the draft over no prompt."""
 
     def should_draft(self, _batch: BatchState) -> bool:
         """False."""

@@ -43,16 +43,15 @@ def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether ``error`` is a failure of the work, rather than an order to end it.
+    """Whether ``error`` is a failure of the work, and not a request to exit.
 
-    A panic of a library in Rust derives from BaseException alone: workers that catch Exception
-    would die of it.
+    Panics of Rust libraries derive from BaseException only, so ``except Exception`` misses them.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def as_failure(error: BaseException) -> Exception:
-    """``error`` as what is told of a job that ended with it, whatever it was."""
+    """``error`` as an Exception, to report the job that raised it."""
     if isinstance(error, Exception):
         return error
     failure = EngineFailedError(f"{type(error).__name__}: {clip(error)}")

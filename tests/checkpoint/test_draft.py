@@ -270,7 +270,7 @@ def test_leftovers_of_training_beside_a_draft_are_not_read(binary: bool, tmp_pat
     manifest = read_draft(tmp_path, target_spec(), cache=tmp_path / "cache")
     assert torch.equal(read_tensor(manifest.tensors["fc.weight"]), weights["fc.weight"])
     assert [w for w in manifest.warnings if "adapter" in w] == [
-        "adapter_model.safetensors is not read: the draft is used without it, as is its target"
+        "adapter_model.safetensors is not read: draft and target are used without adapters"
     ]
     assert describe_draft(tmp_path).startswith("an EAGLE-3 draft")
 

@@ -98,7 +98,7 @@ def test_stored_scales_of_the_vision_tower_are_refused_when_they_are_used(
     (folder / "model.safetensors").unlink()
     save_file(weights, folder / "model.safetensors")
     spec = read_target(folder)
-    with pytest.raises(UserError, match="of the vision tower, which has no KV cache"):
+    with pytest.raises(UserError, match="in the vision tower, which has no KV cache"):
         dict(spec.kv_scales)
 
 

@@ -34,6 +34,7 @@ ENDLESS: dict[str, Any] = {
     },
     "in every alternative": {"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]},
     "in items": {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    "alternative that demands itself": {"anyOf": [{"$ref": "#/anyOf/0"}]},
     "name with a slash": {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"$ref": "#/$defs/a~1b"}}},
 }
 ENDS: dict[str, Any] = {

@@ -167,7 +167,7 @@ def test_grammar_begins_behind_the_reasoning_of_the_template() -> None:
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
-        ({"anyOf": [{"required": ["a"]}]}, "tools: f: anyOf: calls in"),
+        ({"anyOf": [{"required": ["a"]}]}, "tools: f: anyOf: the grammar of"),
         ({"minProperties": 1}, "tools: f: minProperties"),
         ({"properties": {"a>": {}}}, "a parameter named a>"),
         ({"properties": {"a": {"pattern": "a^b"}}}, "an anchor inside the pattern"),

@@ -266,7 +266,7 @@ NUMBERS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a block that is not there": (
         ("target", "vision", "level_blocks", 0),
         99,
-        "target.vision.level_blocks: expected distinct blocks of",
+        "target.vision.level_blocks: expected distinct blocks below",
     ),
     "heads": (("target", "layers", 0, "mixer", "num_heads"), 0, "num_heads: expected a whole"),
     "a width of 10^12": (("target", "layers", 0, "mlp", "intermediate_size"), 10**12, "got 1000"),

@@ -138,10 +138,10 @@ def test_calls_are_text_where_no_tools_are_offered() -> None:
 
 
 def test_endless_blanks_and_names_cost_no_more_than_their_length() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for text in (" ", "a", '\\"'):
         parser = MessageParser(TOOLS)
         parser.push('<tool_call>{"name": "' if text != " " else "x")
         for _ in range(5_000):
             parser.push(text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5

@@ -116,7 +116,7 @@ def test_named_templates_of_the_tokenizer_config_are_taken_by_whether_there_are_
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        (PLACES[1:2] + PLACES[4:5], r"chat_template\.json and additional_chat_templates/ together"),
+        (PLACES[1:2] + PLACES[4:5], r"chat_template\.json beside additional_chat_templates/"),
         (PLACES[5:], "chat templates rag, tool_use, none called default. Save the default one as"),
         ((), r"no chat_template\.json or chat_template\.jinja"),
     ],

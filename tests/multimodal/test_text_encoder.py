@@ -56,7 +56,7 @@ SLOW = changed(pre_tokenizer=split_by("x{0,3000}x{0,3000}[yz]"))
 SLOW_TEXT = "x" * 3000 + "ay"
 HOSTILE = {
     "panic": (changed(pre_tokenizer=split_by("(x+x+)+y")), "x" * 3000, "retry-limit-in-match over"),
-    "memory": (changed(normalizer=DOUBLED), "x" * 3000, "was ended, as the checkpoint's tokenizer"),
+    "memory": (changed(normalizer=DOUBLED), "x" * 3000, "was stopped: the checkpoint's tokenizer"),
     "time": (SLOW, SLOW_TEXT, "took more than 2.03 s"),
 }
 

@@ -61,8 +61,8 @@ class Destination:
         rope_layouts: the ropes it has.
         cannot: what else it lacks of a manifest; empty where nothing.
         layer_zero: its name of layer 0.
-        full_vocab_map: whether d2t and t2d are written for a full vocabulary in the target's order
-            too; ``t2d``: whether t2d ever is.
+        full_vocab_map: whether to write d2t and t2d even for a full vocabulary in the target's
+            order. t2d: whether to write t2d at all.
     """
 
     config: Callable[[Eagle3Manifest], dict[str, Any]]

@@ -61,7 +61,7 @@ def read_draft(
     resolve(_producer(fields), fields)
     _check_target(fields)
     if (directory / _ADAPTER).exists():
-        fields.warn(f"{_ADAPTER} is not read: the draft is used without it, as is its target")
+        fields.warn(f"{_ADAPTER} is not read: draft and target are used without adapters")
     fields.values["tensors"] = _tensors(fields, resolve_vocabulary(fields, cache))
     manifest = fields.manifest()
     check_draft_tensors(manifest)

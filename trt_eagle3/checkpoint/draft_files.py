@@ -25,7 +25,7 @@ _ALIASES = (
     ("aux_norm_mid.", "fc_norm.1."),
     ("aux_norm_high.", "fc_norm.2."),
 )
-# modules around a draft, of all its tensors or of some: servers drop them from each name
+# prefixes of modules around a draft, on all or some tensors; servers drop them too
 _WRAPPERS = re.compile(r"^((draft_)?model\.|(eagle_)?module\.)+")
 # training only
 _DROPPED = re.compile(r"(verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.inv_freq)$")

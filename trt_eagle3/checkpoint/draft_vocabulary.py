@@ -1,7 +1,7 @@
-"""d2t, the map from draft ids to target ids: offsets, whose target ids are distinct and within the
-vocabulary, in any order; never absolute ids.
+"""d2t: the map from draft ids to target ids, stored as offsets, never as absolute ids.
 
-SpecForge and speculators write them in ascending order, ModelOpt in order of frequency.
+Target ids must be distinct and within the vocabulary. SpecForge and speculators write them in
+ascending order, ModelOpt in order of frequency.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _meaning(fields: ResolvedFields, stored: Ids, vocab: int) -> str:
     if possible == (True, True) and len(stored) > 1:
         fields.warn(
             "d2t is read as offsets, but could be absolute ids: both are distinct and in range. "
-            "probe can tell"
+            "probe measures which fits"
         )
     if not stored.any() and len(stored) < vocab:
         fields.warn(
@@ -126,8 +126,9 @@ def _check_ids(fields: ResolvedFields, stored: Ids, ids: Ids, vocab: int) -> Non
 
 
 def _check_head(fields: ResolvedFields, *, moved: bool) -> None:
-    """Refuse a map that moves ids where the head's rows are target ids: the target's head, or an
-    embedding that serves as the head.
+    """Refuse a map that moves ids if the head's rows are target ids.
+
+    They are if the head is the target's, or the embedding serves as the head.
     """
     own = fields.values["head"] == "own" and "lm_head.weight" in fields.files.tensors
     if moved and not own and fields.values["draft_vocab_size"] == fields.values["vocab_size"]:

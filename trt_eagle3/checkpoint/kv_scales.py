@@ -53,12 +53,13 @@ class KVScales:
 
 @dataclass(frozen=True, eq=False)  # compared as mappings are
 class StoredKVScales(Mapping[int, KVScales]):
-    """Layer -> scales that a checkpoint holds, read and checked when they are first used.
+    """Layer -> scales of a checkpoint, read and checked at first use.
 
-    A layer or kind that has none is left at 1.
+    A missing scale is 1.
 
     Attributes:
-        tensors: canonical name -> place. num_layers, num_kv_heads: of the target.
+        tensors: canonical name -> place.
+        num_layers, num_kv_heads: of the target.
     """
 
     tensors: Mapping[str, TensorRef]
@@ -102,8 +103,8 @@ def _read(
         match = _NAME.fullmatch(name)
         if name.startswith("visual."):
             raise UserError(
-                f"{ref.file}: {clip(ref.name)}: a scale of keys or values of the vision tower, "
-                "which has no KV cache. Quantise the language model's alone."
+                f"{ref.file}: {clip(ref.name)}: a KV scale in the vision tower, which has no KV "
+                "cache. Quantise keys and values of the language model only."
             )
         if match is None or int(match[1]) >= num_layers:
             raise UserError(

@@ -109,7 +109,7 @@ def eos_token_ids(directory: Path, config: ModelConfig, section: str = "") -> tu
 
 
 def checked_token_id(config: ModelConfig, vocab_size: int, key: str, default: int) -> int:
-    """An id that prompts are made of, which has a row in the token table.
+    """The id of a token in prompts, checked to have a row in the token table.
 
     Args:
         default: of transformers' config class.
@@ -123,8 +123,9 @@ def checked_token_id(config: ModelConfig, vocab_size: int, key: str, default: in
 
 
 def mark_token_id(config: ModelConfig, vocab_size: int, key: str) -> int | None:
-    """The id of a token around images; None where the config names none: transformers finds the
-    token by its text.
+    """The id of a token around images; None if the config has none.
+
+    transformers then finds the token by its text.
     """
     return (
         checked_token_id(config, vocab_size, key, 0) if config.get(key, "any") is not None else None

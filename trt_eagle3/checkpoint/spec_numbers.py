@@ -1,4 +1,4 @@
-"""The numbers of specs and manifests that were read from a bundle, whose record may be damaged."""
+"""Check the numbers of a spec or manifest that was read from a bundle, which may be damaged."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _FROM_ZERO = frozenset(
         *("visual_level", "position_shift"),
     }
 )
-"""Counts that may be 0; so may ids, and whole numbers that stand in a list."""
+"""Counts that may be 0. Ids and whole numbers in a list may be 0 too."""
 
 
 def check_numbers(value: Any, name: str) -> None:
-    """Refuse a spec or manifest, read from a bundle, with a number that no model has.
+    """Refuse a spec or manifest with a number that no model has.
 
     Args:
-        name: what it is, for the message.
+        name: of the spec or manifest, for the message.
     Raises:
-        UserError: a whole number that is negative, too large, or 0 where there must be some; an
-            epsilon outside 0 to 1; another number that is not finite.
+        UserError: a whole number that is negative, too large, or 0 where 0 is not allowed; an
+            epsilon outside 0 to 1; any other number that is not finite.
     """
     items = (
         value.items()

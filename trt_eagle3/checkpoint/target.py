@@ -25,8 +25,9 @@ __all__ = ["MtpHead", "TargetCheckpoint", "target_from_dict", "target_to_dict"]
 
 @dataclass(frozen=True)
 class MtpHead:
-    """A head for multi-token prediction in a target's checkpoint, as it was found. Nothing of it is
-    checked here; ``drafts/mtp`` checks it when a build drafts with it.
+    """An MTP head (multi-token prediction) in a target's checkpoint, unchecked.
+
+    ``drafts/mtp`` checks it when a build drafts with it.
 
     Attributes:
         layer: its decoder layer, by the config; a mixture of experts where the target's are.
@@ -55,8 +56,8 @@ class TargetCheckpoint(TargetSpec):
             ``visual.`` before those of a vision tower, and ``lm_head.weight``, which is the token
             table's place when the head is tied.
         quantisation: what it says of its quantised weights; None where there are none.
-        kv_scales: layer -> scales of an FP8 KV cache; of layers that are not named they are 1. A
-            checkpoint's are read and checked when they are first used.
+        kv_scales: layer -> scales of an FP8 KV cache; 1 for other layers. A checkpoint's scales are
+            read and checked at first use.
         mtp: its own head for multi-token prediction; None where it has none.
     """
 
@@ -106,7 +107,7 @@ def _check_tower(vision: VisionSpec) -> None:
         )
     if len(set(blocks)) != len(blocks) or any(block >= vision.depth for block in blocks):
         raise UserError(
-            f"target.vision.level_blocks: expected distinct blocks of {vision.depth}, got "
+            f"target.vision.level_blocks: expected distinct blocks below {vision.depth}, got "
             f"{quote(list(blocks))}"
         )
 

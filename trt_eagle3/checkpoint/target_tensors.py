@@ -16,7 +16,7 @@ __all__ = ["UNREAD", "Prefixes", "canonical_tensors", "check_tensors", "decoder_
 
 Shapes = Mapping[str, tuple[int, ...]]
 UNREAD = "unread."
-"""Canonical prefix of the tensors of parts that are not read; they are left out."""
+"""Canonical prefix of tensors that are not read, and left out."""
 Prefixes = Sequence[tuple[str, str]]
 """Checkpoint prefix -> canonical prefix; the first that fits is taken."""
 _BUFFERS = re.compile(r"(.*\.)?rotary(_pos)?_emb\.\w+")  # computed from the config, never learnt
@@ -110,8 +110,9 @@ def _attention_shapes(spec: AttentionSpec, hidden: int) -> list[tuple[str, tuple
 
 
 def canonical_tensors(tensors: Mapping[str, TensorRef], prefixes: Prefixes) -> dict[str, TensorRef]:
-    """``tensors`` under the canonical names of ``TargetCheckpoint``, without ``UNREAD`` parts and
-    the buffers of ropes (``inv_freq``), which older tools saved.
+    """``tensors`` under the canonical names of ``TargetCheckpoint``.
+
+    ``UNREAD`` parts and rope buffers (``inv_freq``), which older tools saved, are left out.
     """
     named: dict[str, TensorRef] = {}
     for name, ref in tensors.items():

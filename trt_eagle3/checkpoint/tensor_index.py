@@ -25,7 +25,7 @@ FLOAT_DTYPES = tuple(dtype.safetensors for dtype in COMPUTE_DTYPES)
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = f"{_SINGLE_FILE}.index.json"
-# of training: its optimizer's state, and adapters, which are no weights without their base
+# left by training: optimizer state, and adapters, which need their base model
 _LEFTOVERS = ("adapter_model", "optimizer")
 _MAX_HEADER_BYTES = 32 << 20  # safetensors' own limit is 100 MB, for which it takes gigabytes
 # of a file; the largest mixtures of experts have as many, in dozens of files
@@ -98,15 +98,15 @@ def _no_weights(directory: Path) -> UserError:
         )
     elif other is not None:
         found = f"no weights in it, only {clip(other.name)}"
-        fix = "Merge an adapter into its base model, and name the folder of the whole."
+        fix = "Merge the adapter into its base model, and name the folder of the merged model."
     return UserError(f"{directory}: not a checkpoint: {found}. {fix}")
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint without a sharded index.
 
-    These are ``model.safetensors`` alone where it is there, as transformers loads a checkpoint;
-    else all files but those that training leaves behind.
+    If ``model.safetensors`` exists, it is the only one, as in transformers. Otherwise these are all
+    files except those that training leaves behind.
     """
     whole = directory / _SINGLE_FILE
     if os.path.lexists(whole):

@@ -37,7 +37,7 @@ __all__ = [
 _EXCLUDED_SHOWN = 6
 _UNRELATED = (
     "embedding: the draft's own table is unlike the target's: untrained, or trained from random "
-    "numbers. probe can tell; to take the target's: draft.overrides.embedding: target"
+    "values. probe measures which fits; for the target's: draft.overrides.embedding: target"
 )
 
 
@@ -85,7 +85,7 @@ def inspection_lines(
 def _embedding_difference(
     spec: TargetCheckpoint, manifest: DraftManifest | None
 ) -> TableDifference | None:
-    """Of a draft's own token table; None where it has none, or one of another width."""
+    """Compare a draft's own token table with the target's; None if it has none of that shape."""
     if manifest is None or manifest.embedding == "target":
         return None
     from trt_eagle3.engine.embedding import table_difference

@@ -47,10 +47,11 @@ _CAUGHT_UP = (1, 2, 4)  # sequences whose draft catches up ahead
 
 @dataclass(frozen=True)
 class PromptRuns:
-    """Prompts that have run ahead.
+    """Result of running prompts before any request.
 
     Attributes:
-        count: widths. num_rows, seconds: of the widest, and of its last run; 0 where none ran.
+        count: number of widths that ran.
+        num_rows, seconds: of the last run of the widest; 0 if none ran.
     """
 
     count: int
@@ -66,7 +67,7 @@ def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> PromptRuns
     this requests would wait for that. What is captured of prefills of any prompts is captured
     first.
 
-    Widths for which there is no room are left to the requests that need them.
+    Widths without room in memory are left to the requests that need them.
     """
     if pool.table_len is not None:
         decoder.capture_rows(pool.table_len, has_room_for_graphs)
@@ -114,11 +115,12 @@ def _text(pool: PagePool, vocab_size: int, num_rows: int) -> SequenceState:
 
 
 def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
-    """Backfill the draft with made-up rows, in the shapes of few sequences, as often as captures
-    each: its first run takes as long as several cycles.
+    """Run backfilling in the shapes of few sequences with made-up rows, as often as captures need.
+
+    The first run of a shape takes as long as several cycles.
 
     Returns:
-        How many shapes are ready. Those for which there is no room are left to requests.
+        Number of shapes that ran. Shapes without room in memory are left to requests.
     """
     catch_up, ready = decoder.catch_up, 0
     if catch_up is None:
@@ -174,8 +176,8 @@ def has_room_for_graphs() -> bool:
 
 
 def capture_graphs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds: float) -> int:
-    """Run batches of every padded size, without a tree and with those that ``policy`` has for it,
-    and tell the policy what a step of each takes.
+    """Run batches of every padded size without a tree and with the policy's trees, and prime the
+    policy with the seconds of each step.
 
     The largest come first: the others fit into their memory. What does not fit into ``seconds`` or
     the GPU's memory is captured when it comes for the third time.
@@ -196,7 +198,7 @@ def capture_graphs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds:
 
 
 def measure_costs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds: float) -> None:
-    """Time steps of growing batches for ``seconds``, so that ``policy`` knows what trees cost."""
+    """Time steps of growing batches for ``seconds`` and prime ``policy`` with them."""
     start = time.perf_counter()
     for size in batch_sizes(cycles.max_batch_size):
         prime_sizes(cycles, policy, table_len, [size])

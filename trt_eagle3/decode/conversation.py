@@ -71,8 +71,8 @@ class Conversation:
         Where answers begin with reasoning, the grammar begins behind it.
 
         Raises:
-            UserError: a tool's schema is too large, or the format of calls cannot express it; a
-                grammar beside a tool that must be called.
+            UserError: a tool's schema is too large or the format cannot express it, or a grammar
+                is combined with a tool that must be called.
         """
         grammar, reasoning = self._grammar(sampling.grammar, answer_format), answer_format.reasoning
         if grammar is not None and reasoning.mode == "open" and not grammar.after:
@@ -130,6 +130,6 @@ def _tag(tool: Tool, answer_format: AnswerFormat, *, strict: bool) -> Structural
 
 
 def _triggers(answer_format: AnswerFormat) -> dict[str, Any]:
-    """What begins a constrained call, and what may not begin one beside the grammar."""
+    """The trigger of constrained calls, and the triggers that free text may not contain."""
     first, *others = answer_format.tools.triggers
     return {"trigger": first, "never": others}

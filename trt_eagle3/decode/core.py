@@ -50,7 +50,7 @@ __all__ = ["ENGINE_STOPPED", "EngineCore"]
 
 _log = logging.getLogger("trt_eagle3")
 ENGINE_STOPPED = "the engine has stopped. Load it again."
-_MEASURE_SECONDS = 0.5  # that the first batch of an engine without a server's start waits
+_MEASURE_SECONDS = 0.5  # delay of the first batch of an engine that no server warmed up
 _POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
 
 
@@ -112,7 +112,7 @@ class EngineCore:
 
     @property
     def prepare_seconds(self) -> float:
-        """Since a text was last prepared, or the oldest came; 0 while there is none."""
+        """Since a text was last prepared or, if later, the oldest arrived; 0 if none waits."""
         return self._stage.seconds if self.alive else 0.0
 
     def use_policy(self, policy: Policy) -> None:
@@ -155,7 +155,7 @@ class EngineCore:
                 future = self._stage.submit(request, self._caller(request, answer))
             except BaseException:
                 self._num_preparing -= 1
-                answer.cancelled = True  # what is queued all the same ends at once
+                answer.cancelled = True  # ends what was queued nevertheless
                 raise
         future.add_done_callback(lambda done: self._prepared(answer, done))
         return answer
@@ -206,7 +206,7 @@ class EngineCore:
             run_catch_ups(decoder, self.pool, vocab_size)
 
     def _measure_costs(self) -> None:
-        """Time steps of a few batch sizes where no start has: the policy needs them to choose."""
+        """Time steps of a few batch sizes for the policy, if no start of a server did."""
         cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
         if cycles is not None and table_len is not None and cycles.capturable:
             measure_costs(cycles, self.scheduler.policy, table_len, _MEASURE_SECONDS)
@@ -267,7 +267,7 @@ class EngineCore:
         if isinstance(outcome, PreparedRequest):
             try:
                 ready = self._begin(answer, outcome)
-            except BaseException as caught:  # every error is the reader's to see
+            except BaseException as caught:  # reported to the reader
                 error = as_failure(caught)
         with self._news:
             self._num_preparing -= 1
@@ -350,9 +350,7 @@ class EngineCore:
         self._delivery.look_at_readers(draining=self._draining)
         try:
             emissions = self.scheduler.step()
-        except (
-            BaseException
-        ) as caught:  # a forward failed: nothing of what it was for can be trusted
+        except BaseException as caught:  # a forward failed: its results cannot be trusted
             if not is_failure(caught):
                 raise
             error = as_failure(caught)

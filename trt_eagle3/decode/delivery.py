@@ -107,7 +107,7 @@ class Delivery:
         reason = None
         try:
             reason = self._put_all(answer, emission)
-        except BaseException as caught:  # its reader is told
+        except BaseException as caught:  # reported to the reader
             if not is_failure(caught):
                 raise
             _log.exception("an answer cannot be made of a request's tokens")

@@ -112,13 +112,13 @@ class Grammar:
         """Free text in which ``trigger`` stands only where one of ``tags`` begins.
 
         Args:
-            never: texts that the free text does not hold at all.
+            never: texts that the free text may not contain.
             required: nothing but tags, at least one. parallel: more than one tag is allowed.
             answer: JSON Schema of what may stand in place of required tags, as JSON text.
         """
         forms: list[list[Any]] = []
         size = 0
-        for tag in tags:  # made one by one: the first that is too much ends the work
+        for tag in tags:  # checked one by one: stops at the first excess
             forms.append(tag.to_form())
             size += len(json.dumps(forms[-1]))
             _check_size(size, field)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["GrammarCompiler"]
 
 _T = TypeVar("_T")
-_KEPT = 64  # compiled grammars, each of some hundred KiB, and as many refusals
+_KEPT = 64  # compiled grammars of some hundred KiB each, and as many refusals
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class GrammarCompiler:
         self._worker = WorkerProcess(grammar_worker.__file__, "grammar", self._preface)
         self._turns = FairTurns(1)
         self._compiled_by_key = _Recent[_Compiled]()
-        self._refusals_by_key = _Recent[str]()  # apart: bad grammars make no good one unknown
+        self._refusals_by_key = _Recent[str]()  # apart: bad grammars must not evict good ones
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether ``state`` answers at once."""
+        """Whether ``state`` returns at once."""
         return self._known(grammar) is not None
 
     def state(
@@ -82,7 +82,7 @@ class GrammarCompiler:
         made = self._known(grammar)
         if made is None:
             with self._turns.turn(caller):
-                # another request may have brought the same one meanwhile
+                # another request may have compiled it meanwhile
                 made = self._known(grammar) or self._made(grammar, caller)
         if isinstance(made, str):
             raise UserError(f"{grammar.field}: {made}")
@@ -104,12 +104,12 @@ class GrammarCompiler:
         self._worker.close()
 
     def _known(self, grammar: Grammar) -> _Compiled | str | None:
-        """The compiled grammar, or why it is refused; None where it was not tried lately."""
+        """The compiled grammar, or why it is refused; None if neither is cached."""
         key = _key(grammar)
         return self._compiled_by_key.get(key) or self._refusals_by_key.get(key)
 
     def _made(self, grammar: Grammar, caller: Caller) -> _Compiled | str:
-        """As ``_known``, of a grammar that is tried now."""
+        """Try a grammar now and cache the result."""
         made = self._tried(grammar, caller)
         if isinstance(made, str):
             self._refusals_by_key.put(_key(grammar), made)
@@ -118,7 +118,7 @@ class GrammarCompiler:
         return made
 
     def _tried(self, grammar: Grammar, caller: Caller) -> _Compiled | str:
-        """``grammar``, compiled once the worker has found it sound; else why it is refused."""
+        """Compile ``grammar`` if the worker accepts it; else return why it is refused."""
         fields = {"kind": grammar.kind, "source": grammar.source, "after": grammar.after}
         answer = self._worker.ask(json.dumps(fields).encode(), caller.cancelled)
         if answer is None:
@@ -177,7 +177,7 @@ def _key(grammar: Grammar) -> _Key:
 
 
 class _Recent(Generic[_T]):
-    """The values that were used last; thread-safe."""
+    """A cache of the values used last; thread-safe."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[_Key, _T] = OrderedDict()

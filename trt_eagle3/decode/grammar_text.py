@@ -1,7 +1,6 @@
 """A ``Grammar`` in the words of llguidance: JSON Schema with our options, regular expression, Lark.
 
-Grammars of requests are written so in the bounded process (``grammar_worker``) only: its limits
-hold for this too.
+Only the bounded process (``grammar_worker``) converts grammars of requests, so its limits apply.
 
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -31,7 +30,7 @@ def grammar_text(grammar: Grammar) -> str:
     """What ``llguidance.LLMatcher`` takes.
 
     Raises:
-        ValueError, TypeError: the source is no JSON, no schema, or no grammar.
+        ValueError, TypeError: the source is not JSON, not a schema, or not a grammar.
     """
     inner = _inner(grammar)
     if not grammar.after:
@@ -71,7 +70,7 @@ def _schema(source: str) -> Any:
         raise TypeError(f"expected a JSON Schema, got {type(schema).__name__}")
     if never_ends(schema):
         raise ValueError(
-            "the schema demands itself inside itself, so no answer would ever end. Make that part "
+            "the schema requires itself inside itself, so no answer would ever end. Make that part "
             "optional."
         )
     return {**schema, "x-guidance": _JSON_OPTIONS}
@@ -116,7 +115,7 @@ class _PartWriter:
     """Writes parts (``multimodal.tool_formats.parts``, in their JSON form) in Lark's syntax.
 
     Attributes:
-        terminals: what the written parts refer to.
+        terminals: rules that the written parts refer to.
     """
 
     def __init__(self) -> None:
@@ -149,12 +148,12 @@ _ANYTHING = r"/(.|\n)*/"
 
 
 def _without(text: str) -> str:
-    """What keeps ``text`` out of a terminal."""
+    """The suffix that excludes ``text`` from a terminal."""
     return rf" & ~/(.|\n)*{_escaped(text)}(.|\n)*/"
 
 
 def _regex(pattern: str) -> str:
-    """A pattern between slashes; those in it are escaped, unless they are."""
+    """A pattern between slashes; slashes in it are escaped if they are not yet."""
     inner = re.sub(r"\\.|/", lambda found: found[0].rjust(2, "\\"), pattern, flags=re.DOTALL)
     return f"/{inner}/"
 

@@ -1,10 +1,10 @@
-"""The process that tries grammars: a script of its own.
+"""The process that tries grammars: a separate script.
 
-A grammar is a program that a stranger wrote. Most compile in a millisecond; of some the compiler
-makes an automaton of millions of states. So each is first read, compiled and walked here, in a fork
-whose processor time and memory the kernel bounds. Reads the tokenizer as one line of JSON, then a
-grammar a line; writes one JSON answer a line. Input that comes while it works on a grammar, or the
-end of input, ends that work.
+A grammar is untrusted code. Most compile in a millisecond; a few become automata of millions of
+states. So a fork of this process first reads, compiles and walks each grammar, and the kernel
+bounds the fork's processor time and memory. The script reads the tokenizer as one line of JSON,
+then one grammar per line, and writes one JSON answer per line. Input that arrives meanwhile, or the
+end of input, stops the present grammar.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 
 __all__: list[str] = []
 
-CPU_S = 0.6  # for one grammar, walk included
-WALL_S = 20.0  # where the machine has no time for it
-MEMORY_BYTES = 512 << 20  # beside what the tokenizer takes
-STEP_S = 0.05  # that a token of the walk may take: the engine waits for it
+CPU_S = 0.6  # of one grammar, walk included
+WALL_S = 20.0  # of one grammar, on a busy machine
+MEMORY_BYTES = 512 << 20  # beyond the tokenizer's
+STEP_S = 0.05  # maximum of a token in the walk: the engine waits for it
 WALK_TOKENS, WALKS = 24, 3
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 1000,
@@ -38,30 +38,30 @@ LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""Of llguidance, here and in the engine."""
+"""llguidance's limits, here and in the engine."""
 
 
 def main() -> None:
-    """Try grammars until standard input ends; ``sys.argv[1]`` is the parent's ``sys.path``."""
+    """Try grammars until standard input ends. ``sys.argv[1]``: the parent's ``sys.path``."""
     sys.path[:] = json.loads(sys.argv[1])
     from llguidance import LLTokenizer
 
-    import_module("trt_eagle3.decode.grammar_text")  # here, or every fork would import it
+    import_module("trt_eagle3.decode.grammar_text")  # import once, not in every fork
     vocabulary = json.loads(sys.stdin.buffer.readline())
     tokenizer = LLTokenizer(
         vocabulary["tokenizer"], n_vocab=vocabulary["size"], eos_token=vocabulary["ends"]
     )
     for line in sys.stdin.buffer:
-        if line == b"\n":  # a grammar that nobody waits for, and whose work has ended
+        if line == b"\n":  # cancels a grammar that is already answered
             continue
         sys.stdout.buffer.write(_bounded(tokenizer, json.loads(line)) + b"\n")
         sys.stdout.buffer.flush()
 
 
 def _bounded(tokenizer: Any, grammar: Any, stop: int = 0) -> bytes:
-    """The answer of a fork; of one that ended early, the signal that ended it.
+    """Try ``grammar`` in a fork and return its answer, or the signal that ended the fork.
 
-    ``stop``: a descriptor; the fork is ended when something can be read from it.
+    ``stop``: a descriptor; the fork is killed when it becomes readable.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -84,7 +84,7 @@ def _bounded(tokenizer: Any, grammar: Any, stop: int = 0) -> bytes:
 
 
 def _bound() -> None:
-    """Signals whose default action ends the process, in the middle of native code too."""
+    """Bound this process by signals and limits that end it even inside native code."""
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     signal.setitimer(signal.ITIMER_REAL, WALL_S)
     with contextlib.suppress(ValueError, OSError, StopIteration):
@@ -95,8 +95,9 @@ def _bound() -> None:
 
 
 def _try(tokenizer: Any, grammar: dict[str, str]) -> dict[str, Any]:
-    """``text``: what llguidance takes for ``grammar``, whose fields are those of ``Grammar``;
-    ``error``: why it is none; ``slow``: seconds that a token took.
+    """Answer for ``grammar``, the fields of a ``Grammar``.
+
+    ``text``: llguidance's form of it. ``error``: why it is refused. ``slow``: seconds of a token.
     """
     from trt_eagle3.decode.grammar import Grammar
     from trt_eagle3.decode.grammar_text import grammar_text
@@ -109,7 +110,7 @@ def _try(tokenizer: Any, grammar: dict[str, str]) -> dict[str, Any]:
 
 
 def _walk(tokenizer: Any, text: str) -> dict[str, Any]:
-    """``error`` or ``slow`` of a grammar that is unsound."""
+    """``error`` or ``slow`` if the grammar fails; empty if it is sound."""
     from llguidance import LLMatcher, LLParserLimits
 
     first = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))
@@ -139,7 +140,7 @@ def _dead(reason: str, step: int) -> str:
 
 
 def _drawn(mask: bytes, chance: random.Random) -> int:
-    """A token that ``mask`` allows, one bit each."""
+    """Draw a token that ``mask`` allows; one bit per token."""
     places = [i for i, byte in enumerate(mask) if byte]
     place = chance.choice(places)
     return place * 8 + chance.choice([bit for bit in range(8) if mask[place] >> bit & 1])

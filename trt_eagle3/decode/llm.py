@@ -85,8 +85,8 @@ class LLM:
             media: where images and videos of prompts may come from.
             split_special_tokens: whether control tokens in the text of prompts are text; None: as
                 the bundle was built.
-            tool_format: in which calls of tools are written: ``hermes``, ``qwen3_xml``, or
-                ``auto``, the one that the checkpoint's chat template teaches.
+            tool_format: of tool calls: ``hermes``, ``qwen3_xml``, or ``auto``, the one that the
+                checkpoint's chat template teaches.
             prefix_cache: keep KV pages of past prompts for prompts that begin alike; None: as the
                 bundle was built.
         Raises:
@@ -303,9 +303,7 @@ class LLM:
         return 0.0 if self._core is None else self._core.step_seconds
 
     def stall(self, max_step_s: float) -> str | None:
-        """What there is to say of a step that has taken longer than ``max_step_s``, or of prompts
-        of which none was prepared for so long; else None.
-        """
+        """Describe a step or a wait for prepared prompts beyond ``max_step_s``; else None."""
         return stall_of(self.step_seconds, self._prepare_seconds, max_step_s)
 
     @property

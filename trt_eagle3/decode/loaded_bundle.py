@@ -67,7 +67,7 @@ class LoadedBundle:
         limits: what requests may ask for: ``record.config.limits``, with as large a KV cache as
             the GPU has room for where they name none.
         processor: tokenizer, chat template and pixel rules.
-        policy: which tree the next step drafts.
+        policy: chooses the tree of the next step.
         fixed_shapes: sessions capture CUDA graphs, which want shapes that come again.
         sessions: opens graphs.
         asynchronous: passes may begin before the last one's outcome is known (``async_cycle``);
@@ -103,9 +103,8 @@ class LoadedBundle:
             media: where images and videos of prompts may come from.
             split_special_tokens: whether control tokens in the text of prompts are text; None: as
                 the bundle was built.
-            tool_format: in which calls of tools are written; ``auto``: as the chat template
-                teaches.
-            policy: instead of the bundle's, which is not read then.
+            tool_format: of tool calls; ``auto``: the one that the chat template teaches.
+            policy: replaces the bundle's own, which is then not read.
             sessions: instead of ``open_graph_of``.
             limits: as another process has found them, whose GPU this one leaves alone; None: the
                 bundle's, as far as this GPU has room for them.

@@ -58,7 +58,7 @@ class EngineMetrics:
         draft_tokens: that each sequence of the last batch's cycle drafted; 0 where it decoded
             plainly. draft_tokens_per_cycle: the same of all cycles of batches.
         step_seconds: that the step under way has taken so far; 0 while there is no work.
-        prepare_seconds: since the text of a prompt was last prepared, while others wait; else 0.
+        prepare_seconds: since the last text was prepared; 0 if none waits.
     """
 
     requests: Mapping[str, int]
@@ -106,9 +106,7 @@ class EngineMetrics:
 
 
 def stall_of(step_seconds: float, prepare_seconds: float, max_step_s: float) -> str | None:
-    """What to say of an engine whose step has taken so long, or whose prompts have waited so long;
-    None where that is not too long.
-    """
+    """Describe an engine whose step or prompts take more than ``max_step_s``; else None."""
     if step_seconds > max_step_s:
         return f"the engine has finished no step for {step_seconds:.0f} s"
     if prepare_seconds > max_step_s:

@@ -1,7 +1,7 @@
 """Preprocessing: a request to tokens, positions and decoded images, beside the thread that decodes.
 
-What may wait has threads of its own: a text takes milliseconds, the images of one request or the
-turn of a new grammar many seconds, and no text waits behind them.
+Requests that may wait have their own threads. A text takes milliseconds; images, or the turn of a
+new grammar, may take many seconds. So no text waits behind them.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class PromptPreprocessor:
             grammar = self._grammar(request.sampling, caller)
             prompt = self.prompt(self.model_inputs(request, caller))
             return PreparedRequest(request, prompt, grammar)
-        except BaseException as error:  # every error is the reader's to see, and ends no thread
+        except BaseException as error:  # reported to the reader; must not end this thread
             return as_failure(error)
 
     def may_wait(self, request: Request) -> bool:
-        """Whether preparing ``request`` may take long: it has images, videos or a new grammar."""
+        """Whether preparing ``request`` may take long: images, videos or a new grammar."""
         grammar = request.sampling.grammar
         return request.has_media or (
             grammar is not None and not self._bundle.grammars.knows(grammar)
@@ -135,10 +135,10 @@ def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 class PreprocessStage:
-    """A preprocessor with queues and threads: for texts, and for what may wait."""
+    """A preprocessor with two queues and their threads: texts, and requests that may wait."""
 
     def __init__(self, preprocessor: PromptPreprocessor, max_waiting: int) -> None:
-        """``max_waiting``: requests that may wait at once: for a host, or for their turn at the
+        """``max_waiting``: number of requests that may wait at once for a remote host, or for the
         processes that decode images and try grammars.
         """
         self._preprocessor = preprocessor
@@ -150,11 +150,11 @@ class PreprocessStage:
 
     @property
     def seconds(self) -> float:
-        """Since a text was last prepared, or the oldest came; 0 while there is none."""
+        """Since a text was last prepared or, if later, the oldest arrived; 0 if none waits."""
         return self._progress.seconds
 
     def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
-        """Queue a request; the future never fails, its result may.
+        """Queue a request. The future never fails; its result may be an error.
 
         Raises:
             OverloadedError: no thread starts.
@@ -179,7 +179,7 @@ class PreprocessStage:
             ) from error
 
     def _count_text(self, change: int) -> None:
-        """A text has come, or is prepared."""
+        """Count a text that arrived (1) or is prepared (-1)."""
         with self._lock:
             self._num_texts += change
             if not self._num_texts:

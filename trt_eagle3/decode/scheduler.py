@@ -125,7 +125,7 @@ class Scheduler:
         return joined(found)
 
     def _record(self) -> None:
-        """Tell the policy what the step did, and how long it took."""
+        """Pass the step's result and its seconds to the policy."""
         start, end = self._step_end, self.clock()
         self._step_end = end
         if self._stats is not None:
@@ -155,7 +155,7 @@ class Scheduler:
             except Exception as error:  # one prompt's images fail that prompt alone
                 failed.append(self._fail(sequence, error))
             if any(s.prefilled and not s.backpressured for s in self.running):
-                break  # running ones wait for one prompt's images, and go on
+                break  # running sequences wait for the images of one prompt at most
         return failed
 
     def _encode(self, sequence: SequenceState) -> None:
@@ -208,7 +208,10 @@ class Scheduler:
     def _prefill(
         self, decoding: list[SequenceState]
     ) -> tuple[LaunchedPrefill, list[Emission], int]:
-        """What was launched, who failed, and prompt rows; ``decoding``: who decodes meanwhile."""
+        """The launched prefill, failed sequences and number of prompt rows.
+
+        ``decoding``: sequences that decode meanwhile.
+        """
         beside = self._beside(decoding)
         chunks = self._chunks(len(decoding), len(beside))
         launched = launch_prefill(self._decoder, chunks, beside)
@@ -258,7 +261,7 @@ class Scheduler:
         return [(ready[i], end - ready[i].length) for i, end in ends.items()]
 
     def _decode(self, sequences: list[SequenceState], prompt_rows: int) -> list[Emission]:
-        """Run a cycle beside ``prompt_rows``."""
+        """Run a cycle. ``prompt_rows``: rows of prompts in the same step."""
         tree = self._tree_for(sequences)
         before = self.num_preempted
         for s in sequences:
@@ -342,7 +345,7 @@ class Scheduler:
 
 
 def _state_of(sequences: Sequence[SequenceState], num_running: int) -> BatchState:
-    """``sequences`` that decode, of ``num_running`` that hold a place."""
+    """The state of a batch of ``sequences`` among ``num_running`` running ones."""
     return BatchState(
         size=len(sequences),
         num_drafting=sum(s.drafting for s in sequences),

@@ -1,6 +1,4 @@
-"""Whether any JSON value of finite size is valid by a schema: a schema may demand itself inside
-itself, and an answer with it would never end.
-"""
+"""Detect schemas that no finite JSON value satisfies: their answers would never end."""
 
 from __future__ import annotations
 
@@ -8,25 +6,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
-from urllib.parse import unquote
+
+from trt_eagle3.multimodal.tool_formats.schema import referenced
 
 __all__ = ["never_ends"]
 
 
 def never_ends(schema: Any) -> bool:
-    """Whether every value that ``schema`` allows holds another that it demands, without end.
+    """Whether every value that ``schema`` allows is infinite, because the schema requires itself.
 
-    Only what demands parts is looked at: required properties, items of lists that may not be
-    empty, and references. What else contradicts itself is the grammar's to say. Each part and each
-    demand is looked at once: time grows with the size of the schema.
+    Only keywords that require parts are read: required properties, items of lists that may not be
+    empty, and references. Other contradictions are left to the grammar compiler. Each part and each
+    demand is visited once, so time is linear in the size of the schema.
     """
 
     @cache
     def at(reference: str) -> Any:
-        return _at(schema, reference)
+        return referenced(schema, reference)
 
-    unmet: dict[int, int] = {}  # by part: demands that no value is known to end for
-    demanders: dict[int, list[list[int]]] = defaultdict(list)  # by part: demands that it can meet
+    unmet: dict[int, int] = {}  # by part: its demands without a known finite value
+    demanders: dict[int, list[list[int]]] = defaultdict(list)  # by part: the demands it can meet
     ending: list[int] = []
     found = [schema]
     while found:
@@ -38,7 +37,7 @@ def never_ends(schema: Any) -> bool:
         if not demands:
             ending.append(id(part))
         for alternatives in demands:
-            demand = [id(part)]  # emptied when it is met
+            demand = [id(part)]  # emptied when met
             for alternative in alternatives:
                 demanders[id(alternative)].append(demand)
                 found.append(alternative)
@@ -53,7 +52,7 @@ def never_ends(schema: Any) -> bool:
 
 
 def _demands(schema: Any, at: Callable[[str], Any]) -> Iterator[list[Any]]:
-    """Lists of schemas; every value of ``schema`` has a value of one schema of each list."""
+    """Lists of schemas: a value of ``schema`` contains a value of one schema of each list."""
     if not isinstance(schema, Mapping):
         return
     reference = schema.get("$ref")
@@ -67,7 +66,7 @@ def _demands(schema: Any, at: Callable[[str], Any]) -> Iterator[list[Any]]:
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas of parts that every value has."""
+    """Schemas of the parts that every value of ``schema`` contains."""
     every = schema.get("allOf")
     yield from every if isinstance(every, list) else ()
     if schema.get("type") in ("object", ["object"]):
@@ -76,16 +75,3 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield from (properties.get(str(name)) for name in required)
     if schema.get("type") in ("array", ["array"]) and schema.get("minItems"):
         yield schema.get("items")
-
-
-def _at(schema: Any, reference: str) -> Any:
-    """What a reference within the schema points at; None where it is of another kind."""
-    if not reference.startswith("#"):
-        return None
-    found = schema
-    for part in reference[1:].split("/")[1:]:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or name not in found:
-            return None
-        found = found[name]
-    return found

@@ -111,7 +111,7 @@ class Backend(Protocol):
         ...
 
     def intermediates(self, folder: Path) -> frozenset[str]:
-        """Tensors inside a graph's ``folder`` of a bundle that its sessions return when asked."""
+        """Inner tensors that sessions of the graph in ``folder`` can return."""
         ...
 
     def check_folder(self, folder: Path) -> None:

@@ -198,7 +198,7 @@ def _read_record(path: Path) -> BundleRecord:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, keys too."""
+    """Every text in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -211,7 +211,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it has no lone surrogate: JSON can hold one, and neither a path nor a message can."""
+    """Whether ``text`` has no lone surrogate. JSON can hold one; paths and messages cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

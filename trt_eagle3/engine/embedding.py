@@ -16,7 +16,7 @@ from trt_eagle3.host_copy import to_device
 
 __all__ = ["EmbeddingTable", "TableDifference", "table_difference"]
 
-_MOST_ROWS = 4096  # compared of two tables, evenly spaced: a table has gigabytes
+_MOST_ROWS = 4096  # compared, evenly spaced: a table has gigabytes
 
 
 class EmbeddingTable:
@@ -66,10 +66,9 @@ class TableDifference:
     """How a draft's own token table differs from its target's, over ``num_rows`` rows.
 
     Attributes:
-        relative: norm of the difference over the norm of the target's rows; 0 is a copy, and
-            unrelated tables of the same scale have 1.4.
-        cosine: mean over rows of the cosine of both; 1 is a copy up to the scale, and unrelated
-            tables have 0.
+        relative: norm of the difference over the norm of the target's rows. A copy has 0,
+            unrelated tables of the same scale 1.4.
+        cosine: mean cosine of the rows. A copy has 1 at any scale, unrelated tables 0.
     """
 
     relative: float
@@ -85,10 +84,10 @@ class TableDifference:
 def table_difference(own: TensorRef, target: TensorRef) -> TableDifference | None:
     """Compare the token table ``own`` of a draft with that of its ``target``, both [V, H].
 
-    None where the shapes differ.
+    None if the shapes differ.
 
     Raises:
-        UserError: one of them is not of a float type.
+        UserError: a table is not of a float type.
     """
     if own.shape != target.shape:
         return None

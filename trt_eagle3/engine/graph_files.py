@@ -55,7 +55,7 @@ def check_graph_file(folder: Path) -> None:
 
 
 def tensors_inside(folder: Path) -> frozenset[str]:
-    """What the nodes of a graph give; nothing where there is no such graph."""
+    """Outputs of all nodes of the graph in ``folder``; empty if there is none."""
     file = folder / "model.onnx"
     if not file.is_file():
         return frozenset()

@@ -185,6 +185,6 @@ def open_session(
     """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``.
 
     ``intermediates`` names intermediate tensors of the graph (``layers.3.output``) that ``run``
-    shall return too; ``Backend.intermediates`` names those that there are.
+    shall return too; ``Backend.intermediates`` lists the available ones.
     """
     return backend_named(backend).open(model, weights_root, intermediates, device)

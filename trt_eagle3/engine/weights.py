@@ -140,7 +140,7 @@ def integer_rows(expr: WeightExpr, part: WeightPart, root: Path) -> IntegerRows:
 def read_chunks(name: str, file: Path, offset: int, sizes: Iterator[int]) -> Iterator[bytearray]:
     """Read consecutive runs of ``sizes`` bytes of a tensor.
 
-    The file is open only while a run is read, so that a generator left half-way holds none.
+    The file is open only during a read, so an unfinished generator holds no file.
 
     Raises:
         UserError: the file cannot be read, or is cut short.

@@ -10,8 +10,8 @@ our plugins);
 - ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the
 attribute;
 - ``Gelu``, which opset 17 lacks, is written out;
-- router logits of mixtures of experts become outputs too, which validation reads: they are written
-  to memory for the plugin anyway;
+- router logits of mixtures of experts become outputs, which validation reads; the plugin needs them
+  in memory anyway;
 - where it is asked for, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions
   between layout copies.
 """
@@ -55,7 +55,7 @@ class TrtExport:
     byte offset.
 
     Attributes:
-        intermediates: tensors inside the graph that are outputs of this model as well.
+        intermediates: inner tensors that are also outputs of this model.
     """
 
     model: onnx.ModelProto
@@ -178,7 +178,7 @@ class _Values:
         self.types |= zip(node.output, types, strict=True)
 
     def router_logits(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.ValueInfoProto]:
-        """[n, E] of each mixture of experts, once the types of all values are known."""
+        """Outputs [n, E] for each mixture of experts. Needs the types of all values."""
         found = []
         for node in nodes:
             if node.domain == DOMAIN and node.op_type == "FusedMoe":

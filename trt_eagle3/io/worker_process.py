@@ -1,5 +1,5 @@
-"""Processes that run what strangers wrote: started when they are first asked, replaced when a
-request was their end.
+"""WorkerProcess: processes that run untrusted input. They start on demand, and are replaced when a
+request ends them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trt_eagle3.io.child_environment import child_environment
 
 __all__ = ["WorkerProcess"]
 
-_POLL_S = 0.05  # how soon a request that was cancelled is noticed
-_GRACE_S = 0.5  # in which a worker may stop work that was cancelled, before it is killed
+_POLL_S = 0.05  # delay until a cancelled request is noticed
+_GRACE_S = 0.5  # time for a worker to stop cancelled work before it is killed
 _BLOCK_BYTES = 1 << 20
-_ROOT = str(Path(trt_eagle3.__file__).resolve().parent.parent)  # also where it is not on the path
+_ROOT = str(Path(trt_eagle3.__file__).resolve().parent.parent)  # may be missing in sys.path
 
 _Process = subprocess.Popen[bytes]
 
@@ -36,18 +36,20 @@ def _never() -> bool:
 
 
 class WorkerProcess:
-    """A script that reads a line of JSON and writes a line of JSON, again and again, in up to
-    ``count`` processes.
+    """A script that answers each line of JSON with a line of JSON, in up to ``count`` processes.
 
-    An empty line asks a worker to stop what it does; it gets no answer of its own. Workers that
-    cannot stop are killed.
+    An empty line asks a worker to stop its present work, and gets no answer of its own. A worker
+    that does not stop is killed.
     """
 
     def __init__(
         self, script: str, what: str, preface: Callable[[], bytes] = bytes, *, count: int = 1
     ) -> None:
-        """``script``: its file; ``sys.argv[1]`` is this program's ``sys.path`` as JSON. ``what`` it
-        works on, for errors. ``preface``: a line that it reads first; empty: none.
+        """
+        Args:
+            script: its file. ``sys.argv[1]`` is this program's ``sys.path`` as JSON.
+            what: the kind of input, for errors.
+            preface: returns a line that each process reads first; empty: none.
         """
         self._script, self._what, self._preface, self._count = script, what, preface, count
         self._reset()
@@ -62,13 +64,13 @@ class WorkerProcess:
         self._owner = os.getpid()
 
     def ask(self, request: bytes, cancelled: Callable[[], bool] = _never) -> dict[str, Any] | None:
-        """A worker's answer; None where the request was its end.
+        """A worker's answer; None if the request ended the worker.
 
         Args:
             request: JSON, without line ends.
-            cancelled: whether nobody waits for the answer any more.
+            cancelled: whether the answer is no longer needed.
         Raises:
-            RequestCancelledError: the request was cancelled; its worker is free again.
+            RequestCancelledError: ``cancelled()`` became true; the worker is free again.
             EnvironmentMissingError: no process can be started.
         """
         with self._place(cancelled):
@@ -81,13 +83,13 @@ class WorkerProcess:
         return answer
 
     def ask_all(self, request: bytes) -> None:
-        """Ask all ``count`` workers the same, so that each is started and has done it once.
+        """Send ``request`` to each of the ``count`` workers, starting those that do not run.
 
         Raises:
             EnvironmentMissingError: no process can be started.
         """
         with contextlib.ExitStack() as stack:
-            with self._asking_all:  # two that hold a place each would wait for each other
+            with self._asking_all:  # two callers with a place each would deadlock
                 for _ in range(self._count):
                     stack.enter_context(self._place(_never))
             processes = [self._take() for _ in range(self._count)]
@@ -95,21 +97,21 @@ class WorkerProcess:
                 self._put_back(process, usable=_exchange(process, request, _never).endswith(b"\n"))
 
     def close(self) -> None:
-        """End the processes, whatever they do; asked again, others start."""
+        """End all processes at once. A later ``ask`` starts new ones."""
         if self._owner != os.getpid():
             return
         with self._lock:
             idle, at_work = self._idle, self._all.difference(self._idle)
             self._idle, self._all = [], set()
         for process in at_work:
-            process.kill()  # whose request's thread sees that it ended, and closes its pipes
+            process.kill()  # the thread that waits for it notices, and closes its pipes
         for process in idle:
             _end(process)
 
     @contextlib.contextmanager
     def _place(self, cancelled: Callable[[], bool]) -> Iterator[None]:
-        """One of ``count`` places, once one is free."""
-        if self._owner != os.getpid():  # a fork of this program has workers of its own
+        """Wait for one of ``count`` places and hold it."""
+        if self._owner != os.getpid():  # a fork of this program starts its own workers
             self._reset()
         while not self._places.acquire(timeout=_POLL_S):
             if cancelled():
@@ -130,7 +132,7 @@ class WorkerProcess:
         return line
 
     def _take(self) -> _Process:
-        """A worker that lives."""
+        """An idle worker that still runs, or a new one."""
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
@@ -145,7 +147,7 @@ class WorkerProcess:
 
     def _put_back(self, process: _Process, *, usable: bool) -> None:
         with self._lock:
-            if usable and process in self._all:  # else this was closed meanwhile
+            if usable and process in self._all:  # else close() took it
                 self._idle.append(process)
                 return
             self._all.discard(process)
@@ -162,11 +164,11 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=child_environment(),
-                start_new_session=True,  # Ctrl-C is its parent's
+                start_new_session=True,  # keeps Ctrl-C from it
             )
         except OSError as error:
             raise EnvironmentMissingError(
-                f"{self._what}: cannot start {command[0]}: {error.strerror}. It is worked on in a "
+                f"{self._what}: cannot start {command[0]}: {error.strerror}. It needs a separate "
                 "process."
             ) from error
         if line := self._preface():
@@ -175,8 +177,10 @@ class WorkerProcess:
 
 
 def _exchange(process: _Process, request: bytes, cancelled: Callable[[], bool]) -> bytes:
-    """The line that ``process`` answers; without a line end where it ended first, or did not stop
-    when the request was cancelled.
+    """Send ``request`` and read the answer; it lacks the line end if the process ended first.
+
+    Raises:
+        RequestCancelledError: cancelled, and the process did not stop within ``_GRACE_S``.
     """
     assert process.stdout is not None
     _write(process, request)
@@ -198,7 +202,7 @@ def _exchange(process: _Process, request: bytes, cancelled: Callable[[], bool]) 
 
 
 def _write(process: _Process, line: bytes) -> None:
-    """A worker that has ended is noticed when its answer is read."""
+    """Write a line. If the worker has ended, reading its answer will show it."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line + b"\n")

@@ -1,4 +1,4 @@
-"""What a model wrote, as a message: its reasoning, its text, and its calls of tools."""
+"""Parse a model's output into a message: reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PIECE_LEN = 4096
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How a checkpoint writes its answers: its reasoning, and its calls of tools."""
+    """How a checkpoint writes reasoning and tool calls."""
 
     reasoning: Reasoning = NO_REASONING
     tools: ToolFormat = HERMES
@@ -42,8 +42,8 @@ class CallDelta:
 
     Attributes:
         index: of the call in its message.
-        name: of the function, where the call begins here; else None.
-        arguments: what is added to the JSON text of the arguments.
+        name: the function's name in the piece that begins the call; else None.
+        arguments: the next part of the arguments' JSON text.
     """
 
     index: int
@@ -106,16 +106,16 @@ class AssistantMessage:
 class MessageParser:
     """Parses a text that comes in pieces; however it is cut, the deltas add up to the same message.
 
-    A call is one when it is written in the checkpoint's format and names a known tool. Anything
-    else stays part of the text, also a call in another format: it may be quoted, and
-    ``--tool-format`` names the format of a checkpoint whose template teaches another.
+    A tool call must be in the checkpoint's format and name a known tool. Anything else stays text,
+    even a call in another format: it may be quoted. ``--tool-format`` sets the format of a
+    checkpoint whose template teaches another.
 
     Attributes:
         message: the sum of all deltas so far.
     """
 
     def __init__(self, tools: Iterable[Tool] = (), answer_format: AnswerFormat = PLAIN) -> None:
-        """``tools``: functions that may be called; without any, no call is looked for."""
+        """``tools``: functions that may be called. Without tools, no call is parsed."""
         self.message = AssistantMessage()
         self._tools = {tool.name: tool for tool in tools}
         self._reasoning_marks = answer_format.reasoning
@@ -130,7 +130,7 @@ class MessageParser:
     def push(self, text: str) -> MessageDelta:
         """What ``text`` adds for certain."""
         found = MessageDelta()
-        for start in range(0, len(text), _PIECE_LEN):  # what is held is copied at each tag
+        for start in range(0, len(text), _PIECE_LEN):  # the held text is copied at each tag
             found += self._run(text[start : start + _PIECE_LEN], last=False)
         return MessageDelta(found.reasoning, found.content, _merged(found.calls))
 
@@ -148,7 +148,7 @@ class MessageParser:
             found += delta
         return MessageDelta(found.reasoning, found.content, _merged(found.calls))
 
-    # Each state takes what it can of what is held, and may name the next one.
+    # Each state consumes what it can of the held text, and may set the next state.
 
     def _start(self, last: bool) -> MessageDelta:
         """Before the first word: reasoning, or at once text."""
@@ -177,7 +177,7 @@ class MessageParser:
         return MessageDelta(content=text)
 
     def _call(self, last: bool) -> MessageDelta:
-        """In what may be a call, from its trigger on."""
+        """In what may be a call, from the trigger on."""
         assert self._reader is not None, "a trigger was found"
         found = self._reader.push(self._held, last=last)
         self._held = ""
@@ -193,8 +193,7 @@ class MessageParser:
         return MessageDelta(content=content, calls=tuple(calls))
 
     def _until(self, tags: tuple[str, ...], last: bool) -> tuple[str, str]:
-        """The text before the first of ``tags``, as far as it is certain, and the tag, if it came:
-        it is still held then.
+        """The certain text before the first of ``tags``, and the tag, if found; it stays held.
 
         Blanks before the tag are no part of the text: they are held until something follows.
         """

@@ -1,4 +1,4 @@
-"""The arguments of a past call of a tool, also where its answer was cut."""
+"""Read the arguments of a past tool call, also of an answer that was cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["is_whole_object", "read_arguments"]
 
 
 def is_whole_object(text: str) -> bool:
-    """Whether ``text`` is a JSON object, or blank, which stands for an empty one."""
+    """Whether ``text`` is a complete JSON object. A blank text is an empty object."""
     try:
         return not text.strip() or isinstance(from_json(text), dict)
     except ValueError:
@@ -18,13 +18,13 @@ def is_whole_object(text: str) -> bool:
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """The object that ``text`` is, or that its longest sound beginning makes once it is closed.
+    """Read ``text`` as a JSON object. Of a cut or broken one, close its longest valid prefix.
 
-    A text that was cut in a string keeps what there is of the string; a name or a number that was
-    cut is left out. ``null`` and blanks are an empty object.
+    A cut string is kept as far as it goes. A cut name or number is left out. ``null`` and blanks
+    are an empty object.
 
     Returns:
-        None where ``text`` begins no object.
+        None if ``text`` does not begin an object.
     """
     text = text.strip()
     if text in ("", "null"):
@@ -34,7 +34,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
     sound, bad = 1, len(text) + 1
     if _is_sound(text):
         sound = len(text)
-    while bad - sound > 1 and sound < len(text):  # a beginning of a sound text is sound
+    while bad - sound > 1 and sound < len(text):  # bisect: every prefix of a valid prefix is valid
         middle = (sound + bad) // 2
         if _is_sound(text[:middle]):
             sound = middle

@@ -1,4 +1,4 @@
-"""Caller: for whom an image or video is prepared, and whether anybody still waits for it."""
+"""Caller: the request that work belongs to, and whether it was cancelled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trt_eagle3.errors import RequestCancelledError
 __all__ = ["NOBODY", "POLL_S", "Caller", "abandonable"]
 
 POLL_S = 0.05
-"""How soon whoever waits notices that the request was cancelled."""
+"""Seconds until a waiting thread notices that the request was cancelled."""
 
 _T = TypeVar("_T")
 _numbers = itertools.count()
@@ -29,10 +29,8 @@ class Caller:
     """One request.
 
     Attributes:
-        client: who sent it, as far as is known; decoders are shared among clients, then among
-            requests.
-        cancelled: whether nobody waits any more: the request's time is over, or its client has
-            left.
+        client: its sender, if known. Decoders are shared among clients, then among requests.
+        cancelled: whether the request's time is over or its client has left.
         number: of the request.
     """
 
@@ -45,7 +43,7 @@ class Caller:
         return replace(self, cancelled=lambda: over() or self.cancelled())
 
     def check(self) -> None:
-        """Go no further for nobody.
+        """Stop the work of a cancelled request.
 
         Raises:
             RequestCancelledError: the request was cancelled.
@@ -55,16 +53,16 @@ class Caller:
 
 
 NOBODY = Caller()
-"""For whom nothing is cancelled."""
+"""A caller that never cancels."""
 
 
 def abandonable(function: Callable[[], _T], caller: Caller, timeout_s: float) -> _T:
-    """Call ``function`` on a thread of its own, which is left behind when the request is cancelled
-    or after ``timeout_s``.
+    """Call ``function`` on its own thread; abandon it on cancellation or after ``timeout_s``.
 
     Raises:
-        RequestCancelledError: the request was cancelled. TimeoutError: it took longer. What
-            ``function`` raises, besides.
+        RequestCancelledError: the request was cancelled.
+        TimeoutError: ``timeout_s`` passed.
+        Any error of ``function``.
     """
     found: list[_T] = []
     failed: list[BaseException] = []

@@ -56,7 +56,7 @@ class ChatTemplate:
 
         Args:
             variables: the tokenizer's special tokens (``eos_token`` and so on).
-            with_tools: the template of requests with tools, where that is another.
+            with_tools: the template of requests with tools, if that is another.
         Raises:
             UserError: a template does not parse.
         """
@@ -93,7 +93,7 @@ class ChatTemplate:
 
         Templates drop what they do not know: roles, tools, or a system message that is not the
         first, as Qwen3-VL's. So it is rendered twice, once with marks for texts, tools and calls.
-        System messages at the beginning become one where the template does not take two.
+        System messages at the beginning are joined if the template does not take two.
 
         Args:
             tools: OpenAI's objects of functions that may be called.
@@ -134,15 +134,15 @@ class ChatTemplate:
 
     @property
     def text_arguments(self) -> bool:
-        """Whether arguments of past calls may be JSON text; else the template wants objects."""
+        """Whether arguments of past calls may be JSON text; otherwise they must be objects."""
         return all("arguments is string" in text for text in (self._source, self._with_tools))
 
     def takes_option(self, name: str) -> bool:
-        """Whether the template reads a variable of that name which requests may set."""
+        """Whether the template reads the variable ``name``, and requests may set it."""
         return name in self._names and name not in self._values((), (), NO_OPTIONS)
 
     def reads_of_messages(self, key: str) -> bool:
-        """Whether the template reads that key of messages, whose variable begins with ``m``."""
+        """Whether the template reads ``key`` of a variable whose name begins with ``m``."""
         return key in self._message_keys
 
     @cached_property
@@ -158,8 +158,8 @@ class ChatTemplate:
     def tool_format(self) -> ToolFormat:
         """The format of calls that the template teaches.
 
-        It is looked for in a prompt with a tool and a past call; in the source of a template that
-        does not render one.
+        A prompt with a tool and a past call shows it. If the template does not render that prompt,
+        its source is searched.
         """
         try:
             [prompt] = render_template(
@@ -170,11 +170,11 @@ class ChatTemplate:
         return taught_tool_format(prompt)
 
     def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> Reasoning:
-        """Whether answers begin with reasoning, and the marks around it.
+        """Whether answers begin with reasoning, and the marks that enclose it.
 
-        ``open`` where the prompt ends with the mark that starts it, as of Thinking checkpoints;
-        ``optional`` where the template knows of the marks; ``none`` where it does not, or ends the
-        reasoning in the prompt.
+        ``open``: the prompt ends with the opening mark, as with Thinking checkpoints. ``optional``:
+        the template contains the marks. ``none``: it does not, or the prompt ends with the closing
+        mark.
 
         Raises:
             UserError: the template refuses ``options``.
@@ -213,7 +213,7 @@ def _num_leading_systems(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One message with the contents of all, a blank line between them."""
+    """One message with all contents, separated by blank lines."""
     contents = [message["content"] for message in messages]
     if all(isinstance(content, str) for content in contents):
         return {**messages[0], "content": "\n\n".join(contents)}

@@ -70,7 +70,7 @@ class ControlTokens:
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
-        """Load both tokenizers where texts are encoded, rather than with the first texts.
+        """Load both tokenizers in the encoding processes before the first text arrives.
 
         Raises:
             UserError, EnvironmentMissingError: as for ``TextEncoder.encode``.
@@ -98,7 +98,7 @@ class ControlTokens:
     def encode(
         self, rendered: str, literals: Sequence[str] = (), caller: Caller = NOBODY
     ) -> list[int]:
-        """Token ids of a prompt, whose placeholders become what ``literals`` says and stay text.
+        """Token ids of a prompt. Its placeholders become ``literals``, encoded as plain text.
 
         Raises:
             UserError, RequestCancelledError, EnvironmentMissingError: as for
@@ -185,11 +185,12 @@ class ControlTokens:
 
 
 def any_of(texts: Sequence[str]) -> str:
-    """A regular expression of ``texts``, that matches the longest that fits; common beginnings are
-    compared once, so that the time of a search hardly grows with their number.
+    """A regular expression that matches any of ``texts``, the longest first.
+
+    Common prefixes are compared once, so the search time hardly grows with the number of texts.
 
     Args:
-        texts: distinct, and not empty.
+        texts: distinct and non-empty.
     """
     if not texts:
         return "(?!)"
@@ -200,7 +201,7 @@ def any_of(texts: Sequence[str]) -> str:
 
 
 def _of_group(texts: list[str]) -> str:
-    """Of texts that begin with the same character."""
+    """The expression for texts that begin with the same character."""
     first, last = min(texts), max(texts)
     pairs = enumerate(zip(first, last, strict=False))
     head = first[: next((i for i, (a, b) in pairs if a != b), len(first))]

@@ -70,7 +70,7 @@ class DecoderPool:
     def run(self, job: MediaJob, data: bytes, caller: Caller) -> Iterator[Iterator[MediaPart]]:
         """`run_job` in another process: a `JobRunner` for one caller.
 
-        Leaving the context frees the place; a process whose parts were not all read is replaced.
+        Leaving the context frees the place. If parts are left unread, the process is replaced.
 
         Raises:
             UserError: as for `run_job`; the job took longer than ``job.timeout_s``, or its process

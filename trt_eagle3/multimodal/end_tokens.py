@@ -1,4 +1,4 @@
-"""The tokens that end an answer: those of the checkpoint's configs, and its tokenizer's."""
+"""End tokens: the tokenizer's ``eos_token``, and a warning if the configs leave it out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PLACES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def tokenizer_eos_id(directory: Path, tokenizer: Tokenizer) -> int | None:
-    """The id of the tokenizer's ``eos_token``; None where its files name none that it has.
+    """The id of the tokenizer's ``eos_token``; None if there is none.
 
     Raises:
-        UserError: a file that cannot be read.
+        UserError: a file cannot be read.
     """
     for path in (directory / name for name in _PLACES):
         value = read_processor_json(path).get("eos_token") if path.exists() else None
@@ -32,8 +32,9 @@ def tokenizer_eos_id(directory: Path, tokenizer: Tokenizer) -> int | None:
 
 
 def end_token_warnings(directory: Path, eos_token_ids: Sequence[int]) -> Iterator[str]:
-    """A line where the configs of a checkpoint leave out its tokenizer's ``eos_token``, which
-    chat templates end turns with; none where its tokenizer cannot be read.
+    """Warn if a checkpoint's configs leave out its tokenizer's ``eos_token``.
+
+    Chat templates end turns with that token. An unreadable tokenizer gives no warning.
     """
     try:
         tokenizer = load_tokenizer(directory)

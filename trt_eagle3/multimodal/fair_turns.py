@@ -16,8 +16,8 @@ class FairTurns:
     """A number of places. A free one goes to the client that holds fewest, then to its request that
     holds fewest.
 
-    Among equals the one goes first that was served longest ago. No client holds all of several
-    places, so that one whose images take for ever leaves one to the others.
+    Among equals, the client that was served longest ago goes first. No client holds all places,
+    if there are several: endless work of one client leaves a place to the others.
     """
 
     def __init__(self, count: int) -> None:
@@ -94,7 +94,7 @@ class FairTurns:
             del self._held_by_client[client]
 
     def _forget(self, client: str) -> None:
-        """Forget when a client was served that neither holds a place nor waits for one."""
+        """Drop the record of a client that neither holds nor awaits a place."""
         waits = any(ticket.client == client for ticket in self._waiting)
         if not waits and client not in self._held_by_client:
             self._served.pop(client, None)

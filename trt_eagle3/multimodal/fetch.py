@@ -18,12 +18,12 @@ from trt_eagle3.multimodal.timed_connection import PORTS, Deadline, TimedConnect
 __all__ = ["REMOTE", "check_num_frames", "is_frame_list", "read_media", "scheme", "split_frames"]
 
 REMOTE = ("http", "https", "ftp", "s3", "gs")
-"""Schemes of what is not on this machine."""
+"""Schemes of remote sources."""
 _FRAME_LIST = "data:video/jpeg;base64,"
 _BLOCK = 1 << 16
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 10
-_STANDARD_ALPHABET = str.maketrans("-_", "+/")  # of the one that is safe in URLs
+_STANDARD_ALPHABET = str.maketrans("-_", "+/")  # from the URL-safe one
 
 
 def scheme(source: str) -> str:
@@ -33,12 +33,12 @@ def scheme(source: str) -> str:
 
 
 def is_frame_list(source: object) -> bool:
-    """Whether ``source`` is vLLM's ``data:video/jpeg;base64,FRAME,FRAME,...``."""
+    """Whether ``source`` is vLLM's list of frames ``data:video/jpeg;base64,FRAME,FRAME,...``."""
     return isinstance(source, str) and source[: len(_FRAME_LIST)].lower() == _FRAME_LIST
 
 
 def split_frames(uri: str, name: str, policy: MediaPolicy) -> list[str]:
-    """The frames of such a list, each a data URI.
+    """The frames of vLLM's list of frames, each as a data URI.
 
     Raises:
         UserError: more than ``policy.max_video_frames``.
@@ -130,8 +130,9 @@ def _decode_data_uri(uri: str, name: str, policy: MediaPolicy) -> bytes:
 
 
 def _fetch(url: str, name: str, policy: MediaPolicy, caller: Caller) -> bytes:
-    """GET from an allowed host; only http and https, all redirects and the whole answer within
-    the policy's time and size.
+    """GET from an allowed host by http or https.
+
+    All redirects and the whole answer share the policy's time and size.
     """
     _check_host(url, name, policy)
     try:

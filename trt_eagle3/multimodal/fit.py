@@ -12,9 +12,9 @@ from trt_eagle3.multimodal.policy import MediaPolicy
 
 __all__ = ["MAX_ASPECT_RATIO", "check_resized", "fit_image", "fit_video"]
 
-# after resizing, where a policy says nothing
+# after resizing, if the policy sets no limit
 _MOST_PIXELS, _MOST_VIDEO_PIXELS = 1 << 28, 1 << 31
-_SMALL_PIXELS = 1 << 18  # that any image is enlarged to, however little a policy lets it have
+_SMALL_PIXELS = 1 << 18  # always allowed after resizing, even under a smaller limit
 MAX_ASPECT_RATIO = 200
 """transformers refuses longer side / shorter side beyond this."""
 
@@ -75,10 +75,10 @@ def fit_video(
 def check_resized(
     name: str, size: tuple[int, int], policy: MediaPolicy, num_frames: int = 1
 ) -> None:
-    """Refuse to enlarge an image or frames beyond what a policy lets them have when they come.
+    """Refuse to enlarge an image or frames beyond the policy's limits.
 
     Args:
-        size: height and width that were fitted.
+        size: height and width after resizing.
     Raises:
         UserError: too many pixels of an image or frame, or of all frames.
     """
@@ -91,7 +91,7 @@ def check_resized(
             frames = f"{count} frames of " if count > 1 else ""
             raise UserError(
                 f"{name}: {frames}{width}x{height} pixels after resizing, the limit is {limit} in "
-                "all. Ask for fewer pixels, or mend size in the processor files."
+                "all. Ask for fewer pixels, or correct size in the processor files."
             )
 
 

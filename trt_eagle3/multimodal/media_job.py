@@ -76,20 +76,20 @@ class MediaPart:
 
 
 JobRunner = Callable[[MediaJob, bytes], AbstractContextManager[Iterator[MediaPart]]]
-"""``run_here``, or ``DecoderPool.run`` in another process. What the job holds is released on
-leaving the context, however many parts were read.
+"""``run_here``, or ``DecoderPool.run`` in another process. Leaving the context releases the job's
+resources, even if parts are unread.
 """
 
 
 def run_here(job: MediaJob, data: bytes) -> AbstractContextManager[Iterator[MediaPart]]:
-    """`run_job` in this process: a `JobRunner`."""
+    """Run a job in this process; a `JobRunner`."""
     return closing(run_job(job, data))
 
 
 def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Generator[MediaPart]:
     """Decode; one part for an image or frame, ``times`` and then the frames for a video.
 
-    It holds an open video file until it is exhausted or closed.
+    A video file stays open until the generator is exhausted or closed.
 
     Args:
         data: encoded bytes; empty where the job has a path.

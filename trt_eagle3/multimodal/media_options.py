@@ -1,6 +1,6 @@
-"""MediaOptions: how large and at which times one image or video of a message is wanted.
+"""MediaOptions: the size and frame times that a message requests for one image or video.
 
-The names are those of qwen-vl-utils. Pixels bound an image, or each frame of a video.
+Names are those of qwen-vl-utils. Pixels bound an image, or each frame of a video.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 __all__ = ["NO_MEDIA_OPTIONS", "PIXEL_KEYS", "MediaOptions"]
 
 PIXEL_KEYS = frozenset({"min_pixels", "max_pixels", "resized_height", "resized_width"})
-_MOST = 1 << 31  # pixels, frames, or anything else here
-_MOST_S = 1e6  # of a video
+_MOST = 1 << 31  # bound of every number here
+_MOST_S = 1e6  # seconds of a video
 _FPS = (1e-3, 1e3)
-# qwen-vl-utils' tokens of a frame where a message names no pixels, and of a video of many frames.
-# A size that is asked for is bounded less closely.
+# qwen-vl-utils' bounds on the tokens of a frame, for a message without min_pixels and max_pixels;
+# the second pair applies with resized_height and resized_width. _VIDEO_TOKENS bounds a whole video.
 _FRAME_TOKENS, _RESIZED_TOKENS = (128, 768), (4, 16384)
 _VIDEO_TOKENS = 128_000
 
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """What a message asks for; None: as the checkpoint's processor files say.
+    """The options that a message sets; None: as in the checkpoint's processor files.
 
     Attributes:
         min_pixels, max_pixels: bounds on height * width after resizing.
-        resized_height, resized_width: pixels to resize to, instead of the image's own size, before
-            the bounds and the multiples of a token's side.
-        total_pixels: of the pairs of frames of a video together.
-        fps: frames a second that are taken of a video file; of a list what ``sample_fps`` is.
-        nframes: taken of a video file, instead of a rate. min_frames, max_frames: bounds with a
-            rate.
-        video_start, video_end: seconds between which frames of a video file are taken.
-        sample_fps: frames a second that a list of frames has. timestamps: their seconds instead.
+        resized_height, resized_width: pixels to resize to, in place of the image's own size. Bounds
+            and rounding to whole tokens apply afterwards.
+        total_pixels: bound on all pairs of frames of a video together.
+        fps: frames a second to sample from a video file; for a list of frames, ``sample_fps``.
+        nframes: frames to sample from a video file, in place of a rate.
+        min_frames, max_frames: bounds on the frames that a rate samples.
+        video_start, video_end: sample a video file between these seconds.
+        sample_fps: frame rate of a list of frames.
+        timestamps: seconds of the frames of a list, in place of a rate.
     """
 
     min_pixels: int | None = None
@@ -56,10 +57,10 @@ class MediaOptions:
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str) -> MediaOptions:
-        """Check ``values``, all of them names of attributes; ``where`` names them in errors.
+        """Check ``values``, by attribute name; ``where``: their path in errors.
 
         Raises:
-            UserError: a value of another type or outside its range, or two that exclude each other.
+            UserError: a wrong type, a value outside its range, or two options that conflict.
         """
         given = {name: _READERS[name](value, f"{where}.{name}") for name, value in values.items()}
         options = cls(**given)
@@ -86,12 +87,11 @@ class MediaOptions:
             low, high = getattr(self, least), getattr(self, most)
             if low is not None and high is not None and low > high:
                 raise UserError(
-                    f"{where}.{least}: expected at most {most}, {high:g}, got {low:g}. Exchange "
-                    "them."
+                    f"{where}.{least}: expected at most {most} ({high:g}), got {low:g}. Swap them."
                 )
 
     def of_image(self, config: PixelConfig) -> PixelConfig:
-        """``config`` of images as this image is wanted."""
+        """The image ``config`` with these options applied."""
         return _changed(
             config,
             min_pixels=self.min_pixels,
@@ -100,10 +100,10 @@ class MediaOptions:
         )
 
     def of_video(self, config: PixelConfig) -> PixelConfig:
-        """``config`` of videos as this video is wanted.
+        """The video ``config`` with these options applied.
 
-        Pixels are of each frame. A family whose own bounds are of all frames together then has
-        qwen-vl-utils' bounds of a frame where the message names none.
+        Pixels bound each frame. If the family itself bounds all frames together, qwen-vl-utils'
+        bounds of a frame apply where the message sets none.
         """
         config = self.of_image(self._per_frame(config))
         config = _changed(

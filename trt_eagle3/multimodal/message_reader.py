@@ -33,9 +33,9 @@ class ReadMessages:
     """A conversation as a chat template takes it.
 
     Attributes:
-        turns: messages without objects; of an image or video only what kind it is.
+        turns: messages without media; of an image or video only the kind.
         slots: images and videos in order.
-        ignored: paths of keys of parts that are not honoured, ``messages[0].content[1].uuid``.
+        ignored: paths of unknown keys of parts, such as ``messages[0].content[1].uuid``.
     """
 
     turns: list[dict[str, Any]]
@@ -65,7 +65,7 @@ class MessageReader:
         self._refuse_pads = refuse_pads
 
     def read(self, messages: Sequence[Mapping[str, Any]]) -> ReadMessages:
-        """Turns for the template, visuals, and the keys that are not honoured.
+        """Read messages into turns for the template, images and videos, and ignored keys.
 
         Raises:
             UserError: no mapping, an unknown part, a bad value of a key that is honoured, or a text

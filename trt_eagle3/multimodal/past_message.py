@@ -1,4 +1,4 @@
-"""Past messages as servers wrote them, in the form that chat templates read."""
+"""Convert past messages, as clients send them back, to the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ __all__ = ["past_message"]
 
 
 def past_message(message: Mapping[str, Any], where: str, *, text_arguments: bool) -> dict[str, Any]:
-    """A message without keys that are null, whose assistant's fields have the names that
-    templates use.
+    """A message without null keys; an assistant's fields get the names that templates use.
 
-    Of an assistant, ``content`` may be null or absent, ``reasoning`` is ``reasoning_content``, a
-    ``refusal`` is text, and ``function_call`` is one of ``tool_calls``.
+    An assistant's ``content`` may be null or absent. ``reasoning`` becomes ``reasoning_content``,
+    ``refusal`` becomes text, and ``function_call`` becomes an entry of ``tool_calls``.
 
     Args:
-        where: what names the message in errors.
+        where: the message's path in errors.
         text_arguments: the template takes the arguments of calls as JSON text.
     Raises:
-        UserError: reasoning or a refusal that is no text, a bad call.
+        UserError: reasoning or a refusal that is not text, or a bad call.
     """
     known = {name: value for name, value in message.items() if value is not None}
     if known.get("role") != "assistant":
@@ -41,7 +40,7 @@ def past_message(message: Mapping[str, Any], where: str, *, text_arguments: bool
     if content in (None, "", []):
         content = refusal
     if isinstance(content, list):
-        content = [_spoken(part) for part in content]
+        content = [_refusal_as_text(part) for part in content]
     return {**known, "content": content}
 
 
@@ -52,8 +51,8 @@ def _text(message: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _spoken(part: Any) -> Any:
-    """A refusal is a text part."""
+def _refusal_as_text(part: Any) -> Any:
+    """``part``; a refusal becomes a text part."""
     match part:
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}

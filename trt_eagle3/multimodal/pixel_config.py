@@ -40,7 +40,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 Sampling = Literal["ends", "steps", "middles"]
 Cap = Literal["max_frame_tokens", "max_video_tokens"]
 _MOST = 2**31  # pixels, or anything else here
-_MOST_ENLARGED = 2**26  # pixels that every image or video is enlarged to: 65,536 tokens and more
+_MOST_ENLARGED = 2**26  # bound on the least pixels of an image or video: 65,536 tokens or more
 _FILTERS = range(6)  # Pillow's
 
 SHARED_DEFAULTS: Mapping[str, Any] = {
@@ -81,8 +81,7 @@ class PixelConfig:
             equal pieces.
         num_frames: as many frames of every video, whatever its rate.
         first_s, last_s: seconds between which frames of a video file are taken; None: its ends.
-        resized: (height, width) that bounds and multiples are applied to, instead of an image's or
-            a frame's own.
+        resized: (height, width) in place of an image's or frame's own, before bounds and rounding.
         max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None:
             no such cap.
         max_video_tokens: with it, a video of frames that are bounded each never costs more; None:

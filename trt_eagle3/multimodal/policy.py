@@ -23,8 +23,7 @@ class MediaPolicy:
         max_items: images and videos of one prompt; None: any number.
         max_bytes: of one image or video, encoded; None: any number.
         max_pixels: of one image or frame, also after resizing; None: Pillow's MAX_IMAGE_PIXELS.
-        max_video_frames: of a list, or that are decoded of a video file, whether they are used or
-            not; None: any number.
+        max_video_frames: of a list, or decoded from a video file, used or not; None: any number.
         max_video_pixels: of all frames used of one video, also after resizing; None: any number.
         max_jpeg_scans: of one JPEG; each goes over the whole picture once more, and none needs a
             hundred; None: any number.

@@ -131,7 +131,7 @@ class Processor:
         self.end_token_ids = tuple(
             dict.fromkeys((*spec.eos_token_ids, *((eos_token_id,) if known else ())))
         )
-        """What ends an answer: the end tokens of the configs, and the tokenizer's."""
+        """Tokens that end an answer: the end tokens of the configs, and the tokenizer's."""
         self._encoder = TextEncoder.of(tokenizer)
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
@@ -163,8 +163,8 @@ class Processor:
             split_special_tokens: ``<|im_start|>`` and its like in the text of a message are text,
                 as with transformers' option of that name; False makes control tokens of them, as
                 transformers does by default.
-            tool_format: in which calls of tools are written, by its name; ``auto``: the one that
-                the chat template teaches.
+            tool_format: name of the format of tool calls; ``auto``: the one that the chat template
+                teaches.
         Raises:
             UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``;
                 an unknown format.
@@ -195,16 +195,16 @@ class Processor:
 
     @property
     def tool_format(self) -> ToolFormat:
-        """In which calls of tools are written."""
+        """The format of tool calls."""
         return self._tool_format or self.template.tool_format
 
     @property
     def text_arguments(self) -> bool:
-        """Whether the arguments of past calls reach the template as text; else as objects."""
+        """Whether the template gets the arguments of past calls as text; otherwise as objects."""
         return self.template.text_arguments and self.tool_format.takes_text_arguments
 
     def answer_format(self, options: Mapping[str, Any] = NO_OPTIONS) -> AnswerFormat:
-        """How answers are written, under these options of the chat template.
+        """The form of answers under these options of the chat template.
 
         Raises:
             UserError: the template refuses them.
@@ -277,18 +277,19 @@ class Processor:
     def ignored_keys(
         self, messages: Sequence[Mapping[str, Any]], where: str = "messages"
     ) -> tuple[str, ...]:
-        """Paths of keys in parts of messages that change nothing, such as
-        ``messages[0].content[1].uuid``.
+        """Paths of unknown keys in parts of messages, such as ``messages[0].content[1].uuid``.
 
-        ``where``: what the list is called.
+        ``where``: path of the list of messages.
         """
         return ignored_keys(messages, where=where, tiled=self._tiled)
 
     def with_options(
         self, messages: Sequence[Any], options: Mapping[str, Any]
     ) -> tuple[list[Any], tuple[str, ...]]:
-        """Messages with vLLM's ``mm_processor_kwargs`` in their images and videos, and the names
-        that are none.
+        """Add vLLM's ``mm_processor_kwargs`` to the images and videos of ``messages``.
+
+        Returns:
+            The messages, and the names in ``options`` that are unknown.
         """
         unknown = tuple(name for name in options if name not in PROCESSOR_OPTIONS)
         return with_processor_options(messages, options, tiled=self._tiled), unknown
@@ -314,10 +315,10 @@ class Processor:
         return self._inputs(ids, [])
 
     def tokenize(self, text: str, caller: Caller = NOBODY) -> list[int]:
-        """Ids of a text, control tokens in it as tokens.
+        """Ids of a text; control tokens in it become tokens.
 
         Raises:
-            UserError: the tokenizer fails, or takes more time or memory than it may.
+            UserError: the tokenizer fails, or exceeds its time or memory.
             RequestCancelledError: ``caller`` left.
         """
         return self._encoder.encode(text, caller)
@@ -340,7 +341,7 @@ class Processor:
         """Start the processes that encode texts, and load the tokenizer there.
 
         Raises:
-            UserError, EnvironmentMissingError: they cannot be started, or cannot load it.
+            UserError, EnvironmentMissingError: a process cannot start or cannot load it.
         """
         self._control.warm_up()
 

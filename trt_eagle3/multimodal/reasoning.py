@@ -1,4 +1,4 @@
-"""Reasoning: whether an answer begins with it, and the marks around it."""
+"""Reasoning: whether an answer begins with it, and the marks that enclose it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NO_REASONING", "Reasoning", "ReasoningMode", "reasoning_marks"]
 ReasoningMode = Literal["none", "optional", "open"]
 """Whether an answer may begin with reasoning (optional), or begins inside it (open)."""
 
-# <think>, <thinking>, <seed:think>, [THINK], and those that end it
+# <think>, <thinking>, <seed:think>, [THINK], and their closing marks
 _MARK = re.compile(
     r"([<\[\u25c1])/?((?:\w+:)?(?:think|thinking|thought|reason|reasoning))([>\]\u25b7])",
     re.IGNORECASE,
@@ -22,7 +22,7 @@ _CLOSING = {"<": ">", "[": "]", "\u25c1": "\u25b7"}
 
 @dataclass(frozen=True)
 class Reasoning:
-    """How answers reason. ``start``, ``end``: the marks around it."""
+    """How answers contain reasoning. ``start``, ``end``: the marks that enclose it."""
 
     mode: ReasoningMode = "none"
     start: str = "<think>"
@@ -33,7 +33,7 @@ NO_REASONING = Reasoning()
 
 
 def reasoning_marks(template: str) -> Iterator[tuple[str, str]]:
-    """The marks around reasoning that a chat template knows, those of Qwen's first."""
+    """Pairs of reasoning marks in the source of a chat template, ``<think>`` first."""
     found = {
         (f"{left}{name}{right}", f"{left}/{name}{right}")
         for left, name, right in _MARK.findall(template)

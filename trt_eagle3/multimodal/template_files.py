@@ -1,4 +1,4 @@
-"""The places of a checkpoint's chat template, by the precedence of transformers."""
+"""Find a checkpoint's chat template, with the precedence of transformers."""
 
 from __future__ import annotations
 
@@ -14,39 +14,37 @@ from trt_eagle3.multimodal.processor_files import TEMPLATE_FOLDER, read_processo
 __all__ = ["MAX_SOURCE_LEN", "TemplateSources", "find_templates"]
 
 MAX_SOURCE_LEN = 1 << 20
-"""Characters of a template at most; the longest in use have 20,000."""
+"""Maximum characters of a template; the longest in use have 20,000."""
 _PROCESSOR, _TOKENIZER = "processor_config.json", "tokenizer_config.json"
 _LEGACY, _FILE = "chat_template.json", "chat_template.jinja"
 
 
 @dataclass(frozen=True)
 class TemplateSources:
-    """Texts of templates: the default one, and the one for requests with tools where that is
-    another.
-    """
+    """Texts of the default template and of the one for requests with tools, if that is another."""
 
     default: str
     tool_use: str | None = None
 
 
 def find_templates(directory: Path, *, processor: bool) -> TemplateSources:
-    """Read the template that transformers' ``AutoProcessor`` takes, or its ``AutoTokenizer``.
+    """Read the template that transformers' ``AutoProcessor`` or ``AutoTokenizer`` takes.
 
     A processor takes the first of ``processor_config.json``, ``chat_template.json``,
-    ``chat_template.jinja`` with ``additional_chat_templates/``, ``tokenizer_config.json``; a
-    tokenizer the first of the last two. A place that transformers would not look at comes last.
+    ``chat_template.jinja`` with ``additional_chat_templates/``, ``tokenizer_config.json``. A
+    tokenizer takes the first of the last two. Places that transformers does not read come last.
 
     Args:
-        processor: whether the checkpoint has a processor: it takes images or videos.
+        processor: whether the checkpoint has a processor, that is, takes images or videos.
     Raises:
-        UserError: no place holds a template, the first one holds none that is the default, or
+        UserError: no place holds a template, the first place lacks a default template, or
             transformers refuses the combination.
     """
     tokenizer = _named(directory / _TOKENIZER)
     extra = {file.stem: file for file in sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))}
     path = directory / _FILE
     file = {"default": path} if path.exists() else {}
-    # a tokenizer lets the folder's default win, a processor the file
+    # of two defaults, a tokenizer takes the folder's and a processor the file's
     if not processor and (found := file | extra or tokenizer):
         return TemplateSources(_default(found, directory), _text(found.get("tool_use")))
     legacy = _legacy(directory, extra)
@@ -55,22 +53,23 @@ def find_templates(directory: Path, *, processor: bool) -> TemplateSources:
 
 
 Templates = Mapping[str, Path | str]
-"""Name -> text, or the file that has it."""
+"""Name -> text, or the file that holds it."""
 
 
 def _legacy(directory: Path, extra: Templates) -> Templates:
     found = _named(directory / _LEGACY)
     if found and extra:
         raise UserError(
-            f"{directory}: {_LEGACY} and {TEMPLATE_FOLDER}/ together: transformers refuses both. "
+            f"{directory}: {_LEGACY} beside {TEMPLATE_FOLDER}/: transformers refuses the two. "
             f"Keep {TEMPLATE_FOLDER}/, with the default template in {_FILE}."
         )
     return found
 
 
 def _named(path: Path) -> Templates:
-    """Templates under ``chat_template`` of a JSON file: a text, {name: text}, or a list of {name,
-    template}.
+    """Templates under ``chat_template`` of a JSON file.
+
+    The value is a text, {name: text}, or a list of {name, template}.
     """
     value: Any = read_processor_json(path).get("chat_template") if path.exists() else None
     if value is None:

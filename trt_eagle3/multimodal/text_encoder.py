@@ -1,6 +1,4 @@
-"""From text to token ids, by tokenizers of checkpoints, in the processes of this program that
-encode (``tokenizer_worker.py``).
-"""
+"""TextEncoder: text to token ids, in bounded processes (``tokenizer_worker.py``)."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from trt_eagle3.multimodal.caller import NOBODY, Caller
 
 __all__ = ["TextEncoder", "try_tokenizer"]
 
-_COUNT = 2  # processes: a long prompt takes a second, and others go on
+_COUNT = 2  # processes: a prompt that takes a second does not block all others
 
 
 class TextEncoder:
-    """One tokenizer, by which texts are encoded within bounds; thread-safe."""
+    """Encodes texts with one tokenizer, within bounds on time and memory; thread-safe."""
 
     def __init__(
         self,
@@ -34,26 +32,26 @@ class TextEncoder:
     ) -> None:
         """
         Args:
-            source: the text of its ``tokenizer.json``; it may be asked for again.
-            added: names and flags of tokens that it has besides.
-            encode_special_tokens: as the property of ``tokenizers.Tokenizer``: special tokens in a
-                text are text.
+            source: returns the text of ``tokenizer.json``; may be called several times.
+            added: names and flags of tokens to add.
+            encode_special_tokens: encode special tokens in a text as plain text (the property of
+                ``tokenizers.Tokenizer``).
         """
         self._source, self._added = source, added
         self._encode_special_tokens = encode_special_tokens
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TextEncoder:
-        """By ``tokenizer``, as it is when a text is first encoded."""
+        """Encode with ``tokenizer`` in its state at the first call of ``encode``."""
         return cls(tokenizer.to_str)
 
     def encode(
         self, text: str, caller: Caller = NOBODY, *, add_special_tokens: bool = True
     ) -> list[int]:
-        """Ids of ``text``. Some 0.1 ms beside the encoding itself.
+        """Ids of ``text``. The process adds about 0.1 ms.
 
         Raises:
-            UserError: the tokenizer fails, or takes more time or memory than it may.
+            UserError: the tokenizer fails, or exceeds its time or memory.
             RequestCancelledError: ``caller`` left.
             EnvironmentMissingError: no process can be started.
         """
@@ -62,7 +60,7 @@ class TextEncoder:
         return ids
 
     def warm_up(self) -> None:
-        """Load it in every process that encodes, rather than with the first texts.
+        """Load the tokenizer in every process before the first text arrives.
 
         Raises:
             EnvironmentMissingError: no process can be started.
@@ -72,7 +70,7 @@ class TextEncoder:
 
     @cached_property
     def added_ids(self) -> list[int]:
-        """Ids of the tokens that it has besides.
+        """Ids of the tokens in ``added``.
 
         Raises:
             UserError, EnvironmentMissingError: as for ``encode``.
@@ -82,7 +80,7 @@ class TextEncoder:
 
     @cached_property
     def _key(self) -> str:
-        """As the worker makes it of a tokenizer without additions."""
+        """SHA-256 of the tokenizer. Without ``added`` it is the worker's own default key."""
         added = json.dumps([self._added, self._encode_special_tokens]) if self._added else ""
         return hashlib.sha256((self._source() + added).encode()).hexdigest()
 
@@ -99,17 +97,22 @@ class TextEncoder:
         return answer
 
     def _spec(self) -> dict[str, Any]:
-        return _spec(self._source(), self._added, self._encode_special_tokens)
+        return {
+            "source": self._source(),
+            "added": self._added,
+            "encode_special_tokens": self._encode_special_tokens,
+        }
 
 
 def try_tokenizer(source: str) -> None:
-    """Load the text of a ``tokenizer.json`` in a process that encodes, where it is kept.
+    """Load the text of a ``tokenizer.json`` in an encoding process, which keeps the tokenizer.
 
     Raises:
-        ValueError: it cannot be loaded, or takes too much time or memory.
+        ValueError: it cannot be loaded, or exceeds its time or memory.
         EnvironmentMissingError: no process can be started.
     """
-    answer = _PROCESS.ask(json.dumps({"text": "", "tokenizer": _spec(source)}).encode())
+    request = {"text": "", "tokenizer": TextEncoder(lambda: source)._spec()}
+    answer = _PROCESS.ask(json.dumps(request).encode())
     if answer is None:
         raise ValueError(
             f"loading it takes more than {tokenizer_worker.LOAD_CPU_S:g} s or "
@@ -117,18 +120,6 @@ def try_tokenizer(source: str) -> None:
         )
     if "error" in answer:
         raise ValueError(answer["error"])
-
-
-def _spec(
-    source: str,
-    added: Sequence[tuple[str, Mapping[str, bool]]] = (),
-    encode_special_tokens: bool = False,
-) -> dict[str, Any]:
-    return {
-        "source": source,
-        "added": added,
-        "encode_special_tokens": encode_special_tokens,
-    }
 
 
 def _asked(request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
@@ -139,7 +130,7 @@ def _asked(request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     seconds = tokenizer_worker.CPU_S + size * tokenizer_worker.CPU_S_PER_BYTE
     most = tokenizer_worker.MEMORY_BYTES + size * tokenizer_worker.MEMORY_PER_BYTE
     raise UserError(
-        "prompt: encoding it was ended, as the checkpoint's tokenizer took more than "
+        "prompt: encoding was stopped: the checkpoint's tokenizer took more than "
         f"{seconds:.3g} s or {most >> 20} MiB. Change the text, or use another tokenizer."
     )
 

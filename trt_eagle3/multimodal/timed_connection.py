@@ -1,4 +1,4 @@
-"""TimedConnection: an HTTP request whose connecting, headers and body share one deadline."""
+"""TimedConnection: an HTTP GET with one deadline for connection, headers and body."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until then.
+        """Seconds until the deadline.
 
         Raises:
-            TimeoutError: it is past.
+            TimeoutError: the deadline is past.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -35,24 +35,24 @@ class Deadline:
 
 
 class TimedConnection(HTTPConnection):
-    """A connection for one GET of ``url``; proxies of the environment are not used."""
+    """A connection for one GET of ``url``. Ignores the environment's proxies."""
 
     def __init__(self, url: str, deadline: Deadline) -> None:
-        """Connect to nothing yet."""
+        """Does not connect yet."""
         parts = urlsplit(url)
         scheme = parts.scheme.lower()
         super().__init__(parts.hostname or "", parts.port or PORTS[scheme])
-        self.default_port = PORTS[scheme]  # which the Host header leaves out
+        self.default_port = PORTS[scheme]  # left out of the Host header
         self._tls = scheme == "https"
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._deadline = deadline
         self.response_class = _timed_response(deadline)
 
     def get(self) -> HTTPResponse:
-        """The answer, its headers read; close it before the connection.
+        """Send the request and read the answer's headers. Close the answer before the connection.
 
         Raises:
-            OSError, HTTPException, ValueError: no answer, or the deadline is past (TimeoutError).
+            OSError, HTTPException, ValueError: no answer; TimeoutError if the deadline is past.
         """
         self.request(
             "GET", self._target, headers={"User-Agent": "trt-eagle3", "Connection": "close"}
@@ -70,18 +70,18 @@ class TimedConnection(HTTPConnection):
 
 def _timed_response(deadline: Deadline) -> type[HTTPResponse]:
     class TimedResponse(HTTPResponse):
-        """An answer that is read within the deadline, line by line and block by block."""
+        """An answer whose every read has the time that is left."""
 
         def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
             super().__init__(sock, *args, **options)
-            # its own reader goes on holding the socket, which is closed after the headers already
+            # the original reader keeps the socket open; the connection drops it after the headers
             self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock, deadline))
 
     return TimedResponse
 
 
 class _TimedReader(io.RawIOBase):
-    """What a socket receives; each read has the time that is left."""
+    """Reads from a socket; each read has the time that is left."""
 
     def __init__(self, received: io.RawIOBase, sock: socket.socket, deadline: Deadline) -> None:
         self._received, self._sock, self._deadline = received, sock, deadline
@@ -94,7 +94,7 @@ class _TimedReader(io.RawIOBase):
         try:
             return self._received.readinto(buffer)
         except TimeoutError:
-            self._deadline.left()  # says what was waited for
+            self._deadline.left()  # raises with a clearer message
             raise
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
         try:
             sock.settimeout(deadline.left())
             sock.connect(address)
-            sock.settimeout(deadline.left())  # of a TLS handshake as a whole
+            sock.settimeout(deadline.left())  # for a whole TLS handshake
             return sock
         except OSError as error:
             sock.close()

@@ -37,12 +37,12 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """``tokenizer.json`` of a directory; from ``vocab.json`` and ``merges.txt`` through
     transformers if it has none.
 
-    Loading is tried in a bounded process first. Texts are encoded there too (``TextEncoder``): what
-    is loaded here looks tokens up, and decodes.
+    A bounded process loads it first. Texts are encoded there too (``TextEncoder``). The tokenizer
+    in this process only looks tokens up and decodes.
 
     Raises:
-        UserError: no tokenizer there, a broken one, or one whose decoder could lengthen texts
-            without bound.
+        UserError: there is no tokenizer, it is broken, or its decoder could lengthen texts without
+            bound.
         EnvironmentMissingError: no process can be started.
     """
     path = directory / "tokenizer.json"
@@ -80,12 +80,13 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _check_decoder(tokenizer: Tokenizer) -> None:
-    """Refuse a decoder that could take long or lengthen texts without bound: it runs for every
-    token of every answer, on the thread that decodes for all.
+    """Refuse a decoder that could be slow or lengthen texts without bound.
+
+    The decoder runs for every token of every answer, on a thread that all answers share.
 
     Raises:
-        ValueError: a pattern in it is a regular expression, its parts lengthen too much, or one
-            strips so many characters that the library's own count overflows.
+        ValueError: the decoder has a regular expression, its parts lengthen a text too much, or a
+            part strips so many characters that the library's count overflows.
     """
     if tokenizer.decoder is None:
         return

@@ -1,9 +1,9 @@
-"""The process that encodes texts: a script of its own, which imports nothing of this package.
+"""The process that encodes texts: a separate script that imports nothing of this package.
 
-A tokenizer is a program that a stranger wrote: its patterns may backtrack for ever, its normalizer
-may multiply a text, and the library panics where a pattern backtracks too long. Here the kernel
-bounds its memory and processor time, and a panic is an answer like any other. Reads one JSON
-request a line from standard input, and writes one JSON answer a line.
+A tokenizer is untrusted code: a pattern may backtrack without end, a normalizer may multiply a
+text, and the library panics when a pattern backtracks too long. The kernel bounds the memory and
+processor time of this process, and a panic becomes an error answer. The script reads one JSON
+request per line from standard input and writes one JSON answer per line.
 """
 
 from __future__ import annotations
@@ -23,28 +23,26 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-MEMORY_BYTES = 1 << 30  # for one request, beside the tokenizers
-MEMORY_PER_BYTE = 512  # of text, more; it takes some 100
-CPU_S = 2.0  # for one request
-CPU_S_PER_BYTE = 1e-5  # of text, more; it takes some 1e-6
+MEMORY_BYTES = 1 << 30  # of one request, beyond the loaded tokenizers
+MEMORY_PER_BYTE = 512  # added per byte of text; sound tokenizers take about 100
+CPU_S = 2.0  # of one request
+CPU_S_PER_BYTE = 1e-5  # added per byte of text; sound tokenizers take about 1e-6
 LOAD_MEMORY_BYTES = 2 << 30
-LOAD_CPU_S = 20.0  # a tokenizer of 250,000 tokens takes some 2
-MAX_TOKENS = 1 << 22  # of a text; no model takes so many
-_KEPT = 8  # tokenizers
+LOAD_CPU_S = 20.0  # a tokenizer of 250,000 tokens takes about 2
+MAX_TOKENS = 1 << 22  # of a text; beyond any model's context
+_KEPT = 8  # loaded tokenizers
 
 _Loaded = dict[str, "tuple[Tokenizer, list[int | None]]"]
 
 
 def main() -> None:
-    """Answer requests until standard input ends; ``sys.argv[1]`` is the parent's ``sys.path`` as
-    JSON.
-    """
+    """Answer requests until standard input ends. ``sys.argv[1]``: the parent's ``sys.path``."""
     sys.path[:] = json.loads(sys.argv[1])
-    # each request is one text; threads would take address space
+    # a request is a single text, so threads would only take address space
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     loaded: _Loaded = {}
     for line in sys.stdin.buffer:
-        if line == b"\n":  # a request that was cancelled, and is answered already
+        if line == b"\n":  # cancels a request that is already answered
             continue
         answer = _answer(line, loaded)
         _bound(0, None)
@@ -53,8 +51,10 @@ def main() -> None:
 
 
 def _answer(line: bytes, loaded: _Loaded) -> dict[str, Any]:
-    """``ids`` of ``text``, with the ``added`` ids of the tokenizer ``key``; ``unknown``: that has
-    to be sent along; ``error``: why there are none.
+    """Answer one request.
+
+    ``ids``: of ``text``; ``added``: of the tokens that the tokenizer ``key`` adds. ``unknown``:
+    ``key`` is not loaded, send the tokenizer. ``error``: why encoding failed.
     """
     try:
         request = json.loads(line)
@@ -74,12 +74,12 @@ def _answer(line: bytes, loaded: _Loaded) -> dict[str, Any]:
         if len(ids) > MAX_TOKENS:
             return {"error": f"{len(ids)} tokens, expected at most {MAX_TOKENS}"}
         return {"ids": ids, "added": added}
-    except BaseException as error:  # a panic of Rust code is no Exception
+    except BaseException as error:  # panics in Rust are not Exceptions
         return {"error": (str(error) or type(error).__name__)[:1000]}
 
 
 def _load(key: str | None, spec: dict[str, Any], loaded: _Loaded) -> str:
-    """Load a tokenizer; returns its key, which is by default made of what it is."""
+    """Load a tokenizer and return its key; by default the SHA-256 of its JSON."""
     from tokenizers import AddedToken, Tokenizer
 
     _bound(LOAD_CPU_S, LOAD_MEMORY_BYTES)
@@ -97,12 +97,12 @@ def _load(key: str | None, spec: dict[str, Any], loaded: _Loaded) -> str:
 
 
 def _bound(cpu_s: float, memory_bytes: int | None) -> None:
-    """Let the kernel end this process after ``cpu_s``, in the middle of native code too, and refuse
-    it more memory than that. 0 and None lift the bounds.
+    """Let the kernel end this process after ``cpu_s``, even inside native code, and refuse it more
+    than ``memory_bytes`` of new memory. 0 and None lift the bounds.
     """
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    signal.setitimer(signal.ITIMER_REAL, 30 * cpu_s)  # and should it hang without computing
-    # a system without this limit; the timer holds all the same
+    signal.setitimer(signal.ITIMER_REAL, 30 * cpu_s)  # if it hangs without computing
+    # some systems lack this limit; the timers still apply
     with contextlib.suppress(ValueError, OSError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         most = hard
@@ -116,7 +116,7 @@ def _bound(cpu_s: float, memory_bytes: int | None) -> None:
 
 @cache
 def _statm() -> int:
-    """A descriptor: opening it for every text would take longer than encoding most."""
+    """An open descriptor: opening it per text would take longer than encoding most texts."""
     return os.open("/proc/self/statm", os.O_RDONLY)
 
 

@@ -147,10 +147,10 @@ def template_calls(calls: Any, where: str, *, as_text: bool) -> list[dict[str, A
 
     Args:
         where: what names the calls in errors.
-        as_text: keep arguments that are text as they are, also where an answer was cut; else they
-            are parsed, for templates that want an object, and what was cut is repaired.
+        as_text: keep text arguments unchanged, even cut ones. Otherwise parse them into an object
+            and repair cut ones.
     Raises:
-        UserError: no list of calls, or arguments that begin no JSON object.
+        UserError: not a list of calls, or arguments that do not begin a JSON object.
     """
     if not isinstance(calls, list):
         raise UserError(f"{where}: expected a list of calls, got {quote(calls, 80)}")

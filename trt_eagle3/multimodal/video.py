@@ -140,7 +140,7 @@ def open_video(
 ) -> Iterator[VideoStream]:
     """Decode a video frame by frame; it is sampled where the source is to be sampled.
 
-    Leaving the context ends the decoding, however many frames were read.
+    Leaving the context ends the decoding, even if frames are unread.
 
     Args:
         policy: which sources, formats and sizes are taken.
@@ -204,7 +204,7 @@ def open_video(
         try:
             yield VideoStream(times, _checked(frames, name, policy), used_fps)
         finally:
-            over.set()  # frames that are being decoded are not waited for
+            over.set()  # do not wait for frames that are being decoded
 
 
 def _mean_fps(times: Sequence[float], default: float) -> float:
@@ -237,7 +237,7 @@ def _check(video: Video, name: str) -> None:
 
 
 def _timed(video: Video, options: MediaOptions) -> Video:
-    """A list or folder with the times that a message says."""
+    """A list or folder of frames with the times that the message sets."""
     if options.timestamps is not None:
         return replace(video, timestamps=options.timestamps, fps=None)
     if options.sample_fps is not None:

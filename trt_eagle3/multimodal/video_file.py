@@ -33,8 +33,9 @@ Frame = NDArray[np.uint8]
 
 
 def frame_indices(total: int, fps: float, config: PixelConfig, first: int = 0) -> NDArray[np.int64]:
-    """Which of ``total`` frames taken at ``fps`` to use, the first of them numbered ``first``: the
-    rules of transformers' video processors.
+    """Numbers of the frames to use, by the rules of transformers' video processors.
+
+    ``total`` frames at ``fps`` are available, numbered from ``first`` on.
     """
     if config.sampling == "steps":
         return first + _every_so_many(total, fps, config)
@@ -48,7 +49,7 @@ def frame_indices(total: int, fps: float, config: PixelConfig, first: int = 0) -
 
 
 def check_num_wanted(name: str, total: int, config: PixelConfig) -> None:
-    """Refuse to take more frames than there are, as transformers does.
+    """Refuse a number of frames that the video cannot give, as transformers does.
 
     Raises:
         UserError: ``config.num_frames`` of ``total`` cannot be taken.
@@ -62,9 +63,7 @@ def check_num_wanted(name: str, total: int, config: PixelConfig) -> None:
 
 
 def _span(name: str, total: int, fps: float, config: PixelConfig) -> tuple[int, int]:
-    """Number of the first frame that may be used and how many there are, by qwen-vl-utils'
-    rule.
-    """
+    """First frame and number of frames between the requested seconds, by qwen-vl-utils' rule."""
     if config.first_s is None and config.last_s is None:
         return 0, total
     first = math.ceil(min(config.first_s or 0.0, total / fps) * fps)
@@ -190,9 +189,7 @@ class VideoFile:
     def _choose(
         self, container: Any, config: PixelConfig, fps: float | None
     ) -> tuple[list[int], float, int]:
-        """Numbers of the frames to use, how many there are in a second, and how many they are
-        taken from.
-        """
+        """Numbers of the frames to use, frames per second, and how many frames were available."""
         if not container.streams.video:
             raise UserError(f"{self._name}: holds no video stream. Give a video file.")
         stream = container.streams.video[0]

@@ -1,4 +1,4 @@
-"""VisualPart: an image or video in a message, in all the spellings that clients use."""
+"""VisualPart: an image or video in a message, in every spelling that clients use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SOURCES: Mapping[MediaKind, tuple[str, ...]] = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path"),
 }
-_UNTYPED = ("image_url", "video_url", "image", "video")  # keys that say what a part without type is
+_UNTYPED = ("image_url", "video_url", "image", "video")  # keys that name an untyped part's kind
 _OF_FILES = frozenset({"fps", "nframes", "min_frames", "max_frames", "video_start", "video_end"})
 _OF_LISTS = frozenset({"sample_fps", "timestamps"})
 PROCESSOR_OPTIONS: Mapping[str, str] = {
@@ -43,11 +43,11 @@ PROCESSOR_OPTIONS: Mapping[str, str] = {
     "min_frames": "min_frames",
     "max_frames": "max_frames",
 }
-"""What vLLM's ``mm_processor_kwargs`` may name, and the key of a part that says the same."""
+"""Keys of vLLM's ``mm_processor_kwargs`` that are honoured -> the equivalent key of a part."""
 _FULL_DETAIL = ("auto", "high", "original")
-"""OpenAI's values of ``detail`` that ask for what is done anyway."""
+"""OpenAI's values of ``detail`` that match the default behaviour."""
 _TEXT_KEYS = frozenset({"type", "text", "refusal", "annotations", "logprobs"})
-"""Of a text part; the last two are in answers that clients send back, and say nothing new."""
+"""Known keys of a text part. Answers that clients send back contain the last two."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class VisualPart:
     """An image or video of a message.
 
     Attributes:
-        given: values of the keys that are honoured. ignored: the other keys, with the key that
-            they stand under: ``uuid``, ``image_url.uuid``.
+        given: values of the honoured keys.
+        ignored: paths of the other keys: ``uuid``, ``image_url.uuid``.
     """
 
     kind: MediaKind
@@ -65,7 +65,7 @@ class VisualPart:
     ignored: tuple[str, ...]
 
     def options(self, where: str) -> MediaOptions:
-        """What ``given`` says; ``where`` names the part in errors.
+        """``given`` as options; ``where``: the part's path in errors.
 
         Raises:
             UserError: as `MediaOptions.read`.
@@ -74,15 +74,14 @@ class VisualPart:
 
 
 def read_visual(part: Mapping[Any, Any], *, tiled: bool) -> VisualPart | None:
-    """The image or video that ``part`` is; None where it is none.
+    """Read ``part`` as an image or video; None if it is neither.
 
-    Its source stands under ``image``, ``image_url``, ``url``, ``path`` or ``base64`` (``video``,
-    ``video_url``, ``url`` or ``path``), as it is or as ``{"url": source}``. Other keys stand
-    beside it or in that object.
+    An image's source is under ``image``, ``image_url``, ``url``, ``path`` or ``base64``, a video's
+    under ``video``, ``video_url``, ``url`` or ``path``. It may be ``{"url": source}``. Other keys
+    may be beside the source or inside that object.
 
     Args:
-        tiled: the target cuts images into tiles of one size, so that no number of pixels can be
-            asked for.
+        tiled: the target cuts images into tiles of one size, so keys of pixels have no effect.
     """
     kind = _kind(part)
     if kind is None:
@@ -113,7 +112,7 @@ def ignored_keys(
 ) -> tuple[str, ...]:
     """Paths of the keys of parts that are not honoured, such as ``messages[0].content[1].uuid``.
 
-    ``where``: what the list of messages is called. Parts that are unknown have none.
+    ``where``: path of the list of messages. Unknown parts are skipped.
     """
     found: list[str] = []
     for i, message in enumerate(messages):
@@ -131,8 +130,9 @@ def ignored_keys(
 def with_processor_options(
     messages: Sequence[Any], options: Mapping[str, Any], *, tiled: bool
 ) -> list[Any]:
-    """``messages`` whose images and videos have vLLM's ``mm_processor_kwargs`` where they say
-    nothing themselves; names outside `PROCESSOR_OPTIONS` and ``null`` change nothing.
+    """``messages`` with vLLM's ``mm_processor_kwargs`` added to their images and videos.
+
+    Keys of a part win over ``options``. Names outside `PROCESSOR_OPTIONS` and nulls are skipped.
     """
     given = {
         PROCESSOR_OPTIONS[name]: value
@@ -157,9 +157,9 @@ def _with_options(part: Any, options: Mapping[str, Any], *, tiled: bool) -> Any:
         return part
     names = _honoured(visual.kind, visual.source, visual.given, tiled=tiled)
     if not names >= _OF_FILES:
-        names -= {"fps"}  # of a list it is the rate of its frames, and none to sample at
+        names -= {"fps"}  # the frame rate of a list, not a sampling rate
     if visual.given.keys() & {"fps", "nframes"}:
-        names -= {"fps", "nframes"}  # they exclude each other
+        names -= {"fps", "nframes"}  # they conflict
     added = {name: options[name] for name in options.keys() & names - visual.given.keys()}
     return {**part, **added}
 
@@ -194,8 +194,8 @@ def _honoured(
     if _is_file(source):
         return pixels | _OF_FILES
     if isinstance(source, str | Path) and not is_frame_list(source):
-        return pixels | _OF_FILES | _OF_LISTS  # on this machine: a file, or a folder of frames
-    # a list has one rate
+        return pixels | _OF_FILES | _OF_LISTS  # a local path: a file, or a folder of frames
+    # sample_fps or timestamps win over fps
     return pixels | _OF_LISTS if values.keys() & _OF_LISTS else pixels | {"fps"}
 
 

@@ -242,7 +242,7 @@ class Validation:
         expected: Sequence[ExpectedAnswer],
         manifest: DraftManifest | None,
     ) -> None:
-        """Compute answers once more whose forwards with speculation took other experts."""
+        """Recompute answers whose forwards with speculation took other experts."""
         for e in expected:
             e.with_speculation = with_speculation(record, reference, e)
         others = [e.with_speculation for e in expected if e.with_speculation is not None]

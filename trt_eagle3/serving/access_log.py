@@ -87,7 +87,7 @@ class RequestLog:
 
 
 def _field(text: str, most: int) -> str:
-    """What a client sent as one word of a line: printable, bounded, without spaces."""
+    """A text of a client as one word of a line: printable, bounded, without spaces."""
     return clip(text, most).replace(" ", "%20")
 
 

@@ -1,4 +1,4 @@
-"""ServingConfig: what a server takes from strangers. Every default stands here, once."""
+"""ServingConfig: limits on untrusted requests. Every default is set here, once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
 # for one.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
-_MAX_STOP_LEN = 1024  # each token of an answer is compared with every stop word
+_MAX_STOP_LEN = 1024  # characters; each token of an answer is compared with every stop word
 _MAX_JPEG_SCANS = 100  # encoders write 1 to 20
 ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder"]
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
@@ -50,24 +50,23 @@ class ServingConfig(BaseModel):
         send_timeout_s: how long a client may read nothing of what is sent to it before it is cut
             off.
         max_request_s: a request that takes longer is ended with an error.
-        max_step_s: an engine hangs that has work and finishes no step for longer, prepares none of
-            the prompts that wait for longer, or whose process answers nothing for longer:
-            ``/health`` of ``trt-eagle3 serve`` is 503 then, and on Triton the model not ready.
-            Choose more than the longest step takes. null: nobody looks.
+        max_step_s: an engine hangs if for longer than this it has work and finishes no step,
+            prompts wait and none is prepared, or its process does not answer. ``/health`` of
+            ``trt-eagle3 serve`` is 503 then, and on Triton the model is not ready. Choose more than
+            the longest step takes. null: no check.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are
             sent together, the first one at once. Every response costs the server something; 0 sends
             one for each verify pass.
         max_choices: answers of one request (``n``).
-        strict_fields: refuse keys of a request that nothing reads, at any depth; else they are
-            ignored, and the answer's header ``X-Ignored-Fields`` names them.
+        strict_fields: refuse unknown keys of a request, at any depth. Otherwise they are ignored,
+            and the answer's header ``X-Ignored-Fields`` lists them.
         generation_config: where a request does not say how to sample, do as the checkpoint's
             ``generation_config.json`` says; else greedily.
         log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
         split_special_tokens: whether ``<|im_start|>`` and its like in a client's text are text;
             false makes control tokens of them. None: what the bundle was built with.
-        tool_format: in which calls of tools are written and read: auto, the format that the
-            checkpoint's chat template teaches, or hermes (JSON), qwen3_xml (Qwen3.5, Qwen3-Coder;
-            also called qwen3_coder).
+        tool_format: format of tool calls: hermes (JSON), qwen3_xml (Qwen3.5, Qwen3-Coder; also
+            called qwen3_coder), or auto, the one that the checkpoint's chat template teaches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -142,7 +141,7 @@ class ServingConfig(BaseModel):
             )
 
     def check_stop(self, words: Sequence[str], token_ids: Sequence[int]) -> None:
-        """Refuse so many or so long ends of an answer that looking for them would slow all answers.
+        """Refuse stop words and stop tokens that are too many or too long: they slow all answers.
 
         Raises:
             UserError: more than ``max_stop_words`` of either, or a word of more than 1,024

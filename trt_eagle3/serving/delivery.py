@@ -122,16 +122,16 @@ def _timeout(seconds: float) -> TimeoutError:
 async def events(
     reply: Reply, answers: Sequence[Answer], first: Numbered, chunks: AsyncGenerator[Numbered]
 ) -> AsyncIterator[str]:
-    """Server-sent events. The caller closes ``chunks``, and with them the answers."""
+    """Server-sent events. The caller closes ``chunks``, which ends the answers."""
     try:
         yield reply.opening()
         if event := reply.piece(*first):
             yield event
         async for index, chunk in chunks:
-            # else half a character, or what may become a stop text
+            # no event for half a character, or the beginning of a stop text
             if event := reply.piece(index, chunk):
                 yield event
         yield reply.closing([answer.generation for answer in answers])
     except Exception as error:
-        # the status has been sent: what there is to say goes into the stream
+        # the status has been sent: report the error in the stream
         yield reply.failed(error_object(error))

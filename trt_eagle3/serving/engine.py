@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     def stall(self, max_step_s: float) -> str | None:
         """Why the engine seems to hang: it has had work for ``max_step_s`` and finished no step, or
-        prepared no prompt, or has not answered for so long. None: it does not. Back at once.
+        prepared no prompt, or has not answered for so long. None: it works. Returns at once.
         """
         ...
 

@@ -173,7 +173,7 @@ class EngineHost:
     def _submit(self, engine: LLM, message: Submit) -> None:
         try:
             answer = engine.submit(message.request)
-        except BaseException as error:  # its reader is told
+        except BaseException as error:  # reported to the reader
             answer = Answer(lambda: None)
             answer.end(as_failure(error))
         self._answers[message.number] = answer

@@ -43,11 +43,11 @@ _CODES: Mapping[int, str] = {
     503: "overloaded",
     504: "timeout",
 }
-# a message about one begins with the word, and where it came from
+# beginnings of messages about media
 _MEDIA = ("image ", "image: ", "video ", "video: ")
-# a field, and the way to what lies in it: tools[0].function.parameters.properties.my city.type
+# a field and the path inside it: tools[0].function.parameters.properties.my city.type
 _LEADING_NAME = re.compile(r"(([A-Za-z_]+)(?:\.[^.:\[\]]{1,64}|\[[\w-]*\])*): ")
-_LEADING_FIELD = re.compile(r"(([A-Za-z_]+))[.\[]")  # where names on the way are stranger
+_LEADING_FIELD = re.compile(r"(([A-Za-z_]+))[.\[]")  # for paths with unusual names
 
 
 class RefusedError(TrtEagle3Error):

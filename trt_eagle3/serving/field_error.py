@@ -1,4 +1,4 @@
-"""FieldError: a refusal that names the field of the request which is wrong."""
+"""FieldError: an error that names the wrong field of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["FieldError"]
 
 
 class FieldError(UserError):
-    """A field of a request is wrong; ``param`` names it as OpenAI's error objects do."""
+    """A field of a request is wrong; ``param`` is its path, as in OpenAI's error objects."""
 
     def __init__(self, message: str, param: str, code: str | None = "invalid_value") -> None:
         super().__init__(message)

@@ -302,13 +302,13 @@ class Front:
 
 
 def _client_of(request: HTTPRequest) -> str:
-    """The client's address; a proxy may forward any text as one."""
+    """The client's address, clipped: a proxy may forward any text."""
     return clip(request.client.host, 64) if request.client else ""
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events. However the response ends, also before it began, ``chunks`` are closed,
-    and with them the answers.
+    """Server-sent events. ``chunks`` and their answers are closed however the response ends, even
+    before it begins.
     """
 
     def __init__(self, content: AsyncIterator[str], chunks: AsyncGenerator[Any], **kw: Any) -> None:
@@ -321,7 +321,7 @@ class _EventStream(StreamingResponse):
 
 
 def _failing_as_exception(job: Callable[[], _T]) -> Callable[[], _T]:
-    """``job``, whose panics are exceptions: nothing that handles requests catches others."""
+    """``job`` with panics turned into exceptions, which request handlers catch."""
 
     def run() -> _T:
         try:
@@ -343,7 +343,7 @@ async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> N
 
 
 def _note_headers(ignored: Sequence[str], repaired: Sequence[str] = ()) -> dict[str, str]:
-    """What an answer says of the keys of its request."""
+    """Headers that list ignored and repaired keys of a request."""
     headers = {}
     if ignored:
         headers["X-Ignored-Fields"] = ", ".join(ignored)

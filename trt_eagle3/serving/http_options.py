@@ -25,14 +25,13 @@ class HttpOptions:
         names: that requests may give the model; the bundle's, where there are none.
         cors_origins: web pages of which origins may read answers; ``*`` is all.
         tls_cert, tls_key: PEM files of the certificate chain and its key; None: plain HTTP.
-        forwarded_allow_ips: proxies whose ``X-Forwarded-For`` names the client: addresses and
-            networks, separated by commas, or ``*`` for any; empty: none.
-        host_headers: that requests may name, beside those of ``checked_hosts``; ``*`` is any.
+        forwarded_allow_ips: proxies whose ``X-Forwarded-For`` is trusted: addresses and networks,
+            separated by commas, or ``*`` for any; empty: none.
+        host_headers: allowed values of Host, in addition to those of ``checked_hosts``; ``*``: any.
         access_log: one line for each request.
         chat_page: whether ``/`` is a page to chat on.
     Raises:
-        UserError: an empty key or name, a proxy that is no address, a host that is none, or only
-            one of the two PEM files.
+        UserError: an empty key or name, an invalid proxy or host, or only one of the two PEM files.
     """
 
     api_key: str | None = None

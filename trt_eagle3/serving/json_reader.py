@@ -188,11 +188,11 @@ def _put_back(value: list[Any], media: Sequence[str]) -> None:
 
 
 def _check_values(value: Any, name: str) -> None:
-    """Refuse a JSON value that holds what no JSON can carry.
+    """Refuse a JSON value with parts that JSON cannot represent.
 
     Raises:
         UserError: a lone surrogate in a text or in a name of a field.
-        FieldError: a number that is not finite: ``NaN``, or ``1e999``, which Python reads as such.
+        FieldError: a number that is not finite: ``NaN``, or ``1e999``, which Python reads as inf.
     """
     left = [value]
     while left:
@@ -209,7 +209,7 @@ def _check_values(value: Any, name: str) -> None:
 
 
 def _not_finite(value: Any, name: str) -> FieldError:
-    """The error about the first number of ``value`` that is not finite, by its path."""
+    """The error for the first number of ``value`` that is not finite, with its path."""
     left: list[tuple[str, Any]] = [("" if name == "body" else name, value)]
     while left:
         path, holder = left.pop()

@@ -1,4 +1,4 @@
-"""Checks of a request before its route: the host that it names, and how its body is framed."""
+"""RequestGuard: checks a request's Host header and body framing before its route."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def checked_hosts(host: str, names: Iterable[str], *, has_key: bool) -> frozenset[str] | None:
-    """The hosts that requests may name; None: any.
+    """Allowed values of the Host header; None: any.
 
-    A page of a domain that its owner points at 127.0.0.1 (DNS rebinding) reaches a server on
-    loopback through the user's browser. Its requests name the domain.
+    The owner of a domain can point it at 127.0.0.1 (DNS rebinding). Pages of that domain then reach
+    a server on loopback through the user's browser, but their requests name the domain.
 
     Args:
-        host: that the server listens on. names: further ones, ``*`` for any.
-        has_key: whether requests need a key, which no such page has.
+        host: the address that the server listens on.
+        names: further allowed hosts, ``*`` for any.
+        has_key: whether requests need a key, which such a page does not have.
     """
     given = {name.lower() for name in names}
     if "*" in given or not (given or (is_loopback(host) and not has_key)):
@@ -46,12 +47,14 @@ def is_loopback(host: str) -> bool:
 
 
 class RequestGuard:
-    """ASGI middleware: refuses requests for hosts that are not served, and closes a connection
-    whose request has both Content-Length and Transfer-Encoding, as RFC 9112 demands.
+    """ASGI middleware that refuses requests for other hosts.
+
+    It also closes the connection after a request with both Content-Length and Transfer-Encoding, as
+    RFC 9112 requires.
     """
 
     def __init__(self, app: _App, hosts: frozenset[str] | None) -> None:
-        """``hosts``: as ``checked_hosts`` gives them."""
+        """``hosts``: from ``checked_hosts``."""
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
@@ -75,7 +78,7 @@ class RequestGuard:
 
 
 def _name_of(header: str) -> str:
-    """``[::1]:8000`` and ``LocalHost.:8000`` without brackets, port and the last dot."""
+    """The host in ``[::1]:8000`` or ``LocalHost.:8000``: lower case, without port or last dot."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].lower().removesuffix(".")

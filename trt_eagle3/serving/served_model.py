@@ -53,7 +53,7 @@ class ServedModel:
         return TokenBytes(self.processor.tokenizer)
 
     def answer_format(self, options: Mapping[str, Any]) -> AnswerFormat:
-        """How answers are written, under these options of the chat template.
+        """The form of answers under these options of the chat template.
 
         Raises:
             UserError: the template refuses them.

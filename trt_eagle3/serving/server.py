@@ -145,8 +145,8 @@ class Server(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         hosts: frozenset[str] | None = None,
     ) -> None:
-        """``tls``: with which connections are encrypted; None: they are not. ``hosts``: that
-        requests may name (``checked_hosts``).
+        """``tls``: encrypts connections; None: plain HTTP. ``hosts``: allowed values of Host
+        (``checked_hosts``).
         """
         self._engine = engine
         self._front = Front(engine, serving, http)

@@ -41,7 +41,7 @@ class Asked:
 
     Attributes:
         parser: of the answer to messages; None: the answer is a text.
-        answer_format: how the answer is written.
+        answer_format: form of the answer.
     """
 
     prompt: PromptSource
@@ -90,7 +90,7 @@ def _conversation(
     repairs = Repairs(text_arguments=processor.text_arguments)
     repairs.check_messages(turns)
     for what, paths in (("ignored", ignored.paths), ("repaired", repairs.paths)):
-        if paths:  # no header can say it
+        if paths:  # Triton has no header for it
             _log.warning("keys of a request are %s: %s", what, ", ".join(paths))
     return read_conversation(
         turns,

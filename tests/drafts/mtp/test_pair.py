@@ -168,7 +168,7 @@ def test_inspect_shows_the_head_and_where_each_field_is_from(root: Path) -> None
     assert result.exit_code == 0, result.output
     told = " ".join(result.output.split())
     assert "MTP head by qwen3_5, 1 layer, hidden 48, 3/1 heads of 32" in told
-    assert "hidden normed convention: servers of Qwen3.5 take it so; probe measures it" in told
+    assert "hidden normed convention: as servers of Qwen3.5 do; probe measures it" in told
     bare = CliRunner().invoke(cli, ["inspect", str(root / "dense")])
     assert "has an MTP head: to draft with it, draft.checkpoint: mtp" in " ".join(
         bare.output.split()

@@ -111,11 +111,11 @@ BAD: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
     "a tensor that no head has": (_with("mtp.fc.bias", HIDDEN), "mtp.fc.bias surplus"),
     "two layers": (
         _with("mtp.layers.1.input_layernorm.weight", HIDDEN),
-        "an MTP head of 2 layers: expected one",
+        "expected an MTP head of one layer, got 2",
     ),
     "a table of its own": (
         _with("mtp.embed_tokens.weight", 40, HIDDEN),
-        "mtp.embed_tokens.weight: an MTP head with a table of its own: not supported",
+        "mtp.embed_tokens.weight: an MTP head with its own table is not supported",
     ),
 }
 
@@ -123,7 +123,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
 ANNOUNCED: dict[str, tuple[dict[str, Any], str]] = {
     "two layers, and one is there": (
         {"mtp_num_hidden_layers": 2},
-        "mtp_num_hidden_layers: an MTP head of 2 is announced, and mtp.layers.* are of 1",
+        "mtp_num_hidden_layers: expected 1, the number of mtp.layers.*, got 2",
     ),
     "none, and one is there": (
         {"mtp_num_hidden_layers": 0},
@@ -135,7 +135,7 @@ ANNOUNCED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a table that is not there": (
         {"mtp_use_dedicated_embeddings": True},
-        "mtp_use_dedicated_embeddings: true, and the checkpoint has no mtp.embed_tokens.weight",
+        "mtp_use_dedicated_embeddings: true, but the checkpoint has no mtp.embed_tokens.weight",
     ),
 }
 

@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "AWQ": (
         _text(quantization_config={"quant_method": "awq"}),
-        "text_config.quantization_config says awq, and no weight is quantised",
+        "text_config.quantization_config says awq, but no weight is quantised",
     ),
     "more layers": (
         _text(num_hidden_layers=3),

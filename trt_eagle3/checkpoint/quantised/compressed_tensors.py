@@ -36,9 +36,9 @@ _PACKED = {4: "int4_packed", 8: "int8_packed"}
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of ``config_groups``: which modules are meant, and how their weights are quantised.
+    """A group of ``config_groups``: its modules and their quantisation.
 
-    ``linear``: it means every linear module that is in no other group.
+    ``linear``: it covers every linear module that no other group names.
     """
 
     name: str

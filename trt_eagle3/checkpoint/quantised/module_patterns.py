@@ -1,4 +1,4 @@
-"""Patterns of module names in quantisation configs, matched in linear time."""
+"""ModulePatterns: module name patterns of quantisation configs, matched in linear time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trt_eagle3.errors import UserError, clip
 __all__ = ["ModulePatterns"]
 
 _REGEX = "re:"
-_MAX_REGEX_LEN = 2000  # compiling takes more than linear time
-_MAX_REGEX_SIZE = 20_000  # instructions of all regular expressions: up to 0.2 us each for a name
+_MAX_REGEX_LEN = 2000  # compile time grows faster than the length
+_MAX_REGEX_SIZE = 20_000  # instructions in all; each costs up to 0.2 us per name
 _MAX_GLOBS, _MAX_GLOB_LEN = 2000, 500
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 _OPTIONS.never_capture = True
 _OPTIONS.max_mem = 1 << 20
 _OTHERWISE = re.compile(r"\{,\d*\}|\{\d*,?\d{9,}|\[:\^?\w+:\]")
-"""What RE2 reads otherwise than Python's ``re``, without an error. Producers mean the latter."""
+"""Syntax that RE2 accepts with another meaning than Python's ``re``, which producers use."""
 _MISSING = {
     "(?=": "lookahead",
     "(?!": "lookahead",
@@ -35,16 +35,18 @@ _MISSING = {
 
 
 class ModulePatterns:
-    """Modules that a config means: by name, by a part of the name between dots, by a glob, or by
-    ``re:`` and a regular expression that matches from the name's start.
+    """Patterns that select modules.
+
+    A pattern is a name, some consecutive parts of a dotted name, a glob, or ``re:`` and a regular
+    expression that matches from the start of the name.
     """
 
     def __init__(self, patterns: Iterable[str], claim: Claim) -> None:
         """Compile ``patterns``.
 
         Raises:
-            UserError: a regular expression that is none, that RE2 cannot express, or whose size
-                passes the limits; more globs than the limit.
+            UserError: an invalid regular expression, or one that RE2 does not support; too large
+                expressions or too many globs.
         """
         texts = list(dict.fromkeys(patterns))
         self._names = {text for text in texts if not text.startswith(_REGEX)}
@@ -58,7 +60,7 @@ class ModulePatterns:
         self._regexes = _compile_all([text for text in texts if text.startswith(_REGEX)], claim)
 
     def first(self, name: str) -> str | None:
-        """A pattern that means the module called ``name``; None where none does."""
+        """The first pattern that selects the module ``name``; None if there is none."""
         parts = name.split(".")
         spans = (
             ".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)
@@ -100,12 +102,12 @@ def _error(claim: Claim, text: str, reason: str) -> UserError:
 
 
 def _reason(error: Exception) -> str:
-    """What RE2 says in bytes, and the name of what it lacks."""
+    """RE2's message, and the name of the unsupported construct."""
     given = error.args[0]
-    told = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
-    operator = re.search(r"invalid perl operator: (\(\?.)", told)
-    reference = re.search(r"invalid escape sequence: \\\d", told)
+    text = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
+    operator = re.search(r"invalid perl operator: (\(\?.)", text)
+    reference = re.search(r"invalid escape sequence: \\\d", text)
     missing = "backreferences" if reference else _MISSING.get(operator[1]) if operator else None
     if missing is None:
-        return clip(told, 80)
-    return f"{missing}: not supported ({clip(told, 40)}). Write it without, or name the modules"
+        return clip(text, 80)
+    return f"{missing}: not supported ({clip(text, 40)}). Write it without, or name the modules"

@@ -37,17 +37,17 @@ _DENSE_ONLY = ("embed_tokens", "visual.patch_embed.proj", "visual.pos_embed")
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The tensors of a checkpoint as they lie, and what its files claim of their quantisation.
+    """The stored tensors of a checkpoint, and the quantisation that its files claim.
 
     Attributes:
-        tensors: canonical name -> place; a quantised weight's are several.
+        tensors: canonical name -> place; a quantised weight has several.
     """
 
     tensors: Mapping[str, TensorRef]
     claim: Claim | None
 
     def only(self, prefix: str) -> StoredWeights:
-        """The part under ``prefix``, by names less it."""
+        """The tensors under ``prefix``, which is removed from the names."""
         part = {
             name.removeprefix(prefix): ref
             for name, ref in self.tensors.items()
@@ -56,33 +56,32 @@ class StoredWeights:
         return replace(self, tensors=part)
 
     def without(self, prefix: str) -> StoredWeights:
-        """All but the part under ``prefix``: nothing of that is checked."""
+        """All tensors but those under ``prefix``, which stay unchecked."""
         rest = {name: ref for name, ref in self.tensors.items() if not name.startswith(prefix)}
         return replace(self, tensors=rest)
 
     def weights(self) -> dict[str, TensorRef]:
-        """The tensors, a quantised weight's several as one, without scales of keys and values.
+        """The weights, each quantised one combined from its tensors; without KV scales.
 
         Raises:
-            UserError: a quantisation that is not supported, or that the tensors contradict, by
-                name.
+            UserError: a quantisation is not supported, or the tensors contradict it.
         """
         return self._made(self._producer())
 
     def read(self) -> tuple[dict[str, TensorRef], Quantisation | None]:
-        """As ``weights``, and what the checkpoint says of their quantisation.
+        """``weights``, and the checkpoint's quantisation.
 
         Raises:
-            UserError: as ``weights``; or a quantisation is claimed and no weight is quantised.
+            UserError: as for ``weights``, or no weight is quantised despite the claim.
         """
         claim, producer = self.claim, self._producer()
         made = self._made(producer)
         if claim is None or producer is None:
             return made, None
-        # FP8 experts in a stack are not recognised as a module's yet
+        # stacked FP8 experts are not yet recognised as modules
         if not titles(made.values()) and all(ref.dtype in FLOAT_DTYPES for ref in made.values()):
             raise UserError(
-                f"{claim.directory}: {claim.place} says {clip(claim.told, 80)}, and no weight is "
+                f"{claim.directory}: {claim.place} says {clip(claim.told, 80)}, but no weight is "
                 "quantised. Remove it from the config, or use the checkpoint's own files."
             )
         return made, Quantisation(
@@ -116,7 +115,7 @@ class StoredWeights:
 def open_weights(
     config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
 ) -> tuple[dict[str, TensorRef], Quantisation | None]:
-    """The weights of a checkpoint by canonical name, and what it says of their quantisation.
+    """The weights of a checkpoint by canonical name, and its quantisation.
 
     Raises:
         UserError: as ``find_weights`` and ``StoredWeights.read``.
@@ -127,7 +126,7 @@ def open_weights(
 def find_weights(
     config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
 ) -> StoredWeights:
-    """The tensors of a checkpoint by canonical name, as they lie.
+    """The stored tensors of a checkpoint by canonical name.
 
     Raises:
         UserError: no sound weights, or two quantisations are claimed.

@@ -1,1 +1,1 @@
-"""Which tree the next step drafts: goodput, measured costs, measured acceptance."""
+"""Choose the tree of the next step by goodput, from measured costs and acceptance."""

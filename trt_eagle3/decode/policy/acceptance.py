@@ -1,4 +1,4 @@
-"""Acceptance rates by tree level: moving averages that fade towards an optimistic prior."""
+"""Acceptance: rates by tree level, as moving averages that decay to an optimistic prior."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from trt_eagle3.decode.policy.candidate import Level
 __all__ = ["Acceptance"]
 
 _PRIOR_RATE = 0.7
-"""Of a first token while nothing is known: what published EAGLE-3 drafts reach."""
+"""Rate of a first token without observations: published EAGLE-3 drafts reach it."""
 _PRIOR_WEIGHT = 4.0
-"""Observations that the prior counts for: eight rejections in a row outweigh it."""
+"""Observations that the prior weighs: eight rejections in a row outweigh it."""
 _WINDOW = 512.0
-"""Observations of a level that count: a standard error of 0.02."""
+"""Observations in a moving average: a standard error of 0.02."""
 _FADE = 5e-4
-"""Share of the observations that one step forgets. An undrafted level is tried again after some
-2,000 steps; at one client that costs 0.3 % of the time (replay of the recorded loads)."""
+"""Share of the observations that decays per step. An unused level is tried again after about 2,000
+steps. With one client that costs 0.3 % of the time (replay of the recorded loads)."""
 _MOST = 0.98
 """Upper bound of any rate: no level is certain."""
 
 
 class Acceptance:
-    """P(a level holds the target's token | the levels above did), by level."""
+    """By level: P(the level holds the target's token | the levels above do)."""
 
     def __init__(self) -> None:
         self._accepted: dict[Level, float] = {}
         self._tried: dict[Level, float] = {}
 
     def observe(self, levels: Sequence[Level], accepted: Sequence[int]) -> None:
-        """Count one step: ``accepted`` levels of each sequence that drafted ``levels``."""
+        """Count a step. ``accepted``: levels accepted, by sequence that drafted ``levels``."""
         for i, level in enumerate(levels):
             tried = sum(n >= i for n in accepted)
             keep = max(0.0, 1.0 - tried / _WINDOW)
@@ -38,7 +38,7 @@ class Acceptance:
             self._tried[level] = keep * self._tried.get(level, 0.0) + tried
 
     def fade(self, steps: int) -> None:
-        """Forget a little: ``steps`` went by."""
+        """Let all observations decay by ``steps`` steps."""
         keep = (1.0 - _FADE) ** steps
         for level in self._tried:
             self._accepted[level] *= keep
@@ -49,13 +49,14 @@ class Acceptance:
         return self._tried.get(level, 0.0)
 
     def rate(self, level: Level) -> float:
-        """The rate of ``level``. Unobserved levels take the rate of the level above, or of another
-        width at the same depth.
+        """The rate of ``level``.
+
+        An unobserved level takes the rate of the level above, or of another width at its depth.
         """
         return self._posterior(level, self._prior(level))
 
     def expected_tokens(self, levels: Sequence[Level]) -> float:
-        """Mean tokens that a sequence emits per verified tree of ``levels``, bonus included."""
+        """Mean tokens that a sequence emits per tree of ``levels``, bonus token included."""
         total = reached = 1.0
         for level in levels:
             reached *= self.rate(level)
@@ -78,8 +79,9 @@ class Acceptance:
 
 
 def _of_width(rate: float, width: int, wanted: int) -> float:
-    """The rate of ``wanted`` siblings where ``width`` siblings have ``rate``: the odds of the r-th
-    best token fall as 1 / r^2.
+    """The rate of ``wanted`` siblings if ``width`` siblings have ``rate``.
+
+    The odds of the r-th best token are taken to fall as 1 / r^2.
     """
     missed = max(1.0 - rate, 1.0 - _MOST)
     return float(1.0 - missed ** (_odds(wanted) / _odds(width)))

@@ -1,4 +1,4 @@
-"""The trees that a policy chooses from: the configured one, smaller ones, and none."""
+"""TreeCandidate: a policy chooses among no tree, smaller trees and the configured one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trt_eagle3.decode.tree import AnyTree, Tree, best_first, configured_tree, s
 __all__ = ["Level", "TreeCandidate", "candidate_sizes", "candidates_of", "levels_of", "shrunk"]
 
 Level = tuple[int, int]
-"""Depth, from 1, and the number of siblings on the likeliest path there."""
+"""Depth from 1, and number of siblings at that depth on the likeliest path."""
 
 
 @dataclass(frozen=True)
 class TreeCandidate:
-    """A tree that may be drafted, or None, and its levels."""
+    """A tree that may be drafted, and its levels. None: no speculation."""
 
     tree: AnyTree | None
     levels: tuple[Level, ...]
@@ -56,7 +56,7 @@ def shrunk(config: SpeculationConfig, num_nodes: int) -> AnyTree | None:
 def levels_of(tree: AnyTree | None) -> tuple[Level, ...]:
     """The levels of a tree; empty for None.
 
-    A dynamic tree chooses its siblings while it grows: its nodes count as spread evenly.
+    A dynamic tree chooses siblings while it grows, so its nodes are taken as evenly spread.
     """
     if tree is None:
         return ()

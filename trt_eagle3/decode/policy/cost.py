@@ -1,4 +1,4 @@
-"""StepCost: the seconds of a step, by tree size and batch size."""
+"""StepCost: seconds of a step by tree size and batch size."""
 
 from __future__ import annotations
 
@@ -9,65 +9,66 @@ from itertools import pairwise
 __all__ = ["StepCost", "load_bucket"]
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Upper ends of the loads (running sequences) that share an overhead."""
+"""Upper bounds of the load buckets (running sequences). A bucket shares one overhead per tree."""
 _STEPS = 256.0
-"""Steps that an overhead averages over."""
+"""Steps in the moving average of an overhead."""
 _PRIOR_STEPS = 8.0
-"""Steps that the overhead of the nearest tree counts for, before a tree was served."""
+"""Steps that the nearest tree's overhead weighs for a tree that was not served yet."""
 _BESIDE_PROMPTS = 0.25
-"""Weight of a step with prompts, or after one: a step is launched while the one before it runs, so
-its seconds hold a part of that one's. Over many steps that evens out (recorded loads)."""
+"""Weight of a step with prompts, or of the step after it. A step is launched while the previous
+one runs, so its seconds contain part of the previous step. Over many steps that averages out."""
 _OUTLIER = 4.0
-"""Times the expected seconds that one step counts for at most: it was a capture or a pause."""
+"""A step counts for at most this many times its expected seconds: captures and pauses."""
 
 
 def load_bucket(num_running: int) -> int:
-    """The upper end of the loads that ``num_running`` shares an overhead with."""
+    """The upper bound of the load bucket of ``num_running``."""
     return LOADS[min(bisect_left(LOADS, num_running), len(LOADS) - 1)]
 
 
 class StepCost:
-    """Seconds of a step = a table by tree size and batch size + an overhead of the present load.
+    """Seconds of a step = a table by tree size and batch size + an overhead by load.
 
-    The table is measured at start (``prime``), over short contexts and an idle host. The overhead
-    is a moving average of what steps took beyond it, prompts left out: context, host work, what
-    runs beside. It is nearly the same for all trees, so what a tree costs more is the table's.
+    The table is measured at start (``prime``), with short contexts and an idle host. The overhead
+    is a moving average of the seconds that served steps took beyond the table, without their
+    prompts: context, host work, other work on the device. It is nearly the same for all trees, so
+    the table gives the differences between trees.
     """
 
     def __init__(self) -> None:
         self._table: dict[int, dict[int, float]] = {}  # by nodes, then batch size, both ascending
         self._prompt_row = 0.0  # seconds; 0: not measured
         self._unit = 0.0  # seconds of an autoregressive step of one sequence; 0: not known
-        self._known_alone: dict[tuple[int, int], float] = {}  # what the table gave so far
-        # mean and steps, by load and tree size
+        self._known_alone: dict[tuple[int, int], float] = {}  # cache of table look-ups
+        # mean and its steps, by load bucket and tree size
         self._overhead: dict[int, dict[int, tuple[float, float]]] = {}
         self._after_prompts = False
 
     @property
     def is_known(self) -> bool:
-        """Whether seconds are known at all, measured at start or from a served step."""
+        """Whether a step was measured, at start or while serving."""
         return bool(self._table) or self._unit > 0.0
 
     def prime(self, num_nodes: int, batch_size: int, seconds: float) -> None:
-        """Enter what a step of ``num_nodes`` a sequence took before anything was served."""
+        """Enter a step that was measured at start. ``num_nodes``: of each sequence's tree."""
         row = {**self._table.get(num_nodes, {}), batch_size: seconds}
         self._table[num_nodes] = dict(sorted(row.items()))
         self._table = dict(sorted(self._table.items()))
         self._known_alone.clear()
 
     def prime_prompts(self, num_rows: int, seconds: float) -> None:
-        """Enter what a prefill of ``num_rows`` took before anything was served."""
+        """Enter a prefill of ``num_rows`` that was measured at start."""
         self._prompt_row = seconds / num_rows
 
     def seconds(self, num_nodes: int, batch_size: int, num_running: int) -> float:
-        """Expected seconds of a step without prompts; relative ones before ``is_known``."""
+        """Expected seconds of a step without prompts. Relative until ``is_known``."""
         mean = self._mean(load_bucket(num_running), num_nodes)
         return max(self._alone(num_nodes, batch_size) + mean, 0.1 * self._alone(1, 1))
 
     def observe(
         self, num_nodes: int, batch_size: int, num_running: int, prompt_rows: int, seconds: float
     ) -> None:
-        """Learn from a served step. Steps with prompts count where a prompt row's cost is known."""
+        """Learn from a served step. Steps with prompts need a known cost of prompt rows."""
         beside = prompt_rows > 0 or self._after_prompts
         self._after_prompts = prompt_rows > 0
         if beside and not self._prompt_row:
@@ -88,18 +89,18 @@ class StepCost:
         known[num_nodes] = mean + (overhead - mean) * weight / steps, steps
 
     def without_prompts(self, seconds: float, prompt_rows: int) -> float:
-        """``seconds`` of a step less what its prompt rows cost."""
+        """``seconds`` of a step minus the cost of its prompt rows."""
         return seconds - self._prompt_row * prompt_rows
 
     def _mean(self, load: int, num_nodes: int) -> float:
-        """The overhead of a tree at ``load``; until it was served that of the nearest size."""
+        """The overhead of a tree at ``load``; if it was not served there, of the nearest size."""
         known = self._overhead.get(load)
         if not known:
             return 0.0
         return known[min(known, key=lambda size: abs(size - num_nodes))][0]
 
     def _alone(self, num_nodes: int, batch_size: int) -> float:
-        """The table's seconds."""
+        """Seconds by the table."""
         key = num_nodes, batch_size
         if key not in self._known_alone:
             self._known_alone[key] = self._interpolated(num_nodes, batch_size)
@@ -113,17 +114,18 @@ class StepCost:
 
 
 def _usual(num_nodes: int, batch_size: int) -> float:
-    """Seconds to those of an autoregressive step of one sequence, where nothing was measured.
+    """Seconds over those of an autoregressive step of one sequence, if nothing was measured.
 
-    An 8B pair with a chain on an H200 is near it (docs/measurements.md).
+    Fitted to an 8B pair with a chain on an H200 (docs/measurements.md).
     """
     drafting = 0.12 + 0.05 * (num_nodes - 1) ** 0.5 if num_nodes > 1 else 0.0
     return 1.0 + drafting + batch_size * (0.012 + 0.0065 * num_nodes)
 
 
 def _on_line(points: Mapping[int, float], x: int) -> float:
-    """Linear interpolation through ``points`` (ascending); the first value before them, the last
-    slope beyond them where it rises.
+    """Interpolate ``points`` (ascending) linearly.
+
+    Before them the first value holds. Beyond them the last slope continues, unless it falls.
     """
     known = list(points.items())
     if len(known) == 1 or x <= known[0][0]:

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a policy, and tells it: ``Policy``, ``BatchState``, ``StepStats``."""
+"""The interface between scheduler and policy: ``Policy``, ``BatchState``, ``StepStats``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ class BatchState:
     """The sequences of a step.
 
     Attributes:
-        size: sequences that decode. num_drafting: those with a draft. num_running: all that hold a
-            place, prompts that are not through included. seeded: whether one samples with a seed.
+        size: sequences that decode.
+        num_drafting: decoding sequences with a draft.
+        num_running: all running sequences, those in prefill included.
+        seeded: whether a sequence samples with a seed.
     """
 
     size: int
@@ -28,13 +30,14 @@ class BatchState:
 
 @dataclass(frozen=True)
 class StepStats:
-    """A step that is over.
+    """A finished step.
 
     Attributes:
-        tree: that was verified; None without speculation.
-        accepted: drafted levels that were accepted, by sequence; None where it did not draft.
-        seconds: since the end of the step before; None where the engine was idle between.
-        prompt_rows: prompt rows of the step. backfilled_rows: rows that the draft computed late.
+        tree: the verified tree; None without speculation.
+        accepted: accepted levels by sequence; None if it did not draft.
+        seconds: since the end of the previous step; None if the engine was idle between.
+        prompt_rows: prompt rows in the step.
+        backfilled_rows: rows that the draft backfilled.
     """
 
     batch: BatchState
@@ -60,32 +63,32 @@ class Policy(Protocol):
 
     @property
     def speculates(self) -> bool:
-        """Whether it ever drafts."""
+        """Whether any choice is a tree."""
         ...
 
     @property
     def needs_costs(self) -> bool:
-        """Whether it wants ``prime`` before it can choose well."""
+        """Whether it needs ``prime`` to choose well."""
         ...
 
     def choose(self, batch: BatchState) -> AnyTree | None:
-        """The tree for ``batch``; None without speculation."""
+        """The tree for ``batch``; None: no speculation."""
         ...
 
     def should_draft(self, batch: BatchState) -> bool:
-        """Whether to run the draft over a new prompt; ``batch``: what runs with it then."""
+        """Whether to run the draft over a new prompt. ``batch``: with the new sequence."""
         ...
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
-        """All that it may choose for so many sequences, the likeliest first: what to capture."""
+        """All trees that it may choose at ``batch_size``, to be captured; likeliest first."""
         ...
 
     def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
-        """Enter what a step of ``tree`` took before anything was served, over short contexts."""
+        """Enter a step that was measured at start, with short contexts."""
         ...
 
     def prime_prompts(self, num_rows: int, seconds: float) -> None:
-        """Enter what a prefill of ``num_rows`` took before anything was served."""
+        """Enter a prefill that was measured at start."""
         ...
 
     def record(self, stats: StepStats) -> None:
@@ -94,7 +97,7 @@ class Policy(Protocol):
 
 
 class FixedPolicy:
-    """One tree, always; None: no speculation."""
+    """Always one tree. None: no speculation."""
 
     needs_costs = False
 
@@ -107,7 +110,7 @@ class FixedPolicy:
         return self._tree is not None
 
     def choose(self, batch: BatchState) -> AnyTree | None:
-        """The tree, where a sequence drafts."""
+        """The tree, if a sequence has a draft."""
         return self._tree if batch.num_drafting else None
 
     def should_draft(self, _batch: BatchState) -> bool:

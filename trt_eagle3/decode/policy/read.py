@@ -1,4 +1,4 @@
-"""The policy that a bundle is served by."""
+"""Read the speculation policy of a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["read_policy"]
 
 
 def read_policy(bundle: Path, config: SpeculationConfig, device: str) -> Policy:
-    """The policy of ``config``; costs that ``bench --tune`` has measured are what it begins with.
+    """The policy of ``config``. It starts with the costs that ``bench --tune`` measured, if any.
 
     Raises:
         UserError: as for ``read_table``.

@@ -2,10 +2,9 @@
 
     goodput(tree) = tokens that a step is expected to emit / seconds that it is expected to take
 
-The best tree is served, and changed only for a gain of ``_GAIN``. Acceptance starts from an
-optimistic prior, so an engine that knows nothing begins by drafting. Observations fade, so a draft
-that was switched off is tried again. One account bounds what drafting may lose against
-autoregressive decoding.
+The best tree is served. It changes only for a gain of ``_GAIN``. Acceptance starts from an
+optimistic prior, so a new engine drafts at first. Observations decay, so a draft that was switched
+off is tried again. An account bounds the loss of drafting against autoregressive decoding.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from trt_eagle3.decode.tree import AnyTree
 __all__ = ["SpeculationPolicy"]
 
 _GAIN = 1.03
-"""Goodput that a change of tree must win: less is within what costs are known to."""
+"""Least gain in goodput for a change of tree: costs are not known better."""
 _DECIDE_EVERY = 8
-"""Steps between decisions; each step decides while a first level is hardly known."""
+"""Steps between decisions. Every step decides while the first level has few observations."""
 _HARDLY_KNOWN = 32.0
-"""Observations of a first level up to which each step decides."""
+"""Every step decides below this number of observations of a first level."""
 _PROBE_SHARE = 0.005
-"""Share of the steps that probes of other candidates may lose, while the draft is in use."""
+"""Share of the steps that probes of other candidates may lose while a tree is served."""
 _PROBE_STEPS = 8
 """Steps of a probe."""
 _FIRST_STEPS = 32
-"""Steps before the first probe: a short first answer is drafted throughout."""
+"""Steps before the first probe, so that a short first answer is drafted throughout."""
 _LEAST_LOSS = 0.1
-"""Share of goodput that a probe counts as losing at least: costs are not known better."""
+"""Least share of goodput that a probe is charged: costs are not known better."""
 _LOSS_SHARE = 0.015
-"""Share of the time that drafting may lose against autoregressive decoding."""
+"""Share of the steps that drafting may lose against autoregressive decoding."""
 _LOSS_CREDIT = 16.0
-"""Autoregressive steps that it may lose at once, also before any time has gone by."""
+"""Upper bound and initial value of the account, in autoregressive steps."""
 
 
 class SpeculationPolicy:
-    """Chooses among candidates by goodput. Not thread-safe: the scheduler's own.
+    """Chooses among candidates by goodput. Not thread-safe: only the scheduler calls it.
 
-    A batch with a sequence that samples with a seed gets the configured tree: which random numbers
-    decide depends on the tree, and a seed must reproduce its answer.
+    A batch with a seeded sequence gets the configured tree: the use of random numbers depends on
+    the tree, and a seed must reproduce its answer.
     """
 
     speculates = True
@@ -58,18 +57,18 @@ class SpeculationPolicy:
         self._served: dict[int, int] = {}  # candidate by load bucket
         self._admitted: dict[int, bool] = {}  # by load bucket, until the next decision
         self._steps = 0
-        # the first probe is of no tree, and paid in advance
+        # the first probe serves no tree, and is paid in advance
         self._probed, self._probe_left, self._probe_credit = -1, 0, float(_PROBE_STEPS)
         self._balance = _LOSS_CREDIT  # autoregressive steps that may still be lost
         self._blocked = False
 
     @property
     def needs_costs(self) -> bool:
-        """Whether nothing was measured, at start or since."""
+        """Whether no step was measured yet."""
         return not self.cost.is_known
 
     def choose(self, batch: BatchState) -> AnyTree | None:
-        """The tree for ``batch``, None without speculation."""
+        """The tree for ``batch``; None: no speculation."""
         if not batch.num_drafting:
             return None
         if batch.seeded:
@@ -84,7 +83,7 @@ class SpeculationPolicy:
         return self._candidates[self._served[load]].tree
 
     def should_draft(self, batch: BatchState) -> bool:
-        """Whether to run the draft over a new prompt; ``batch``: what runs with it then."""
+        """Whether to run the draft over a new prompt. ``batch``: with the new sequence."""
         if batch.seeded:
             return True
         load = load_bucket(batch.num_running)
@@ -97,22 +96,22 @@ class SpeculationPolicy:
         return self._admitted[load]
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
-        """Every candidate, the most promising first: what to capture at start."""
+        """Every candidate's tree, highest expected goodput first."""
         found = self._goodputs(BatchState(batch_size, batch_size, batch_size))
         order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
         return [self._candidates[i].tree for i in order]
 
     def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
-        """Enter what a step of ``tree`` took at start, over short contexts."""
+        """Enter a step that was measured at start, with short contexts."""
         if tree in self._index:
             self.cost.prime(tree.num_nodes if tree else 1, batch_size, seconds)
 
     def prime_prompts(self, num_rows: int, seconds: float) -> None:
-        """Enter what a prefill of ``num_rows`` took at start."""
+        """Enter a prefill that was measured at start."""
         self.cost.prime_prompts(num_rows, seconds)
 
     def record(self, stats: StepStats) -> None:
-        """Learn from a step, and decide now and then."""
+        """Learn from a step; decide and probe when it is time."""
         index, batch = self._index.get(stats.tree), stats.batch
         if index is None or not batch.size:
             return
@@ -120,7 +119,7 @@ class SpeculationPolicy:
         levels = self._candidates[index].levels
         if levels:
             self.acceptance.observe(levels, [n for n in stats.accepted if n is not None])
-        self._settle(stats)
+        self._charge(stats)
         if stats.seconds is not None and not stats.backfilled_rows:
             self.cost.observe(
                 stats.num_nodes, batch.size, batch.num_running, stats.prompt_rows, stats.seconds
@@ -153,8 +152,8 @@ class SpeculationPolicy:
             found.append(tokens / self.cost.seconds(nodes, batch.size, batch.num_running))
         return found
 
-    def _settle(self, stats: StepStats) -> None:
-        """Charge the account with what a drafted step is known to lose, or credit what it wins."""
+    def _charge(self, stats: StepStats) -> None:
+        """Charge the account with a drafted step's loss, or credit its gain."""
         batch = stats.batch
         if stats.seconds is None or not self.cost.is_known:
             return
@@ -169,7 +168,7 @@ class SpeculationPolicy:
         self._blocked = self._balance < (_LOSS_CREDIT / 2 if self._blocked else 0.0)
 
     def _probe(self, batch: BatchState) -> None:
-        """Serve each other candidate for a few steps now and then, while the draft is in use."""
+        """While a tree is served, serve each other candidate for a few steps now and then."""
         served = self._served[load_bucket(batch.num_running)]
         if not served or self._probe_left:
             return

@@ -1,4 +1,4 @@
-"""The tuning table: what ``bench --tune`` has measured on the machine that serves."""
+"""The tuning table: step costs that ``bench --tune`` measured on the serving machine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _log = logging.getLogger("trt_eagle3")
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")  # schema 1 had choices, too
+    model_config = ConfigDict(frozen=True, extra="ignore")  # schema 1 also had choices
 
 
 class TuningEntry(_Record):
-    """What steps cost at one batch size.
+    """Step costs at one batch size.
 
     Attributes:
-        cycle_ms: milliseconds of a step, by nodes that each sequence verifies; 1: no speculation.
+        cycle_ms: milliseconds of a step by tree size in nodes; 1: no speculation.
     """
 
     batch_size: Annotated[int, Field(gt=0)]
@@ -37,12 +37,13 @@ class TuningEntry(_Record):
 
 
 class TuningTable(_Record):
-    """``tuning.json`` of a bundle, written by ``bench --tune``: what steps cost on a machine.
+    """``tuning.json`` of a bundle, written by ``bench --tune``: step costs on one machine.
 
-    Acceptance is not in it: that is learnt from what is served.
+    It holds no acceptance rates: the policy learns them while serving.
 
     Attributes:
-        measured_at: UTC, ISO 8601. machine: ``engine.machine.machine_name`` of where.
+        measured_at: UTC, ISO 8601.
+        machine: ``engine.machine.machine_name`` of the measuring machine.
     """
 
     schema_version: Literal[1, 2] = 2
@@ -55,9 +56,9 @@ class TuningTable(_Record):
 def read_table(
     bundle: Path, config: SpeculationConfig, most_nodes: int, device: str
 ) -> TuningTable | None:
-    """The table of a bundle; None where it was never tuned.
+    """The table of a bundle; None if it was never tuned.
 
-    A table from another machine counts, with a warning. ``most_nodes``: of the configured tree.
+    A table of another machine is used with a warning. ``most_nodes``: size of the configured tree.
 
     Raises:
         UserError: a damaged table, or one that was measured for another speculation.

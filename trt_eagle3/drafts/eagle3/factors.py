@@ -39,7 +39,7 @@ def _layers(manifest: DraftManifest, change: Change) -> tuple[int, ...]:
 
 
 def _embedding(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    """The target's table in place of an own one, which some trainers save untrained."""
+    """Use the target's table in place of the draft's own, which some trainers save untrained."""
     if manifest.embedding == "own" and manifest.hidden_size == spec.hidden_size:
         yield {"embedding": "target"}
 

@@ -1,8 +1,8 @@
-"""Reading a target's own MTP head into a manifest.
+"""Read a target's own MTP head into a manifest.
 
-Everything is in the target as its family found it: the tensors and the layer in ``MtpHead``, the
-width, norms and vocabulary in the spec. So the head of a mixture of experts needs nothing here: its
-``MtpHead.layer`` has a ``SparseMoe``.
+The target's family has found everything already: ``MtpHead`` holds the tensors and the layer, the
+spec holds width, norms and vocabulary. A head with a mixture of experts needs no case of its own:
+its ``MtpHead.layer`` has a ``SparseMoe``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trt_eagle3.spec import AttentionSpec
 __all__ = ["head_shapes", "read_head"]
 
 _WHY = {
-    "hidden": "servers of Qwen3.5 take it so; probe measures it",
+    "hidden": "as servers of Qwen3.5 do; probe measures it",
     "norm_offset": "the target's norms",
     "image_rows": "the target's own embeddings, vision rows among them",
     "embedding": "the target's own",
@@ -40,10 +40,10 @@ def read_head(target: TargetCheckpoint, overrides: Mapping[str, Any]) -> MtpMani
     """The MTP head of ``target``.
 
     Args:
-        overrides: manifest field -> value, of fields that no tensor decides.
+        overrides: manifest field -> value, for fields that no tensor determines.
     Raises:
-        UserError: it has none, one of several layers or with a table of its own, or tensors that
-            are missing, surplus or misshapen, by name.
+        UserError: there is no head; it has several layers or its own table; or tensors are
+            missing, surplus or misshapen. The message names them.
     """
     given = check_overrides(overrides, manifest=MtpManifest)
     head = target.mtp
@@ -87,7 +87,7 @@ def read_head(target: TargetCheckpoint, overrides: Mapping[str, Any]) -> MtpMani
 
 
 def head_shapes(manifest: MtpManifest) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every weight that is the head's own."""
+    """Canonical name and shape of every weight of the head itself."""
     size = manifest.hidden_size
     layer = decoder_shapes([manifest.layer], size, manifest.vocab_size, tied_head=True)
     del layer["embed_tokens.weight"]  # the target's
@@ -96,18 +96,18 @@ def head_shapes(manifest: MtpManifest) -> dict[str, tuple[int, ...]]:
 
 
 def _sources(served: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Source]:
-    """Where each field is from that no tensor decides."""
-    told = {name: Source("convention", _WHY.get(name, _CONVENTION)) for name in (*served, *_WHY)}
-    told |= {name: Source("config", f"the target's {name}") for name in _FROM_TARGET}
-    told["producer"] = Source("tensor", "mtp.*")
-    return told | {name: Source("override", f"draft.overrides.{name}") for name in given}
+    """The source of each field that no tensor determines."""
+    found = {name: Source("convention", _WHY.get(name, _CONVENTION)) for name in (*served, *_WHY)}
+    found |= {name: Source("config", f"the target's {name}") for name in _FROM_TARGET}
+    found["producer"] = Source("tensor", "mtp.*")
+    return found | {name: Source("override", f"draft.overrides.{name}") for name in given}
 
 
 def _check_announced(head: MtpHead) -> None:
     """Refuse a head that the config contradicts."""
     config, names = head.config, head.stored.tensors
     key = f"{head.section}mtp_num_hidden_layers"
-    announced = config.get(key, "whole")  # older configs do not name it
+    announced = config.get(key, "whole")  # older configs lack it
     layers = len({name.split(".")[1] for name in names if name.startswith("layers.")})
     if announced == 0:
         raise config.error(
@@ -116,34 +116,35 @@ def _check_announced(head: MtpHead) -> None:
         )
     if announced not in {None, layers}:
         raise config.error(
-            f"{key}: an MTP head of {announced} is announced, and mtp.layers.* are of {layers}. "
-            "Use the whole checkpoint, or its own config.json."
+            f"{key}: expected {layers}, the number of mtp.layers.*, got {announced}. Use the whole "
+            "checkpoint, or its own config.json."
         )
     key = f"{head.section}mtp_use_dedicated_embeddings"
     if config.get(key, "flag", False) and "embed_tokens.weight" not in names:
         raise config.error(
-            f"{key}: true, and the checkpoint has no mtp.embed_tokens.weight. Use the whole "
+            f"{key}: true, but the checkpoint has no mtp.embed_tokens.weight. Use the whole "
             "checkpoint, or its own config.json."
         )
 
 
 def _check_supported(target: TargetCheckpoint, tensors: Mapping[str, TensorRef]) -> None:
-    """Refuse heads of other forms than Qwen3.5's."""
+    """Refuse heads that are not like Qwen3.5's."""
     numbers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
     if len(numbers) > 1:
         raise UserError(
-            f"{target.path}: an MTP head of {len(numbers)} layers: expected one. Use another draft."
+            f"{target.path}: expected an MTP head of one layer, got {len(numbers)}. Use another "
+            "draft."
         )
     own = next((name for name in tensors if name.startswith(_TABLES)), None)
     if own is not None:
         raise UserError(
-            f"{target.path}: mtp.{clip(own)}: an MTP head with a table of its own: not supported. "
-            "Use another draft."
+            f"{target.path}: mtp.{clip(own)}: an MTP head with its own table is not supported. Use "
+            "another draft."
         )
 
 
 def _check_shapes(manifest: MtpManifest) -> None:
-    """Refuse tensors that are missing, surplus or misshapen, as they are called on disk."""
+    """Refuse tensors that are missing, surplus or misshapen, by their names on disk."""
     tensors = {f"mtp.{name}": ref for name, ref in manifest.tensors.items()}
     shapes = {f"mtp.{name}": shape for name, shape in head_shapes(manifest).items()}
     check_tensors(tensors, shapes, manifest.path)

@@ -1,8 +1,8 @@
-"""ONNX Runtime without its telemetry: the one place that imports it.
+"""Import ONNX Runtime without its telemetry. Only this module imports it.
 
-Official builds send events to Microsoft, and keep a device id and a database in the user's cache
-(``Microsoft/DeveloperTools/.onnxruntime``). The variable prevents all of that, if it is set before
-the import. The call stops events where another part of the program imported the library first.
+Official builds send events to Microsoft and keep a device id and a database in the user's cache
+(``Microsoft/DeveloperTools/.onnxruntime``). The variable prevents that if it is set before the
+import. The call stops events if the library was imported earlier.
 """
 
 from __future__ import annotations

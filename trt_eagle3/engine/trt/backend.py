@@ -103,7 +103,7 @@ class TensorRTBackend:
         return TensorRTSession(model, weights_root, intermediates, device)
 
     def intermediates(self, folder: Path) -> frozenset[str]:
-        """Those that the engine was built with as outputs."""
+        """Those that are outputs of the engine."""
         from trt_eagle3.engine.trt.folder import EngineFolder
 
         return frozenset(EngineFolder(folder).intermediates)

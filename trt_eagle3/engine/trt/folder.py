@@ -76,7 +76,7 @@ class EngineFolder:
     """``target/``, ``draft/``, ``fuse/`` or ``vision/`` of a TensorRT bundle.
 
     Attributes:
-        intermediates: tensors inside the graph that are outputs of the engine, for those who ask.
+        intermediates: inner tensors that are outputs of the engine.
     """
 
     def __init__(self, path: Path) -> None:

@@ -52,8 +52,8 @@ class TensorRTSession:
         for name in intermediates:
             if name not in folder.intermediates:
                 raise UserError(
-                    f"{name}: a TensorRT engine has no such intermediate to look at. "
-                    "Build with engine.backend: torch."
+                    f"{name}: this TensorRT engine does not output it. Build with "
+                    "engine.backend: torch."
                 )
         folder.check()
         load_plugins(folder.config)
@@ -74,12 +74,12 @@ class TensorRTSession:
         self._memory = _allocate(self._dialect.device_bytes(self._engine), self._file)
         unread = set(folder.intermediates) - set(intermediates)
         self._unread = {name: self._outputs.pop(name) for name in unread}
-        # of outputs that are not asked for, and of empty tensors, which have no address of their
-        # own: every layer is done with its router logits before the next one writes others there
+        # address of unread outputs and of empty tensors. All layers share it: a layer has read its
+        # router logits before the next one writes there
         self._scratch = torch.empty(self._scratch_bytes(), dtype=torch.uint8, device="cuda")
 
     def _scratch_bytes(self) -> int:
-        """Of the largest of ``_unread``, a row for each token of the largest run."""
+        """Bytes of the largest of ``_unread``, with a row for each token of the largest run."""
         if not self._unread:
             return 256
         rows = max(math.prod(most[:2]) for _, most in self._inputs["inputs_embeds"].ranges)

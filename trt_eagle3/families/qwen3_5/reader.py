@@ -21,7 +21,7 @@ from trt_eagle3.spec import AttentionSpec, LayerSpec, RopeSpec, VisionSpec
 __all__ = ["read_qwen3_5"]
 
 _SECTION = "text_config."
-# parts that not every use of a checkpoint reads; transformers skips them likewise
+# parts that some uses of a checkpoint do not read; transformers skips them too
 _HEAD, _TOWER = "mtp.", "visual."
 _PART = "partial_rotary_factor"
 _PADS = (248056, 248057)  # transformers' tokens of images and of videos
@@ -94,7 +94,7 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
 def _mtp_head(
     decoder: HybridConfig, layers: Sequence[LayerSpec], stored: StoredWeights
 ) -> MtpHead | None:
-    """The head: a layer of full attention, whose MLP is of the target's kind."""
+    """The head: a layer of full attention with an MLP like the target's."""
     if not stored.tensors:
         return None
     layer = next(x for x in reversed(layers) if isinstance(x.mixer, AttentionSpec))

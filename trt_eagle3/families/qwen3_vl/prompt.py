@@ -97,18 +97,17 @@ class VisualRules:
 
 
 def _mark(tokenizer: Tokenizer, token_id: int | None, name: str) -> str:
-    """The text of a token around images: by the config's id, else by the text that transformers'
-    processor takes.
+    """The text of a token around images, by the config's id or else by transformers' text.
 
     Raises:
-        UserError: the tokenizer lacks it.
+        UserError: the tokenizer lacks the token.
     """
     if token_id is not None:
         return token_text(tokenizer, token_id, f"{name}_token_id")
     text = f"<|{name}|>"
     if tokenizer.token_to_id(text) is None:
         raise UserError(
-            f"tokenizer: no token {text}, and config.json names no {name}_token_id. Copy the "
+            f"tokenizer: no token {text}, and config.json has no {name}_token_id. Copy the "
             "checkpoint's own tokenizer, or add the key."
         )
     return text

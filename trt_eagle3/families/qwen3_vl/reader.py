@@ -22,7 +22,7 @@ from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 __all__ = ["PADS", "read_qwen3_vl", "vision_spec"]
 
 PADS = (151655, 151656)
-"""Tokens of images and of videos where a config of Qwen2.5-VL or Qwen3-VL names none."""
+"""Default tokens of images and of videos for configs of Qwen2.5-VL and Qwen3-VL."""
 
 _LEVELS = (8, 16, 24)  # transformers' default
 _SECTIONS = ("", "text_config.")
@@ -112,8 +112,8 @@ def vision_spec(
     """The tower of ``vision_config``.
 
     Args:
-        level_blocks, pads: of transformers' config class, where the config names none; pads are
-            the tokens of images and of videos.
+        level_blocks, pads: defaults of transformers' config class. pads: the tokens of images and
+            of videos.
     Raises:
         UserError: sizes that do not fit each other or the decoder.
     """

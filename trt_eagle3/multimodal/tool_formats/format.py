@@ -1,4 +1,4 @@
-"""ToolFormat: how checkpoints write calls of tools, and what reads and constrains them."""
+"""ToolFormat: how a checkpoint writes tool calls, with a reader and a grammar of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CallPiece:
     """What a piece of text adds to a call.
 
     Attributes:
-        name: of the function, where the call begins here; else None.
-        arguments: what is added to the JSON text of the arguments.
+        name: the function's name in the piece that begins the call; else None.
+        arguments: the next part of the arguments' JSON text.
     """
 
     name: str | None = None
@@ -27,12 +27,12 @@ class CallPiece:
 
 @dataclass(frozen=True)
 class CallProgress:
-    """What a reader made of a piece of text.
+    """The result of reading a piece of text.
 
     Attributes:
         pieces: of the call.
-        text: what is text, as it is no call: the trigger, at least. There are no ``pieces`` then.
-        rest: what stands behind the call, or behind ``text``; None: more text is needed.
+        text: plain text, if this is not a call: the trigger at least. ``pieces`` is empty then.
+        rest: the text after the call, or after ``text``. None: more text is needed.
     """
 
     pieces: tuple[CallPiece, ...] = ()
@@ -44,14 +44,18 @@ class CallReader(Protocol):
     """Reads one call, from its trigger on."""
 
     def push(self, text: str, *, last: bool) -> CallProgress:
-        """Read on. ``last``: the answer ends with ``text``."""
+        """Read the next piece. ``last``: the answer ends with ``text``."""
         ...
 
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """What a call must look like: ``begin``, which the format's first trigger begins; ``content``:
-    JSON Schema as JSON text, or parts; ``end``.
+    """The form of a call.
+
+    Attributes:
+        begin: literal text; it starts with the format's first trigger.
+        content: JSON Schema as JSON text, or parts.
+        end: literal text.
     """
 
     begin: str
@@ -60,22 +64,22 @@ class CallGrammar:
 
 
 class ToolFormat(Protocol):
-    """A format of calls."""
+    """A format of tool calls."""
 
     @property
     def name(self) -> str:
-        """What ``serve --tool-format`` calls it."""
+        """The name in ``serve --tool-format``."""
         ...
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """The texts that a call may begin with. Calls that are constrained begin with the first."""
+        """The texts that a call may begin with. Constrained calls begin with the first."""
         ...
 
     @property
     def takes_text_arguments(self) -> bool:
-        """Whether a chat template of this format may take arguments of past calls as JSON text;
-        else it takes mappings only.
+        """Whether a chat template of this format may take the arguments of past calls as JSON
+        text. Otherwise it takes mappings only.
         """
         ...
 
@@ -84,12 +88,14 @@ class ToolFormat(Protocol):
         ...
 
     def reader(self, tools: Mapping[str, Tool]) -> CallReader:
-        """A reader of one call of ``tools``, by name."""
+        """Make a reader of one call. ``tools``: by name."""
         ...
 
     def grammar(self, tool: Tool, *, strict: bool) -> CallGrammar:
-        """What a call of ``tool`` must look like. ``strict``: its arguments match their schema;
-        else they may be any.
+        """The form of a call of ``tool``.
+
+        Args:
+            strict: the arguments must match their schema; otherwise any arguments are allowed.
 
         Raises:
             UserError: this format cannot express the schema.

@@ -22,13 +22,13 @@ from trt_eagle3.multimodal.tools import Tool
 __all__ = ["HERMES"]
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
-_MAX_HEAD_LEN = 512  # characters before the arguments: a longer head is looked at once, at its end
+_MAX_HEAD_LEN = 512  # characters before the arguments: a longer head is read only when complete
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
 )
 _NO_ARGUMENTS = frozenset({"name", "type", "id"})
-"""All that a call without arguments may hold: under another name there may be arguments."""
+"""Keys of a call without arguments. Any other key might hold the arguments."""
 
 
 class _Hermes:
@@ -52,7 +52,7 @@ HERMES = _Hermes()
 
 
 class _HermesReader:
-    """Arguments are passed on verbatim while they come."""
+    """Passes arguments on verbatim as they arrive."""
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
@@ -85,7 +85,7 @@ class _HermesReader:
         return CallProgress((call,), rest=rest)
 
     def _whole(self, body: str) -> CallPiece | None:
-        """A call in another order or without arguments."""
+        """A complete call whose keys are in another order, or that has no arguments."""
         call = _json(body)
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return None
@@ -109,8 +109,8 @@ class _HermesReader:
         return CallProgress(pieces, rest=self._tail(last).rest)
 
     def _tail(self, last: bool) -> CallProgress:
-        """Behind the arguments: nothing that counts, up to the end of the call, or to the next
-        call, if the end is missing.
+        """After the arguments: skip to the end of the call, or to the next call if the end is
+        missing.
         """
         found = re.search(f"{_END_CALL}|(?={_CALL})", self._held)
         if found:

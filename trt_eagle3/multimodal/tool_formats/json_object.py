@@ -1,4 +1,4 @@
-"""Where a JSON object ends, in a text that comes in pieces."""
+"""Find the end of a JSON object in a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _IN_STRING = re.compile(r'["\\]')
 
 
 class JsonObjectEnd:
-    """Follows brackets and strings from an opening brace; looks at each character once."""
+    """Tracks brackets and strings from an opening brace; reads each character once."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """The index in ``text`` behind the brace that closes the object; None: it goes on."""
+        """The index in ``text`` after the brace that closes the object; None: it is still open."""
         at = 0
         if self._escaped and text:
             at, self._escaped = 1, False

@@ -1,6 +1,6 @@
-"""Parts of a grammar, of which the grammar of a call is made.
+"""Parts that make up the grammar of a tool call.
 
-They have a JSON form, in which a ``decode.grammar.Grammar`` holds them.
+A ``decode.grammar.Grammar`` holds them in their JSON form.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class JsonPart:
 
 @dataclass(frozen=True)
 class TextPart:
-    """A text, and what ends it.
+    """A text, and the literal that ends it.
 
     Attributes:
-        matching: regular expressions (Rust's syntax), each of which matches all of the text.
-        excluding: regular expressions, none of which matches all of the text.
-        end: literal text behind it.
+        matching: regular expressions (Rust's syntax). Each must match the whole text.
+        excluding: regular expressions. None may match the whole text.
+        end: literal text after it.
     """
 
     matching: tuple[str, ...]
@@ -43,14 +43,14 @@ class Either:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A sequence of parts that may be left out, and, unless ``once``, may come again."""
+    """A sequence of parts, any number of times. ``once``: at most once."""
 
     parts: tuple[Part, ...]
     once: bool = False
 
 
 Part = str | JsonPart | TextPart | Either | Repeated
-"""A text is itself."""
+"""A ``str`` is literal text."""
 Content = str | tuple[Part, ...]
 """JSON Schema as JSON text, or parts."""
 

@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-Values are not escaped, and their types are those of the tool's schema (``schema.py``).
+Values are not escaped. The tool's schema gives their types (``schema.py``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MARKS = (_FUNCTION, _END_FUNCTION, _PARAMETER, _END_PARAMETER)
 
 class _Qwen3Xml:
     name = "qwen3_xml"
-    triggers = (_CALL, _FUNCTION)  # models leave the first one out at times
+    triggers = (_CALL, _FUNCTION)  # models sometimes omit the first
     takes_text_arguments = False
 
     def is_taught(self, text: str) -> bool:
@@ -62,12 +62,12 @@ QWEN3_XML = _Qwen3Xml()
 
 
 class _Qwen3XmlReader:
-    """Arguments become JSON text while they come: strings at once, other values when they end.
+    """Turns arguments into JSON text as they arrive: strings at once, other values at their end.
 
-    A value may hold anything that looks like a tag. ``</parameter>`` ends it where a tag follows
-    that may stand behind a parameter. Tags that open on a line of their own inside a value are
-    counted, so that a value may quote a whole call. A forgotten ``</parameter>`` ends where another
-    parameter of the tool begins, or the function ends.
+    A value may contain tags. ``</parameter>`` ends the value only before a tag that may follow a
+    parameter. Opening tags on a line of their own inside a value are counted, so a value may quote
+    a whole call. If ``</parameter>`` is missing, the value ends where the function ends or another
+    parameter of the tool begins.
     """
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
@@ -76,14 +76,14 @@ class _Qwen3XmlReader:
         self._state: Callable[[bool], bool] = self._head
         self._pieces: list[CallPiece] = []
         self._rest: str | None = None
-        self._text = ""  # what is no call
+        self._text = ""  # plain text, if this is not a call
         self._parameters: Parameters = Parameters({})
         self._given: set[str] = set()
-        # of the value that is being read
+        # the value that is being read
         self._types: frozenset[str] = frozenset()
-        self._value = ""  # what came of it, where it is not passed on yet
+        self._value = ""  # its text so far, unless it is passed on at once
         self._depth = 0  # tags that are open inside it
-        self._line_start = True  # whether what is held begins a line
+        self._line_start = True  # whether the held text begins a line
 
     def push(self, text: str, *, last: bool) -> CallProgress:
         self._held += text
@@ -92,10 +92,10 @@ class _Qwen3XmlReader:
             pass
         return CallProgress(tuple(self._pieces), self._text, self._rest)
 
-    # Each state takes what it can of what is held. True: the next state goes on with the rest.
+    # Each state consumes what it can of the held text. True: the next state may continue.
 
     def _head(self, last: bool) -> bool:
-        """Up to the first parameter, or the end of the function."""
+        """Before the first parameter, or the end of the function."""
         body = self._held.removeprefix(_CALL).lstrip()
         name, closed, rest = body.removeprefix(_FUNCTION).partition(">")
         if not body.startswith(_FUNCTION):
@@ -132,7 +132,7 @@ class _Qwen3XmlReader:
         return False
 
     def _tail(self, last: bool) -> bool:
-        """Behind the function."""
+        """After the function."""
         text = self._held.lstrip()
         if text.startswith(_END_CALL):
             self._rest = text[len(_END_CALL) :]
@@ -151,7 +151,7 @@ class _Qwen3XmlReader:
         self._state = self._value_start
 
     def _value_start(self, last: bool) -> bool:
-        """The line break behind the tag is no part of the value."""
+        """Skip the line break after the tag: it is not part of the value."""
         del last
         if not self._held:
             return False
@@ -194,8 +194,8 @@ class _Qwen3XmlReader:
         return None if _END_CALL.startswith(rest) else False
 
     def _opens_outside(self, mark: re.Match[str]) -> bool:
-        """Whether a tag that opens stands behind the value, whose end is missing; else it is part
-        of the value.
+        """Whether an opening tag is outside a value whose ``</parameter>`` is missing. Otherwise
+        it is part of the value.
         """
         start = mark.start()
         if not (self._held[start - 1] == "\n" if start else self._line_start):
@@ -215,11 +215,11 @@ class _Qwen3XmlReader:
         self._state = self._between
 
     def _before_line_break(self, stop: int) -> int:
-        """``stop``, or one less: the line break before a tag is no part of the value."""
+        """``stop``, or one less: the line break before a tag is not part of the value."""
         return stop - (stop > 0 and self._held[stop - 1] == "\n")
 
     def _take(self, stop: int) -> None:
-        """Take what is held up to ``stop`` as part of the value."""
+        """Move the held text before ``stop`` into the value."""
         text, self._held = self._held[:stop], self._held[stop:]
         if not text:
             return
@@ -231,20 +231,18 @@ class _Qwen3XmlReader:
 
     @property
     def _is_text(self) -> bool:
-        """Whether the value can be a string only."""
+        """Whether the value can only be a string."""
         return self._types == {"string"}
 
 
 def _next_text(text: str, at: int) -> str:
-    """What stands behind blanks in ``text``, as far as a tag is long."""
+    """The text after blanks from ``at`` on, cut to the length of a tag."""
     start = _BLANKS.search(text, at).end()  # type: ignore[union-attr]  # matches everywhere
     return text[start : start + 300]
 
 
 def _ends_value(text: str, at: int, *, last: bool) -> bool | None:
-    """Whether ``text`` goes on at ``at`` as it does behind a parameter; None: more of it is
-    needed.
-    """
+    """Whether the text at ``at`` may follow a parameter; None: more text is needed."""
     rest = _next_text(text, at)
     if _TAG.match(rest) or rest.startswith((_END_FUNCTION, _END_CALL)):
         return True

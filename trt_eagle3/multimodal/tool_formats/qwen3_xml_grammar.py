@@ -1,8 +1,7 @@
-"""What stands inside a function of Qwen3's XML format, so that its arguments match their schema.
+"""The grammar of a function's parameters in Qwen3's XML format.
 
-A value that can only be a string is written as it is; one that cannot be a string is JSON. Where
-both are allowed, a text is left out that would be read as a value of another type, unless every
-value of that type is allowed.
+A value that can only be a string is plain text. A value that cannot be a string is JSON. If the
+schema allows both, the grammar excludes texts that would be read as a restricted other type.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from trt_eagle3.multimodal.tools import Tool
 __all__ = ["call_content"]
 
 _CLOSING = "\n</parameter>\n"
-_MAX_BYTES = 256 << 10  # of the schemas of a tool, each with what it refers to
+_MAX_BYTES = 256 << 10  # of the schemas of a tool, references included
 _MAX_ALTERNATIVES = 64  # of one parameter's schema
 _ANYTHING = r"(.|\n)*"
 _NO_CLOSING = r"(.|\n)*<\/parameter>(.|\n)*"
@@ -51,14 +50,14 @@ _READS_AS: Mapping[str, str] = {
     "object": rf"{_SPACE}[\x7b\x22](.|\n)*",
     "array": rf"{_SPACE}[\x5b\x22](.|\n)*",
 }
-"""Texts that may be read as a type."""
+"""By type: texts that the reader may take as a value of that type."""
 _WRITTEN: Mapping[str, str] = {
     "null": "null",
     "boolean": "true|false",
     "integer": "-?(0|[1-9][0-9]{0,14})",
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,14})?",
 }
-"""Texts of types whose every value is allowed."""
+"""By type: how values are written if every value of the type is allowed."""
 _BOUNDS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"}
 )
@@ -76,7 +75,7 @@ _OF_ARGUMENTS = (
     "dependentSchemas",
     "dependencies",
 )
-"""Keywords about all arguments together, which no grammar of single parameters can obey."""
+"""Keywords about all arguments together. A grammar of single parameters cannot express them."""
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
 _HEX, _LABEL = "[0-9a-fA-F]", "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -98,16 +97,16 @@ _FORMATS: Mapping[str, str] = {
     "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
     "uri": "[a-zA-Z][a-zA-Z0-9+.-]*:[A-Za-z0-9._~:\x2f?#@!$&'()*+,;=%-]+",
 }
-"""Texts of formats, those that llguidance knows in JSON; not all texts of each."""
+"""Texts of the formats that llguidance supports in JSON; some valid texts are left out."""
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""A token of a regular expression, as far as anchors and groups go."""
+"""A token of a regular expression; enough to find anchors and groups."""
 
 
 def call_content(tool: Tool, *, strict: bool) -> tuple[Part, ...]:
     """The parameters of a call of ``tool``. ``strict``: they match their schema.
 
     Raises:
-        UserError: the schema asks for what this grammar cannot express.
+        UserError: this grammar cannot express the schema.
     """
     if not strict:
         return (_others((), (_string({}, tool.name),)),)
@@ -130,8 +129,8 @@ def call_content(tool: Tool, *, strict: bool) -> tuple[Part, ...]:
         size += len(json.dumps(part_form(value)))
         if size > _MAX_BYTES:
             raise UserError(
-                f"tools: {tool.name}: {size} bytes of schemas, with what each refers to; at most "
-                f"{_MAX_BYTES} are read. Send less."
+                f"tools: {tool.name}: expected at most {_MAX_BYTES} bytes of schemas, references "
+                f"included, got {size}. Send less."
             )
         parameter = (f"<parameter={name}>\n", *value)
         parts += parameter if name in required else [Repeated(parameter, once=True)]
@@ -142,13 +141,13 @@ def call_content(tool: Tool, *, strict: bool) -> tuple[Part, ...]:
 
 
 def _others(names: tuple[str, ...], value: tuple[Part, ...]) -> Part:
-    """Any number of parameters that have other names than ``names``."""
+    """Any number of parameters with names outside ``names``."""
     excluding = tuple(_literal(name) for name in names)
     return Repeated(("<parameter=", TextPart((_NAME,), excluding, ">\n"), *value))
 
 
 def _value(schema: Any, root: Any, where: str) -> tuple[Part, ...]:
-    """The value of a parameter, and the tag behind it."""
+    """The value of a parameter, and the tag after it."""
     types = types_of(schema, root)
     if "string" not in types:
         return _json(standalone(schema, root))
@@ -180,7 +179,7 @@ def _json(schema: Any) -> tuple[Part, ...]:
 
 
 def _enumerated(schema: Mapping[str, Any], types: frozenset[str], where: str) -> tuple[Part, ...]:
-    """Those of the listed values whose text is read as the value."""
+    """The listed values that the reader reads back as themselves."""
     values = [schema["const"]] if "const" in schema else schema["enum"]
     texts = []
     for value in values:
@@ -188,12 +187,12 @@ def _enumerated(schema: Mapping[str, Any], types: frozenset[str], where: str) ->
         if json.loads(json_from_text(text, types)) == value and "</parameter>" not in text:
             texts.append(_literal(text))
     if not texts:
-        raise _refusal(where, "an enum of no value that can be told from another type's")
+        raise _refusal(where, "an enum whose values all read as another type")
     return (TextPart(("|".join(texts),), end=_CLOSING),)
 
 
 def _string(schema: Mapping[str, Any], where: str, misread: tuple[str, ...] = ()) -> Part:
-    """A text. ``misread``: what it may not be."""
+    """A string. ``misread``: texts that the reader would take as another type."""
     for key in ("not", "if"):
         if key in schema:
             raise _refusal(where, key)
@@ -211,7 +210,7 @@ def _string(schema: Mapping[str, Any], where: str, misread: tuple[str, ...] = ()
 
 
 def _alternatives(schema: Any, root: Any, where: str) -> list[dict[str, Any]]:
-    """``schema`` as several of which one must match, none of them combined of others."""
+    """Flat schemas without references; a value matches ``schema`` if it matches one of them."""
     found: list[dict[str, Any]] = []
     todo: list[tuple[dict[str, Any], Any]] = [({}, schema)]
     for _ in range(_MAX_ALTERNATIVES * 4):
@@ -241,7 +240,7 @@ def _merged(first: dict[str, Any], second: dict[str, Any], where: str) -> dict[s
 
 
 def _found(pattern: str, where: str) -> str:
-    """A regular expression of all texts in which ``pattern`` is found."""
+    """A regular expression that matches every text containing ``pattern``."""
     branches: list[list[str]] = [[]]
     depth = 0
     for token in _TOKEN.findall(pattern):
@@ -262,12 +261,12 @@ def _found(pattern: str, where: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A regular expression of ``text`` alone."""
+    """A regular expression that matches only ``text``."""
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def _refusal(where: str, what: str) -> UserError:
     return UserError(
-        f"tools: {where}: {what}: calls in this checkpoint's XML format cannot be kept to it. "
-        "Leave it out, or let the model decide (tool_choice auto, without strict)."
+        f"tools: {where}: {what}: the grammar of this checkpoint's XML calls cannot enforce it. "
+        "Remove it, or leave calls unconstrained (tool_choice auto, without strict)."
     )

@@ -1,4 +1,4 @@
-"""The formats of calls, by name, and which of them a chat template teaches."""
+"""The tool call formats by name, and the choice of one from a chat template."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "qwen3_xml": QWEN3_XML,
     "qwen3_coder": QWEN3_XML,
 }
-"""vLLM knows these names, SGLang the first and the last."""
+"""vLLM has all three names, SGLang the first and the last."""
 
 
 def named_tool_format(name: str) -> ToolFormat:
     """The format ``name``.
 
     Raises:
-        UserError: there is none.
+        UserError: no format has that name.
     """
     if name not in TOOL_FORMATS:
         raise UserError(
@@ -33,7 +33,5 @@ def named_tool_format(name: str) -> ToolFormat:
 
 
 def taught_tool_format(text: str) -> ToolFormat:
-    """The format that a prompt or a chat template teaches; Hermes', where it teaches none of
-    these.
-    """
+    """The format that a prompt or a chat template teaches; Hermes' if it teaches none."""
     return next((known for known in TOOL_FORMATS.values() if known.is_taught(text)), HERMES)

@@ -1,6 +1,4 @@
-"""Types of arguments that are written as text: what a JSON schema allows, and what a text means by
-it.
-"""
+"""JSON Schemas of arguments: the types that a schema allows, and the value that a text means."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ __all__ = [
     "combined",
     "json_from_text",
     "named_types",
+    "referenced",
     "resolve",
     "schema_text",
     "standalone",
@@ -25,9 +24,9 @@ __all__ = [
     "types_of",
 ]
 
-_MAX_REFERENCES = 32  # that follow each other; more are a circle
+_MAX_REFERENCES = 32  # in a chain; a longer chain is taken for a cycle
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""What chat templates make of JSON values in past calls (``| string``), so models write it too."""
+"""Chat templates write past JSON values like this (``| string``), so models do too."""
 _TYPE_NAMES: Mapping[type, str] = {
     type(None): "null",
     bool: "boolean",
@@ -41,7 +40,7 @@ Schema = Mapping[str, Any]
 
 
 class Parameters:
-    """The parameters of a function, by the schema of its arguments."""
+    """The parameters of a function, from the schema of its arguments."""
 
     def __init__(self, root: Schema) -> None:
         self.root = root
@@ -54,11 +53,11 @@ class Parameters:
         return named if isinstance(named, Mapping) else {}
 
     def schema(self, name: str) -> Any:
-        """The schema of a parameter; of one that is not named, what such must match."""
+        """The schema of a parameter; of an unnamed one, ``additionalProperties``."""
         return self.names.get(name, self.arguments.get("additionalProperties"))
 
     def types(self, name: str) -> frozenset[str]:
-        """The JSON types that a parameter may have; a string where nothing says more."""
+        """The JSON types that a parameter may have; a string if the schema has none."""
         return types_of(self.schema(name), self.root)
 
 
@@ -89,7 +88,7 @@ def schema_text(schema: Any) -> str:
     """JSON text of a schema.
 
     Raises:
-        UserError: it holds a number that JSON does not have, or is nested too deep.
+        UserError: it holds NaN or an infinite number, or is nested too deep.
     """
     try:
         return json.dumps(schema, allow_nan=False)
@@ -103,19 +102,19 @@ def type_of(value: Any) -> str:
 
 
 def resolve(schema: Any, root: Any) -> Schema:
-    """``schema``, or what its reference points at; empty where that is no object."""
+    """``schema``, or the target of its reference; empty if that is not an object."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
         if not isinstance(schema.get("$ref"), str):
             return schema
-        schema = _at(root, schema["$ref"])
+        schema = referenced(root, schema["$ref"])
     return {}
 
 
 def standalone(schema: Any, root: Any) -> Any:
-    """``schema`` with all that it refers to in ``root`` as its own ``$defs``."""
-    names: dict[str, str] = {}  # a name by reference
+    """``schema`` with the targets of its references into ``root`` copied to its own ``$defs``."""
+    names: dict[str, str] = {}  # by reference
     todo: list[str] = []
 
     def renamed(part: Any) -> Any:
@@ -125,7 +124,7 @@ def standalone(schema: Any, root: Any) -> Any:
             return part
         own = {key: renamed(value) for key, value in part.items() if key != "$defs"}
         reference = part.get("$ref")
-        if isinstance(reference, str) and _at(root, reference) is not None:
+        if isinstance(reference, str) and referenced(root, reference) is not None:
             if reference not in names:
                 names[reference] = f"d{len(names)}"
                 todo.append(reference)
@@ -135,15 +134,15 @@ def standalone(schema: Any, root: Any) -> Any:
     whole, found = renamed(schema), {}
     while todo:
         reference = todo.pop()
-        found[names[reference]] = renamed(_at(root, reference))
+        found[names[reference]] = renamed(referenced(root, reference))
     return {**whole, "$defs": found} if found else whole
 
 
 def json_from_text(text: str, types: frozenset[str]) -> str:
-    """JSON text of the value that ``text`` is for a parameter of ``types``.
+    """JSON text of the value that ``text`` means for a parameter of ``types``.
 
-    A text that is no value of another type is a string, also where none is allowed: the argument
-    is kept then, for the client to judge.
+    A text that is not a value of another type is a string, even if ``types`` has no string: the
+    argument is kept, and the client can reject it.
     """
     bare = text.strip()
     bare = _PYTHON.get(bare, bare)
@@ -159,8 +158,9 @@ def json_from_text(text: str, types: frozenset[str]) -> str:
 
 
 def _readings(text: str, *, containers: bool) -> Iterator[tuple[str, Any]]:
-    """JSON texts that ``text`` may mean, and their values. ``containers``: among them objects and
-    arrays that are encoded twice, or written in Python's syntax.
+    """JSON texts that ``text`` may mean, and their values.
+
+    ``containers``: also read objects and arrays that are encoded twice or in Python's syntax.
     """
     with contextlib.suppress(ValueError, RecursionError):
         value = _json(text)
@@ -178,10 +178,10 @@ _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def _json(text: str) -> Any:
-    """The value of JSON text; NaN and Infinity are none.
+    """The value of JSON text.
 
     Raises:
-        ValueError: no JSON.
+        ValueError: not JSON; NaN and Infinity are not.
     """
     return json.loads(text, parse_constant=_refuse)
 
@@ -206,8 +206,8 @@ def named_types(schema: Schema) -> set[str]:
     return types | nullable
 
 
-def _at(root: Any, reference: str) -> Any:
-    """What a reference within ``root`` points at; None where it points elsewhere."""
+def referenced(root: Any, reference: str) -> Any:
+    """The target of a reference within ``root``; None if it points elsewhere."""
     if not reference.startswith("#"):
         return None
     found = root

@@ -111,9 +111,10 @@ def _check_processor_files(m: Measurements, checkpoint: Path, processor: Path) -
 
 
 def _compared(copies: list[Path], refs: Refs) -> Iterator[tuple[str, bool]]:
-    """Of each tensor whose file was copied, whether its bytes are the copy's. A file that the
-    bundle shares with the checkpoint is not read; tensors that are in no copy (a converted
-    checkpoint's) are left out.
+    """Whether each tensor equals its copy in the bundle.
+
+    A file that bundle and checkpoint share is not read. Tensors without a copy (of a converted
+    checkpoint) are left out.
     """
     known = {(path.stat().st_size, header_digest(path)): path for path in copies}
     places: dict[Path, Path | None] = {}

@@ -1,6 +1,6 @@
-"""Check recorder: what every check has compared and measured, and what failed first.
+"""CheckRecorder: the measurements of every check, and the first failure.
 
-A check passes only if it compared something. ``Measurements`` sees to that, for every check.
+A check passes only if it compared something. ``Measurements`` enforces that for every check.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["Check", "CheckRecorder", "Measurement", "Measurements", "Status"]
 
 Status = Literal["passed", "failed", "skipped", "not_applicable"]
-"""``skipped``: not compared, though the bundle has it. ``not_applicable``: it has nothing of it."""
+"""``skipped``: the bundle has it, but it was not compared. ``not_applicable``: it lacks it."""
 
 _NOTHING_FOUND = "nothing of its kind in these prompts"
 
 
-def _applies(_: Evidence) -> str:
+def _lacks_nothing(_: Evidence) -> str:
     return ""
 
 
@@ -46,12 +46,13 @@ class Check:
     """A check: a name, a tolerance, and the function that measures.
 
     Attributes:
-        stage: the part of the engine that it looks at. title: what of it, in words.
+        stage: the part of the engine that it checks.
+        title: its subject, in words.
         threshold: a name of ``THRESHOLDS``.
         function: reads the evidence and adds its measurements.
-        needs_draft: not applicable to a bundle without a draft. needs_pytorch: skipped where two
-            bundles are compared.
-        lacks: what else a bundle lacks that the check looks at, in words; empty if nothing.
+        needs_draft: not applicable to a bundle without a draft.
+        needs_pytorch: skipped when two bundles are compared.
+        lacks: why the check does not apply to a bundle, in words; empty if it applies.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Check:
     function: Callable[[Evidence, Measurements], None]
     needs_draft: bool = False
     needs_pytorch: bool = True
-    lacks: Callable[[Evidence], str] = _applies
+    lacks: Callable[[Evidence], str] = _lacks_nothing
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Measurement:
     """One value.
 
     Attributes:
-        compared: what it is the worst of: rows, tokens, draws, fields, files.
-        row: of the sequence, where one row is the worst. bound: allowed in the place of the check's
-            tolerance; None: that.
+        compared: number of rows, tokens, draws, fields or files that it is the worst of.
+        row: the worst row of the sequence, if one row is the worst.
+        bound: replaces the check's tolerance; None: that tolerance.
     """
 
     check: str
@@ -86,12 +87,12 @@ class Measurement:
 
 @dataclass
 class Measurements:
-    """What one check has found.
+    """The measurements of one check.
 
     Attributes:
-        counts: what was counted over all prompts.
-        mismatches: tokens that differ, of the checks that compare tokens.
-        tie_margin, drawn_tie: which of those are ties (``checks.mismatch``).
+        counts: counters over all prompts.
+        mismatches: tokens that differ, for checks that compare tokens.
+        tie_margin, drawn_tie: limits below which a mismatch is a tie (``checks.mismatch``).
     """
 
     check: Check
@@ -114,21 +115,21 @@ class Measurements:
         *,
         compared: int,
     ) -> None:
-        """Add one value, the worst of so many that were ``compared``.
+        """Add one value, the worst of ``compared`` values.
 
-        Where nothing was compared only a failure counts: what should be there is missing.
+        With ``compared=0`` only a failure is kept: something that should exist is missing.
         """
         self._take(Measurement(self.check.name, float(value), compared, case, tensor, row, detail))
 
     def _take(self, m: Measurement) -> None:
-        """Every measurement comes through here. One that compared nothing cannot hold."""
+        """Keep a measurement, unless it passes without having compared anything."""
         if m.compared > 0 or not self._holds(m):
             self._taken.append(m)
 
     def add_cosines(self, rows: RowErrors, own: Own | None = None) -> None:
-        """Add the 5th percentile of the cosines ``rows``; ``own``: as of ``add_rows``.
+        """Add the 5th percentile of the cosines ``rows``; ``own``: as in ``add_rows``.
 
-        The angle may be ``ROUNDING`` times PyTorch's; what a cosine lacks of 1 goes by its square.
+        The angle may be ``ROUNDING`` times PyTorch's. 1 - cosine grows with the angle's square.
         """
         value, bound, detail = _quantile(rows.errors, 0.05), None, ""
         if own is not None and not (self.limit.holds(value) or self.limit.overridden):
@@ -140,12 +141,16 @@ class Measurements:
         self._take_rows(rows, value, row, detail, bound)
 
     def add_rows(self, *found: RowErrors, own: Own | None = None) -> None:
-        """Add one value of each tensor: its worst row, or of a p95 that or a share of the worst.
+        """Add one value per tensor: its worst row, or for a p95 metric the p95.
 
-        A p95 alone would let one row of twenty be anything. So may be rows whose experts are open:
-        of those only the p95 counts. ``own``: what PyTorch errs by in the engine's type. A tensor
-        that leaves the tolerance may err by ``ROUNDING`` times that, if the user set no tolerance
-        and PyTorch itself does not overflow.
+        For a p95 metric the worst row counts too, divided by ``WORST_ROW``: a p95 alone would allow
+        any error in one row of twenty. Rows whose experts are open may have any error, so only the
+        p95 counts for them.
+
+        Args:
+            own: PyTorch's own errors in the engine's type. A tensor outside the tolerance may err
+                by ``ROUNDING`` times those, if the user set no tolerance and PyTorch does not
+                overflow.
         """
         for rows in found:
             if not len(rows.errors):
@@ -166,7 +171,7 @@ class Measurements:
         self._take(Measurement(name, value, compared, rows.case, rows.tensor, row, detail, bound))
 
     def _may_round(self, value: float) -> bool:
-        """Whether an error out of tolerance is one that rounding may explain."""
+        """Whether rounding may explain an error outside the tolerance."""
         return self.limit.value < value <= self._most and not self.limit.overridden
 
     @property
@@ -182,7 +187,7 @@ class Measurements:
         )
 
     def add_exact(self, *found: Compared) -> None:
-        """Add the largest difference of each pair; of another shape an infinite one."""
+        """Add the largest difference of each pair; infinite if the shapes differ."""
         for pair in found:
             if pair.actual.shape != pair.expected.shape:
                 detail = f"expected shape {list(pair.expected.shape)}, "
@@ -200,15 +205,15 @@ class Measurements:
         self.add(float(by_row[worst]), pair.case, pair.tensor, row, detail, compared=len(by_row))
 
     def count(self, **numbers: int) -> None:
-        """Add to what is counted over all prompts (``tokens=32``)."""
+        """Add to the counters over all prompts (``tokens=32``)."""
         self.counts.update({what.replace("_", " "): n for what, n in numbers.items()})
 
     def skip(self, reason: str) -> None:
-        """Say why there is no measurement of what the bundle has."""
+        """Set why there is no measurement, although the bundle has the subject."""
         self._reason, self._applicable = reason, True
 
     def not_applicable(self, reason: str) -> None:
-        """Say that the bundle has nothing of the kind, whatever it is asked."""
+        """Set why the check does not apply to the bundle."""
         self._reason, self._applicable = reason, False
 
     @property
@@ -222,7 +227,7 @@ class Measurements:
 
     @property
     def reason(self) -> str:
-        """Why there is no measurement; empty where there is one."""
+        """Why there is no measurement; empty if there is one."""
         return "" if self._taken else self._reason
 
     @property
@@ -232,12 +237,12 @@ class Measurements:
 
     @property
     def compared(self) -> int:
-        """What all of them are the worst of, together."""
+        """Number of values compared by all measurements."""
         return sum(m.compared for m in self._taken)
 
     @property
     def failures(self) -> list[Measurement]:
-        """Those out of tolerance, in the order in which they were taken."""
+        """Measurements outside the tolerance, in order."""
         return [m for m in self._taken if not self._holds(m)]
 
     def _holds(self, m: Measurement) -> bool:
@@ -246,13 +251,13 @@ class Measurements:
 
     @property
     def worst(self) -> Measurement | None:
-        """The one furthest on the wrong side."""
+        """The worst measurement."""
         sign = 1 if self.limit.better == "low" else -1
         return max(self._taken, key=lambda m: sign * m.value, default=None)
 
 
 class CheckRecorder(Mapping[str, Measurements]):
-    """The measurements of every check by its name, in the order of the registry."""
+    """Measurements by check name, in the order of the registry."""
 
     def __init__(self, checks: Iterable[Check], thresholds: Thresholds) -> None:
         self.thresholds = thresholds
@@ -269,16 +274,16 @@ class CheckRecorder(Mapping[str, Measurements]):
         return len(self._found)
 
     def first_failure(self) -> Measurement | None:
-        """What left its tolerance first, in the order of checks and of their measurements."""
+        """The first measurement outside its tolerance, in the order of checks."""
         return next((m for found in self.values() for m in found.failures), None)
 
     @property
     def mismatches(self) -> list[Mismatch]:
-        """Tokens that differ, of all checks."""
+        """Tokens that differ, over all checks."""
         return [m for found in self.values() for m in found.mismatches]
 
 
 def _quantile(values: Tensor, q: float) -> float:
-    """Infinity counts as a value, not as an undefined one."""
+    """A quantile without interpolation, so that infinity stays a value."""
     ordered = values.double().sort().values
     return float(ordered[min(len(ordered) - 1, int(q * len(ordered)))])

@@ -110,7 +110,7 @@ def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) ->
 
 
 def _strayed(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
-    """The first layer whose rows went through other experts than the reference's, beyond a tie."""
+    """The first layer whose experts differ from the reference's, not by a tie."""
     expected = next((e for e in evidence.expected if e.answer.name == m.case), None)
     if expected is None or not m.check.startswith("target."):
         return None
@@ -118,8 +118,8 @@ def _strayed(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Dia
     for k, behind in sorted(expected.strays.items()):
         if not float(behind.max()) <= bound:
             row, name = int(behind.argmax()), f"layers.{k}.{ROUTER}"
-            detail = "the first layer with other experts than the reference's, whose router logits "
-            detail += f"do not tie; seen at {m.tensor} ({m.value:.3g})"
+            detail = "the first layer whose experts differ from the reference's although router "
+            detail += f"logits do not tie; seen at {m.tensor} ({m.value:.3g})"
             stage, value = recorder[m.check].check.stage, float(behind[row])
             return Diagnosis(stage, m.check, m.case, name, row, value, bound, detail)
     return None

@@ -25,7 +25,7 @@ __all__ = ["Evidence", "PyTorch"]
 
 @dataclass(frozen=True)
 class PyTorch:
-    """The references; ``drafting`` is absent of a bundle without a draft."""
+    """The references; ``drafting`` is None for a bundle without a draft."""
 
     target: TargetReference
     drafting: DraftReference | None

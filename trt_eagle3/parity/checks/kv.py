@@ -27,7 +27,7 @@ _CLOSED = "this backend gives no tensors inside its graphs"
 
 
 def lacks_fp8(e: Evidence) -> str:
-    """Why a bundle has no FP8 cache."""
+    """Why the bundle has no FP8 cache; empty if it has one."""
     has = e.engine.record.config.engine.kv_dtype == "fp8"
     return "" if has else "keys and values are cached in the compute type"
 

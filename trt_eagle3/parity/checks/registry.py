@@ -378,7 +378,7 @@ CHECKS: Mapping[str, Check] = {check.name: check for check in _CHECKS}
 
 
 def run_check(evidence: Evidence, m: Measurements, left_out: Collection[str] = ()) -> None:
-    """Run one check, or say why it is skipped or does not apply."""
+    """Run one check, or record why it is skipped or does not apply."""
     check = m.check
     if check.name in left_out:
         m.skip("left out")

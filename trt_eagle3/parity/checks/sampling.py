@@ -214,7 +214,7 @@ def _draw(
 
 def _add_frequencies(m: Measurements, name: str, output_ids: Sequence[int], probs: Tensor) -> None:
     value, pools = _p_value(Counter(output_ids), probs)
-    # draws that fall into one pool tell nothing of frequencies
+    # a single pool of outcomes says nothing about frequencies
     compared = len(output_ids) if pools > 1 else 0
     m.add(value, "", name, None, f"{len(output_ids)} draws", compared=compared)
 
@@ -256,8 +256,10 @@ def _sample_tokens(
 
 
 def _p_value(counts: Counter[int], probs: Tensor) -> tuple[float, int]:
-    """Pearson's chi-square test of ``counts`` against ``probs`` [V], and how many pools of
-    outcomes it compares; outcomes that cannot be are impossible at once.
+    """Pearson's chi-square test of ``counts`` against ``probs`` [V].
+
+    Returns the p-value, 0 if an outcome of probability 0 was drawn, and the number of pools of
+    outcomes that were compared.
     """
     pools = _pools(counts, probs)
     if any(float(probs[token]) <= 0.0 for token in counts):

@@ -54,7 +54,7 @@ class Threshold:
         metric: what is measured, in words. better: ``low`` = must not exceed it, ``high`` = must
             not fall below it.
         values: dtype of the engine -> value. origin: why this value.
-        logarithmic: of a probability: whether its powers of ten count, from 1 down to the value.
+        logarithmic: measure the distance to a tolerance in powers of ten, for p-values.
     """
 
     metric: str
@@ -243,8 +243,9 @@ class Limit:
         return value <= self.value if self.better == "low" else value >= self.value
 
     def used(self, value: float) -> float | None:
-        """How far ``value`` is on the way from perfect (0) to the tolerance (1); beyond 1 it fails.
-        None where nothing may differ, or everything may.
+        """Share of the tolerance that ``value`` uses: 0 is perfect, above 1 fails.
+
+        None if nothing may differ, or everything may.
         """
         room, gone = self._distance(self.value), self._distance(value)
         if room <= 0 or math.isinf(room):
@@ -252,7 +253,7 @@ class Limit:
         return max(gone, 0.0) / room
 
     def _distance(self, value: float) -> float:
-        """From perfect: 0, or 1 of what should be high."""
+        """Distance from the perfect value: 0, or 1 if high is better."""
         if self.better == "low":
             return value
         if self.logarithmic:

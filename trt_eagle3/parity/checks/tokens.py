@@ -118,7 +118,7 @@ def check_verify_logits(e: Evidence, m: Measurements) -> None:
             wanted = expected.logits[torch.tensor(rows) - answer.prompt_len + 1]
             wanted = wanted if columns is None else wanted[:, columns]
             errors = row_errors(torch.stack([given[row] for row in rows]), wanted)
-            # where the engine tells its experts, none are excused for being open
+            # if the engine's experts are known, no row is excused for open experts
             opened = None if expected.experts else expected.open_at(rows)
             found = RowErrors(answer.name, "logits", errors, rows[0], opened)
             m.add_rows(found, own=own_logits(e))

@@ -99,14 +99,14 @@ class _Hermes:
     call = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 
     def read(self, body: str) -> Call | None:
-        """Name and arguments, if it is a call of one of the tools that its schema allows."""
+        """Name and arguments, if the call matches the schema of a known tool."""
         call = _json(body)
         if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
             return None
         return _valid(call["name"], call["arguments"])
 
     def may_become_call(self, text: str) -> bool:
-        """Whether it may be the beginning of a call, as far as its first argument."""
+        """Whether ``text`` may begin a call, checked up to its first argument."""
         begun = _BEGUN.match(text)
         if begun is None:
             heads = [f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{' for tool in TOOLS]

@@ -16,12 +16,12 @@ __all__ = ["check_visual_embeds", "check_visual_levels", "lacks_levels", "lacks_
 
 
 def lacks_tower(e: Evidence) -> str:
-    """Why a target has no vision tower."""
+    """Why the target has no vision tower; empty if it has one."""
     return "" if e.spec.vision else "the target reads text only"
 
 
 def lacks_levels(e: Evidence) -> str:
-    """Why a target has no deepstack levels."""
+    """Why the target has no deepstack levels; empty if it has some."""
     return lacks_tower(e) or ("" if e.spec.num_visual_levels else "the target has no deepstack")
 
 

@@ -25,18 +25,18 @@ from trt_eagle3.parity.reference.dequantise import read_values
 
 __all__ = ["check_made", "check_values", "lacks_made", "lacks_quantised"]
 
-_INSIDE = "the engines of this backend hold their weights inside"
+_INSIDE = "engines of this backend do not expose their weights"
 _FLOAT32 = dtype_named("float32")
 
 
 def lacks_quantised(e: Evidence) -> str:
-    """Why a bundle has no quantised weight."""
+    """Why the bundle has no quantised weight; empty if it has some."""
     found = any(_quantised(e)) or any(_quantised_parts(e))
     return "" if found else "no weight is quantised"
 
 
 def lacks_made(e: Evidence) -> str:
-    """Why a bundle has no weight that the build quantised."""
+    """Why the bundle has no weight that the build quantised; empty if it has some."""
     return "" if e.engine.record.config.engine.weights else "no weight is made by the build"
 
 

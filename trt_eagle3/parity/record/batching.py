@@ -49,7 +49,7 @@ def answer_batched(
     max_tokens: int,
     progress: Callable[[], object],
 ) -> BatchedAnswers:
-    """Ask all cases again, at once; in the second round pages are few."""
+    """Run all cases again at once, in a second round with few pages."""
     engine.take()
     engine.begin_service()
     engine.recording.only = "target"

@@ -50,7 +50,7 @@ ROUTER = "mlp.router_logits"
 class Forward:
     """One run of a graph: what it was given and gave, on the CPU in the engine's type.
 
-    The layers' states are bound, and so not among them. The target gives router logits, too.
+    The layers' states are bound, so they are not among them. The target also returns router logits.
     """
 
     graph: str
@@ -147,7 +147,7 @@ class Recorder:
 
 
 def _routers(bundle: LoadedBundle) -> list[str]:
-    """Router logits of the target's mixtures, as far as its sessions give them."""
+    """Names of the target's router logits that its sessions can return."""
     layers = [k for k, layer in enumerate(bundle.spec.layers) if isinstance(layer.mlp, SparseMoe)]
     if not layers:
         return []

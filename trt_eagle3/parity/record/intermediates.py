@@ -42,5 +42,5 @@ def layer_intermediates(
 
 
 def tensor_names(engine: RecordingEngine, graph: str) -> frozenset[str]:
-    """Tensors inside ``graph`` that a session of it can be asked for."""
+    """Inner tensors that a session of ``graph`` can return."""
     return backend_named(engine.record.engine.backend).intermediates(engine.path / graph)

@@ -1,8 +1,8 @@
-"""Routes: which experts of a mixture the engine's rows went through, by its own router logits.
+"""Routes: the experts that the engine's rows took in a mixture, from its own router logits.
 
-Every recorded forward of the target gives these logits (``record.engine``), of all backends but
-TensorRT engines that were built without them. The forwards with speculation may choose otherwise
-than those without: of two experts whose logits all but tie rounding chooses one.
+Every recorded forward of the target returns these logits (``record.engine``), except in TensorRT
+engines that were built without them. Forwards with speculation may choose other experts than
+forwards without it: rounding decides between two experts whose logits nearly tie.
 
 Shapes: n rows of a sequence, E experts, k experts of a row, H hidden.
 """
@@ -23,19 +23,20 @@ from trt_eagle3.spec import SparseMoe, TargetSpec
 __all__ = ["Experts", "chosen_experts", "recorded_experts", "speculative_experts"]
 
 Experts = Mapping[int, Tensor]
-"""int64 [n, k] by layer; none of dense layers, nor where the engine does not tell."""
+"""int64 [n, k] by layer. Dense layers and layers without recorded logits are left out."""
 
 
 def chosen_experts(router_logits: Tensor, top_k: int) -> Tensor:
-    """int64 [n, k]: those of the largest probabilities; of equal ones the first, as in every
-    implementation of ``FusedMoe``.
+    """int64 [n, k]: the experts with the largest probabilities.
+
+    Of equal ones the first wins, as in every implementation of ``FusedMoe``.
     """
     probabilities = router_logits.float().softmax(dim=-1)
     return probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
 
 
 def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
-    """Of the answer's rows, as the forwards without speculation chose them."""
+    """The experts of the answer's rows in the forwards without speculation."""
     forwards = answer.autoregressive_forwards
     outputs = [forward.outputs for forward in forwards]
     return {
@@ -47,11 +48,14 @@ def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
 def speculative_experts(
     spec: TargetSpec, answer: Answer, table: Tensor, without: Experts
 ) -> Experts:
-    """The same of the forwards with speculation: of prompt rows, and of verified nodes that stand
-    on the answer. Other rows are as ``without`` speculation.
+    """The experts of the answer's rows in the forwards with speculation.
+
+    They are known for prompt rows and for verified nodes on the answer's path. Other rows are taken
+    from ``without``.
 
     Args:
-        table: as of ``trees.path_rows``, of the tokens that are the same with speculation.
+        table: as for ``trees.path_rows``, of the tokens that are the same with speculation.
+        without: ``recorded_experts`` of the answer.
     """
     places = [place for place in _places(answer, table) if place[0] < answer.num_rows]
     if not places:
@@ -66,7 +70,7 @@ def speculative_experts(
 
 
 def _routers(spec: TargetSpec, forward: Forward) -> Iterator[tuple[int, str, int]]:
-    """Layer, name of its router logits, and experts of a row, as far as the forward gave them."""
+    """Layer, name of its router logits and experts per row, for logits that ``forward`` has."""
     for k, layer in enumerate(spec.layers):
         name = f"layers.{k}.{ROUTER}"
         if isinstance(layer.mlp, SparseMoe) and name in forward.outputs:
@@ -74,7 +78,7 @@ def _routers(spec: TargetSpec, forward: Forward) -> Iterator[tuple[int, str, int
 
 
 def _places(answer: Answer, table: Tensor) -> Iterator[tuple[int, Forward, Rows, int]]:
-    """Row of the sequence, the forward with speculation that ran it, and where in its rows."""
+    """Row of the sequence, the forward with speculation that ran it, and its index there."""
     for forward in answer.speculative_forwards:
         if forward.graph != "target":
             continue

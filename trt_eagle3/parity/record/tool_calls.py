@@ -36,7 +36,7 @@ TOOLS = (
     ),
 )
 NAMED_TOOL = "wait"
-_MAX_TOKENS = 96  # more than a call of either: in JSON of any tokenizer, in XML of real ones
+_MAX_TOKENS = 96  # enough for a call in JSON with any tokenizer, and in XML with real ones
 _BLANKS = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r", "\r\n")
 
 

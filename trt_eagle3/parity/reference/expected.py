@@ -38,8 +38,8 @@ class ExpectedAnswer:
             text: of the answer, None where nobody decodes it again.
         vision: of the prompt's images. hidden: [n, H], after the layers that have run.
         aux: [n, H] by layer. logits: float32 [A, V], of every token of the answer.
-        experts: those of a mixture that the engine's rows went through.
-        strays: float64 [n] by layer, how far these are behind the reference's own choice.
+        experts: the experts that the engine's rows took.
+        strays: float64 [n] by layer: how far their logits are below the reference's own choice.
         open_rows: bool [n], where the experts of a layer all but tie: other forwards of the engine
             may choose others.
         layer_errors, step_errors, aux_errors: of decoder layers end to end, of each alone, and of

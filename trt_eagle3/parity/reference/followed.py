@@ -1,6 +1,4 @@
-"""Followed answers: what is expected of the forwards with speculation, along the experts that they
-took of a mixture.
-"""
+"""Expected values for forwards with speculation, computed with the experts that they took."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ __all__ = ["with_speculation"]
 def with_speculation(
     record: Record, reference: TargetReference, e: ExpectedAnswer
 ) -> ExpectedAnswer | None:
-    """The answer, to be computed along the experts of the forwards with speculation; None where
-    those are the ones of the forwards without it.
+    """A copy of ``e`` to be computed with the experts of its forwards with speculation.
+
+    None if those are the experts of its forwards without speculation.
     """
     answer = e.answer
     if not e.experts or not answer.speculative_forwards:

@@ -37,14 +37,14 @@ class Routes:
 
 @dataclass(frozen=True)
 class RouterChoice:
-    """What a router of the reference chose.
+    """A router's choice in the reference.
 
     Attributes:
-        taken: int64 [S, k], the experts that its rows went through.
-        leads: float64 [S], how far the last expert of its own choice is above the next, over the
-            root mean square of the row's logits; infinite where every expert is chosen.
-        behind: float64 [S], how far the engine's experts are behind those of its own choice,
-            likewise; 0 where they are the same.
+        taken: int64 [S, k], the experts that the rows took.
+        leads: float64 [S], how far the last expert of its own choice is above the next, divided by
+            the root mean square of the row's logits; infinite if every expert is chosen.
+        behind: float64 [S], how far the engine's experts are below its own choice, divided by the
+            same; 0 if they are equal.
     """
 
     taken: Tensor
@@ -94,8 +94,8 @@ def _leads(logits: Tensor, top_k: int) -> Tensor:
 
 
 def _compared(logits: Tensor, experts: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [S]: where ``theirs`` are others; float64 [S]: how far a logit lost of ``experts`` is
-    at most above one that came for it.
+    """bool [S]: where ``theirs`` differ from ``experts``. float64 [S]: the largest logit distance
+    between an expert of ``experts`` and its replacement.
     """
     ours, other = (_members(chosen, logits) for chosen in (experts, theirs))
     lost = logits.masked_fill(~(ours & ~other), -torch.inf).amax(dim=-1)

@@ -60,15 +60,15 @@ class CheckResult(_Part):
     """One check: one line of the report.
 
     Attributes:
-        status: ``skipped``: the bundle has what the check looks at, and it was not compared.
-            ``not_applicable``: the bundle has nothing of the kind. reason: why, of these two.
-        measured: the worst value; None where nothing was compared. comparison: ``<=`` or ``>=``,
-            to ``tolerance``. used: how far it is from perfect (0) to the tolerance (1); None where
-            nothing may differ.
-        compared: rows, tokens, draws, fields and files that were compared; above 0 of every check
-            that passed. count, failed: measurements, each the worst of some of those, and
-            measurements out of tolerance. case, tensor, row: of the worst.
-        threshold: the name to override it by. origin: why that tolerance.
+        status: ``skipped``: the bundle has the check's subject, but it was not compared.
+            ``not_applicable``: the bundle lacks it. reason: why, for these two.
+        measured: the worst value; None if nothing was compared. comparison: ``<=`` or ``>=``, to
+            ``tolerance``. used: share of the tolerance that is used; 0 is perfect, 1 the tolerance,
+            None if nothing may differ.
+        compared: number of rows, tokens, draws, fields and files; above 0 in every check that
+            passed. count: number of measurements, each the worst of some values. failed:
+            measurements outside the tolerance. case, tensor, row: of the worst.
+        threshold: the name to override it by. origin: reason for the tolerance.
     """
 
     name: str
@@ -288,12 +288,12 @@ class Report(_Part):
         return table
 
     def num_checks(self, status: Status) -> int:
-        """How many checks ended so."""
+        """Number of checks with ``status``."""
         return sum(g.status == status for g in self.checks)
 
     @property
     def not_applicable(self) -> tuple[str, ...]:
-        """Checks of what this bundle does not have, by reason."""
+        """Checks that do not apply to the bundle, by reason."""
         return self._by_reason("not_applicable")
 
     def _by_reason(self, status: Status) -> tuple[str, ...]:
@@ -322,8 +322,8 @@ class Report(_Part):
         return tuple(found)
 
     def lines(self, files: tuple[str, ...]) -> list[str]:
-        """What follows the table: where checks failed, what the user changed, what does not apply
-        and what was not checked, the sum, files.
+        """Lines after the table: failures, changed tolerances, checks that do not apply or were
+        skipped, totals, files.
         """
         found = [f"FAIL {g.name}: {_place(g)}" for g in self.checks if g.status == "failed"]
         found += [

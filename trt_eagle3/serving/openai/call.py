@@ -47,8 +47,8 @@ class Call:
 
     Attributes:
         requests: of the engine, one for each answer.
-        ignored: paths of keys that nothing reads.
-        repaired: paths of arguments of past calls that were cut, and are closed for the template.
+        ignored: paths of unknown keys.
+        repaired: paths of cut arguments of past calls that are closed for the template.
         apart: each chunk is wanted by itself, as it came from the target.
     """
 
@@ -61,7 +61,7 @@ class Call:
 
 
 CountReasoning = Callable[[Sequence[int], str], int]
-"""Counts the ids that wrote an answer's reasoning; takes all ids and the text of the reasoning."""
+"""Counts reasoning ids, given all ids of an answer and the text of its reasoning."""
 
 ReadCall = Callable[[Any, ServedModel, ServingConfig], Call]
 """Reads a JSON body.

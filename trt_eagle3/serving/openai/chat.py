@@ -142,7 +142,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
 
 
 def _check_keys(fields: ChatFields, ignored: IgnoredKeys, processor: Processor) -> None:
-    """The keys below the body's own."""
+    """Check the keys below the body's own."""
     template = processor.template
     check_message_keys(fields.messages, ignored, template.reads_of_messages)
     check_part_keys(fields.messages, ignored, processor, "messages")

@@ -42,7 +42,7 @@ _CODES = {
 
 
 def _read_whole(value: Any) -> Any:
-    """``5.0`` and ``"5"`` are whole numbers, as clients send them and vLLM takes them."""
+    """Accept ``5.0`` and ``"5"`` as whole numbers: clients send them, and vLLM accepts them."""
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         return int(value.partition(".")[0])
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -53,9 +53,9 @@ def _read_number(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_read_whole)]
-"""A whole number, also as ``5.0`` or as text."""
+"""A whole number, also ``5.0`` or a text."""
 Number = Annotated[float, BeforeValidator(_read_number)]
-"""A number, also as text."""
+"""A number, also a text."""
 
 
 class StreamOptions(BaseModel):
@@ -109,8 +109,7 @@ class SamplingFields(BaseModel):
 def read_fields(
     raw: Any, model: type[_F], neutral: Mapping[str, tuple[Any, ...]], serving: ServingConfig
 ) -> tuple[_F, IgnoredKeys]:
-    """Check a body's fields; returns them, and the keys that are ignored, which deeper readers
-    add to.
+    """Check a body's fields; return them and its ignored keys, to which deeper readers add.
 
     Args:
         neutral: fields that are not served, each with the values that change nothing.

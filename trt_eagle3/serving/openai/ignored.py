@@ -1,4 +1,4 @@
-"""Keys of a request that nothing reads, at every depth of its body."""
+"""IgnoredKeys: paths of request keys that nothing reads, at any depth of the body."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from trt_eagle3.serving.errors import FieldError, nearest
 
 __all__ = ["IgnoredKeys"]
 
-_MAX_PATHS = 8  # that an answer's header lists
+_MAX_PATHS = 8  # in an answer's header
 _MAX_NAME = 40  # characters of a key
 
 
 class IgnoredKeys:
     """Collects the paths of keys that nothing reads, such as ``messages[0].foo``.
 
-    Where fields are strict, the first one is refused instead.
+    With strict fields the first such key is refused.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -25,14 +25,14 @@ class IgnoredKeys:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The first of them, at most eight, in ASCII."""
+        """The first eight paths, in ASCII."""
         return tuple(self._paths)
 
     def check(self, fields: Any, known: Collection[str], where: str = "") -> None:
-        """Add the keys of ``fields`` that are not ``known``. A null is a key that is not given.
+        """Add the keys of ``fields`` that are not ``known``. Nulls do not count.
 
         Args:
-            fields: a JSON value; one that is no object has no keys.
+            fields: a JSON value; only an object has keys.
             where: the path of ``fields``; empty for the body itself.
         Raises:
             FieldError: as ``add``.
@@ -47,7 +47,7 @@ class IgnoredKeys:
                 self.add(f"{where}.{shown}" if where else shown, known)
 
     def add(self, path: str, known: Collection[str] = ()) -> None:
-        """Add a path; ``known``: the keys that are read there.
+        """Add a path. ``known``: the keys that are read there, for a suggestion.
 
         Raises:
             FieldError: fields are strict.

@@ -1,4 +1,4 @@
-"""Which keys of messages, tools and formats are read: the others are named to the client."""
+"""The known keys of messages, tools and formats. All others are reported to the client."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = [
     "check_tool_keys",
 ]
 
-_SAID = ("role", "content")
-_MESSAGE: Mapping[Any, Collection[str]] = {  # by role; servers emit all of an assistant's
+_BASE = ("role", "content")
+_MESSAGE: Mapping[Any, Collection[str]] = {  # by role; servers emit all keys of an assistant
     "assistant": (
-        *_SAID,
+        *_BASE,
         "name",
         "tool_calls",
         "function_call",
@@ -30,8 +30,8 @@ _MESSAGE: Mapping[Any, Collection[str]] = {  # by role; servers emit all of an a
         "refusal",
         "annotations",
     ),
-    "tool": (*_SAID, "name", "tool_call_id"),
-    "function": (*_SAID, "name"),
+    "tool": (*_BASE, "name", "tool_call_id"),
+    "function": (*_BASE, "name"),
 }
 _CALL = ("id", "type", "function", "index")
 _FUNCTION = ("name", "description", "parameters", "strict")
@@ -42,7 +42,7 @@ _SCHEMA = ("name", "description", "schema", "strict")
 def check_message_keys(
     messages: Sequence[Any], ignored: IgnoredKeys, template_reads: Callable[[str], bool]
 ) -> None:
-    """Keys of chat messages and of their calls.
+    """Check the keys of chat messages and of their calls.
 
     Args:
         template_reads: whether the chat template reads a key of a message.
@@ -53,7 +53,7 @@ def check_message_keys(
         if not isinstance(message, Mapping):
             continue
         where, role = f"messages[{i}]", message.get("role")
-        known = _MESSAGE.get(role, _SAID) if isinstance(role, str) else _SAID
+        known = _MESSAGE.get(role, _BASE) if isinstance(role, str) else _BASE
         ignored.check(message, {*known, *filter(template_reads, message)}, where)
         ignored.check(message.get("function_call"), ("name", "arguments"), f"{where}.function_call")
         calls = message.get("tool_calls")
@@ -65,10 +65,10 @@ def check_message_keys(
 
 
 def check_part_keys(messages: Any, ignored: IgnoredKeys, processor: Processor, where: str) -> None:
-    """Keys inside the parts of messages, or of items of ``/v1/responses``.
+    """Check the keys of parts of messages, or of items of ``/v1/responses``.
 
     Args:
-        where: what the list is called.
+        where: path of the list.
     Raises:
         FieldError: an unknown key where fields are strict.
     """
@@ -78,7 +78,7 @@ def check_part_keys(messages: Any, ignored: IgnoredKeys, processor: Processor, w
 
 
 def check_tool_keys(tools: Sequence[Any], ignored: IgnoredKeys) -> None:
-    """Keys of a chat's tools; their schemas may hold any.
+    """Check the keys of a chat's tools. Their schemas may hold any keys.
 
     Raises:
         FieldError: an unknown key where fields are strict.
@@ -90,7 +90,7 @@ def check_tool_keys(tools: Sequence[Any], ignored: IgnoredKeys) -> None:
 
 
 def check_function_keys(tools: Sequence[Any], ignored: IgnoredKeys) -> None:
-    """Keys of the tools of ``/v1/responses``, which have no object below.
+    """Check the keys of the tools of ``/v1/responses``, which have no ``function`` object.
 
     Raises:
         FieldError: an unknown key where fields are strict.
@@ -100,7 +100,7 @@ def check_function_keys(tools: Sequence[Any], ignored: IgnoredKeys) -> None:
 
 
 def check_choice_keys(choice: Any, ignored: IgnoredKeys) -> None:
-    """Keys of ``tool_choice``.
+    """Check the keys of ``tool_choice``.
 
     Raises:
         FieldError: an unknown key where fields are strict.
@@ -111,7 +111,7 @@ def check_choice_keys(choice: Any, ignored: IgnoredKeys) -> None:
 
 
 def check_format_keys(form: Any, ignored: IgnoredKeys, where: str) -> None:
-    """Keys of a ``response_format``; a schema may stand beside its type.
+    """Check the keys of a ``response_format``; a schema may be beside its type.
 
     Raises:
         FieldError: an unknown key where fields are strict.
@@ -124,7 +124,7 @@ def check_format_keys(form: Any, ignored: IgnoredKeys, where: str) -> None:
 def check_option_keys(
     options: Any, ignored: IgnoredKeys, template_takes: Callable[[str], bool]
 ) -> None:
-    """Variables of ``chat_template_kwargs``.
+    """Check the variables of ``chat_template_kwargs``.
 
     Args:
         template_takes: whether the chat template reads a variable.

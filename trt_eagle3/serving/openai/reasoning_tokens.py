@@ -1,4 +1,4 @@
-"""How many of an answer's tokens are reasoning."""
+"""Count the reasoning tokens of an answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["count_reasoning_tokens"]
 def count_reasoning_tokens(
     processor: Processor, form: Reasoning, token_ids: Sequence[int], reasoning: str
 ) -> int:
-    """The emitted ids that wrote an answer's reasoning and the blanks around it, its marks left
-    out.
+    """Count the ids whose text is reasoning or the blanks around it, without the marks.
 
-    An id that wrote an end of the reasoning and a part of a mark counts. Where nothing closes the
-    reasoning, every id behind its first mark counts, the end token included.
+    An id counts if only part of its text is reasoning. If no mark closes the reasoning, all ids
+    after the opening mark count, the end token included.
 
     Args:
-        form: how the answer begins. token_ids: of the whole answer.
-        reasoning: as the answer's parser found it, without blanks around it.
+        form: how the answer begins.
+        token_ids: of the whole answer.
+        reasoning: the text that the answer's parser found, stripped.
     """
     if not reasoning:
         return 0
@@ -33,12 +33,12 @@ def count_reasoning_tokens(
         begin = _num_blanks(text) + len(form.start)
     end = begin + _num_blanks(text[begin:]) + len(reasoning)
     end += _num_blanks(text[end:])
-    if end == len(text):  # it was never closed: ids without text are part of it too
+    if end == len(text):  # never closed: ids without text count too
         end += 1
     count = start = 0
     for piece in pieces:
         stop = start + len(piece)
-        # an id without text is a part of the next character
+        # an id without text is part of the next character
         count += start < end and (stop > begin or start == stop == begin)
         start = stop
     return count

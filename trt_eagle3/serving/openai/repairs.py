@@ -1,4 +1,4 @@
-"""Arguments of past calls that were cut, and that the chat template takes only as objects."""
+"""Repairs: paths of cut arguments that are repaired for templates that take only objects."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from trt_eagle3.multimodal.call_arguments import is_whole_object
 
 __all__ = ["Repairs"]
 
-_MAX_PATHS = 8  # that an answer's header lists
+_MAX_PATHS = 8  # in an answer's header
 
 
 class Repairs:
-    """Collects the paths of arguments that are repaired, such as
-    ``messages[1].tool_calls[0].function.arguments``.
-    """
+    """Collects paths such as ``messages[1].tool_calls[0].function.arguments``."""
 
     def __init__(self, *, text_arguments: bool) -> None:
-        """``text_arguments``: the template takes them as text, so nothing is repaired."""
+        """``text_arguments``: the template takes text, so nothing is repaired."""
         self._as_text = text_arguments
         self._paths: list[str] = []
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The first of them, at most eight."""
+        """The first eight paths."""
         return tuple(self._paths)
 
     def check_messages(self, messages: Sequence[Any]) -> None:
-        """Look at the calls of chat messages."""
+        """Check the calls of chat messages."""
         for i, message in enumerate(messages):
             if not isinstance(message, Mapping):
                 continue
@@ -39,7 +37,7 @@ class Repairs:
             self.check(message.get("function_call"), f"messages[{i}].function_call.arguments")
 
     def check(self, called: Any, path: str) -> None:
-        """Look at ``called``, an object with ``arguments``, which stand at ``path``."""
+        """Check the ``arguments`` of the object ``called``; ``path``: of the arguments."""
         if self._as_text or len(self._paths) == _MAX_PATHS or not isinstance(called, Mapping):
             return
         arguments = called.get("arguments")

@@ -99,16 +99,16 @@ def _message(item: Any, where: str) -> dict[str, Any]:
 
 
 def _check_item_keys(item: Any, where: str, ignored: IgnoredKeys) -> None:
-    """Keys of an item; one of an unknown type is refused where it is read."""
+    """Check the keys of an item. Unknown types are refused elsewhere."""
     kind = item.get("type") or "message" if isinstance(item, Mapping) else None
     if isinstance(kind, str) and kind in _KEYS:
         ignored.check(item, _KEYS[kind], where)
-        if item.get("summary"):  # of the reasoning of others: the model did not write it
+        if item.get("summary"):  # another server's: this model did not write it
             ignored.add(f"{where}.summary")
 
 
 def _content(role: str, parts: Sequence[Any], where: str) -> Any:
-    """An assistant's texts are one."""
+    """Join an assistant's texts."""
     read = _parts(parts, where)
     if role == "assistant" and all(part["type"] == "text" for part in read):
         return "".join(part["text"] for part in read)
@@ -122,7 +122,7 @@ def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
-    """The part as chat completions have it."""
+    """The part in the form of chat completions."""
     match part:
         case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
             return {"type": "text", "text": text}

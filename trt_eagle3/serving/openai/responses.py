@@ -120,7 +120,7 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
 
 
 def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, processor: Processor) -> None:
-    """The keys below the body's own, without those of the input's items."""
+    """Check the keys below the body's own, except those of the input's items."""
     check_part_keys(fields.input, ignored, processor, "input")
     check_function_keys(fields.tools, ignored)
     check_choice_keys(fields.tool_choice, ignored)

@@ -61,7 +61,7 @@ class TokenizeCall:
     """A body of ``POST /tokenize``.
 
     Attributes:
-        texts: whether the tokens' texts are wanted. ignored, repaired: as of ``Call``.
+        texts: whether to return the tokens' texts. ignored, repaired: as in ``Call``.
     """
 
     prompt: PromptSource
@@ -114,7 +114,7 @@ def tokens_object(ids: list[int], served: ServedModel, *, texts: bool) -> dict[s
 def detokenize(
     raw: Any, served: ServedModel, serving: ServingConfig
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The answer of ``POST /detokenize``, and the ignored keys: special tokens are written out.
+    """The answer of ``POST /detokenize``, special tokens included, and the ignored keys.
 
     Raises:
         UserError: an id that the tokenizer lacks.
