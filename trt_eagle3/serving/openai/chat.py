@@ -102,8 +102,8 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     messages, unknown = served.processor.with_options(
         fields.messages, fields.mm_processor_kwargs or {}
     )
-    for name in unknown:
-        ignored.add(f"mm_processor_kwargs.{name:.40}")
+    for option in unknown:
+        ignored.add(f"mm_processor_kwargs.{option:.40}")
     conversation = read_conversation(
         messages,
         fields.tools,
