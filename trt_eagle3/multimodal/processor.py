@@ -203,13 +203,18 @@ class Processor:
         """Whether the arguments of past calls reach the template as text; else as objects."""
         return self.template.text_arguments and self.tool_format.takes_text_arguments
 
-    def answer_format(self, options: Mapping[str, Any] = NO_OPTIONS) -> AnswerFormat:
-        """How answers are written, under these options of the chat template.
+    def answer_format(
+        self, options: Mapping[str, Any] = NO_OPTIONS, *, with_tools: bool = False
+    ) -> AnswerFormat:
+        """How answers are written, under these options of the chat template, and where tools are
+        offered.
 
         Raises:
             UserError: the template refuses them.
         """
-        return AnswerFormat(self.template.reasoning(options), self.tool_format)
+        return AnswerFormat(
+            self.template.reasoning(options, with_tools=with_tools), self.tool_format
+        )
 
     def prompt(
         self,
