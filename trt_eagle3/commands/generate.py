@@ -122,4 +122,8 @@ def generate(
         adaptive = engine.bundle.record.config.speculation.adaptive and not no_speculation
         some_plain = len(found.accepted_lengths) < found.num_forwards
         if engine.bundle.manifest is not None and adaptive and some_plain:
-            log.print("a new engine drafts little until it has measured that drafting pays")
+            log.print(
+                "no draft where none was expected to pay; to draft always, build with "
+                "speculation.adaptive=false",
+                soft_wrap=True,
+            )
