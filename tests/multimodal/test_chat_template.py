@@ -338,3 +338,12 @@ def test_reasoning_is_what_the_prompt_ends_with(
     source: str, options: dict[str, Any], expected: str
 ) -> None:
     assert ChatTemplate(source, {}).reasoning(options).mode == expected
+
+
+def test_reasoning_is_that_of_requests_with_tools_where_these_differ() -> None:
+    opens, ends = "<think>\n", "<think>\n\n</think>\n\n"
+    one = ChatTemplate("{% if tools %}" + ends + "{% else %}" + opens + "{% endif %}", {})
+    two = ChatTemplate(opens, {}, ends)
+    for template in (one, two):
+        modes = [template.reasoning(with_tools=tools).mode for tools in (False, True)]
+        assert modes == ["open", "none"]

@@ -61,7 +61,7 @@ def chat_request(
         tools.parallel_tool_calls,
         options,
     )
-    answer_format = processor.answer_format(options)
+    answer_format = processor.answer_format(options, with_tools=bool(conversation.offered))
     request = Request(
         conversation,
         sampling=conversation.constrained(sampling, answer_format),

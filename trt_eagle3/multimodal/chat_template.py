@@ -169,8 +169,12 @@ class ChatTemplate:
             prompt = self._with_tools
         return taught_tool_format(prompt)
 
-    def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> Reasoning:
+    def reasoning(
+        self, options: Mapping[str, Any] = NO_OPTIONS, *, with_tools: bool = False
+    ) -> Reasoning:
         """Whether answers begin with reasoning, and the marks that enclose it.
+
+        ``with_tools``: for requests with tools; some templates then turn thinking off.
 
         ``open``: the prompt ends with the opening mark, as with Thinking checkpoints. ``optional``:
         the template contains the marks. ``none``: it does not, or the prompt ends with the closing
@@ -179,11 +183,13 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses ``options``.
         """
-        known = list(reasoning_marks(self._source))
+        source = self._with_tools if with_tools else self._source
+        known = list(reasoning_marks(source))
         if not known:
             return NO_REASONING
         probe = [{"role": "user", "content": "x"}]
-        [text] = render_template(self._source, [self._values(probe, (), options)])
+        tools = [_PROBE_TOOL] if with_tools else []
+        [text] = render_template(source, [self._values(probe, tools, options)])
         prompt = text.rstrip()
         for start, end in known:
             if prompt.endswith(start):

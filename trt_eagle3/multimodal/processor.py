@@ -203,13 +203,19 @@ class Processor:
         """Whether the template gets the arguments of past calls as text; otherwise as objects."""
         return self.template.text_arguments and self.tool_format.takes_text_arguments
 
-    def answer_format(self, options: Mapping[str, Any] = NO_OPTIONS) -> AnswerFormat:
+    def answer_format(
+        self, options: Mapping[str, Any] = NO_OPTIONS, *, with_tools: bool = False
+    ) -> AnswerFormat:
         """The form of answers under these options of the chat template.
+
+        ``with_tools``: for requests with tools.
 
         Raises:
             UserError: the template refuses them.
         """
-        return AnswerFormat(self.template.reasoning(options), self.tool_format)
+        return AnswerFormat(
+            self.template.reasoning(options, with_tools=with_tools), self.tool_format
+        )
 
     def prompt(
         self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
+from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.generation_config import default_sampling
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.multimodal import Processor
@@ -52,15 +52,18 @@ class ServedModel:
         """The bytes of each token."""
         return TokenBytes(self.processor.tokenizer)
 
-    def answer_format(self, options: Mapping[str, Any]) -> AnswerFormat:
-        """The form of answers under these options of the chat template.
+    def answer_format(self, conversation: Conversation) -> AnswerFormat:
+        """The form of the answer to a conversation.
 
         Raises:
-            UserError: the template refuses them.
+            UserError: the template refuses the conversation's options.
         """
-        return self._answer_format(json.dumps(options, sort_keys=True))
+        options = json.dumps(conversation.template_options, sort_keys=True)
+        return self._answer_format(options, bool(conversation.offered))
 
     @cached_property
-    def _answer_format(self) -> Callable[[str], AnswerFormat]:
-        processor = self.processor
-        return lru_cache(64)(lambda text: processor.answer_format(json.loads(text)))
+    def _answer_format(self) -> Callable[[str, bool], AnswerFormat]:
+        find = self.processor.answer_format
+        return lru_cache(64)(
+            lambda options, with_tools: find(json.loads(options), with_tools=with_tools)
+        )

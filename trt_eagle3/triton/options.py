@@ -68,7 +68,7 @@ def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: Served
         serving.check_prompt(text or "")
         return Asked(text or "")
     conversation = _conversation(single, messages, serving, served.processor)
-    answer_format = served.answer_format(conversation.template_options)
+    answer_format = served.answer_format(conversation)
     return Asked(conversation, conversation.parser(answer_format), answer_format)
 
 

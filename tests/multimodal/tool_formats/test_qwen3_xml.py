@@ -166,6 +166,25 @@ CASES: list[tuple[str, AssistantMessage]] = [
         )
         for cut in ("", "\n", "\n</para")
     ],
+    # cut off in a tag behind a value
+    *[
+        (
+            f"<tool_call>\n<function=write>\n<parameter=path>\nParis{cut}",
+            AssistantMessage("", "", [("write", f'{{"path": "Paris"{end}')]),
+        )
+        for cut, end in (
+            ("\n</parameter>\n", ""),
+            ("\n</parameter>\n<par", ""),
+            ("\n</parameter>\n<parameter=mo", ""),
+            ("\n</parameter>\n</func", ""),
+            ("\n</parameter>\n</function>\n</tool", "}"),
+            ("\n</function>\n</tool", "}"),
+        )
+    ],
+    (
+        "<tool_call>\n<function=write>\n<parameter=mode>\n12\n</parameter>\n<para",
+        AssistantMessage("", "", [("write", '{"mode": 12')]),
+    ),
     (
         "<tool_call>\n<function=write>\n<parameter=mode>\n12",
         AssistantMessage("", "", [("write", '{"mode": 12')]),

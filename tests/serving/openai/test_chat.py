@@ -359,6 +359,7 @@ def test_processor_options_are_for_parts_that_say_nothing(model: ServedModel, en
             mm_processor_kwargs={"max_pixels": 2000, "fps": 1, "size": {}},
         )
         assert call.ignored == ("mm_processor_kwargs.size",)
+        assert call.reply.whole([generation("Hi.")])["model"] == model.names[0]
         grids[key] = seen(engine, call).grid
     assert grids == {None: (1, 2, 2), 4000: (1, 4, 2)}
     with pytest.raises(UserError, match=r"mm_processor_kwargs.size: not served here"):

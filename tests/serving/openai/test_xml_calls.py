@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -15,6 +17,7 @@ from tests.serving.site import Site, serving
 from trt_eagle3.decode.chat import ChatAnswer
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.llm import LLM, load
+from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.serving.openai.chat import read_chat
 from trt_eagle3.serving.openai.responses import read_response
 from trt_eagle3.serving.served_model import ServedModel
@@ -121,6 +124,26 @@ def test_forced_call_is_streamed_and_fits_its_schema(site: Site) -> None:
     arguments = "".join(call["arguments"] for call in calls)
     jsonschema.validate(json.loads(arguments), PARAMETERS)
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_template_that_ends_reasoning_where_tools_are_offered(model: ServedModel) -> None:
+    processor = copy(model.processor)
+    source = QWEN3_5.replace(
+        "if enable_thinking is defined", "if tools or enable_thinking is defined"
+    )
+    processor.template = ChatTemplate(source, {})
+    quick = replace(model, processor=processor)
+    text = ANSWER.partition("</think>")[2].lstrip()
+    tool = {"type": "function", **WEATHER["function"]}
+    chat = read_chat({"messages": QUESTION, "tools": [WEATHER]}, quick, SERVING)
+    [choice] = chat.reply.whole([generation(text)])["choices"]
+    assert (choice["message"]["content"], len(choice["message"]["tool_calls"])) == ("I look.", 1)
+    response = read_response({"input": "Hm?", "tools": [tool]}, quick, SERVING)
+    output = response.reply.whole([generation(text)])["output"]
+    assert [item["type"] for item in output] == ["message", "function_call"]
+    without = read_chat({"messages": QUESTION}, quick, SERVING)
+    [choice] = without.reply.whole([generation(text)])["choices"]
+    assert choice["message"]["reasoning_content"].startswith("I look.")
 
 
 def test_schema_that_xml_cannot_express_is_refused_by_its_field(site: Site) -> None:

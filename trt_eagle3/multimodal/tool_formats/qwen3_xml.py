@@ -136,8 +136,10 @@ class _Qwen3XmlReader:
         text = self._held.lstrip()
         if text.startswith(_END_CALL):
             self._rest = text[len(_END_CALL) :]
-        elif last or not _END_CALL.startswith(text):
+        elif not _END_CALL.startswith(text):
             self._rest = self._held
+        elif last:
+            self._rest = ""
         return False
 
     def _begin_value(self, key: str) -> None:
@@ -189,9 +191,9 @@ class _Qwen3XmlReader:
         if mark[0] == _END_PARAMETER:
             return _ends_value(self._held, mark.end(), last=last)
         rest = _next_text(self._held, mark.end())
-        if rest.startswith(_END_CALL) or (last and not rest):
+        if rest.startswith(_END_CALL):
             return True
-        return None if _END_CALL.startswith(rest) else False
+        return (last or None) if _END_CALL.startswith(rest) else False
 
     def _opens_outside(self, mark: re.Match[str]) -> bool:
         """Whether an opening tag is outside a value whose ``</parameter>`` is missing. Otherwise
@@ -242,15 +244,16 @@ def _next_text(text: str, at: int) -> str:
 
 
 def _ends_value(text: str, at: int, *, last: bool) -> bool | None:
-    """Whether the text at ``at`` may follow a parameter; None: more text is needed."""
+    """Whether the text at ``at`` may follow a parameter; None: more text is needed.
+
+    ``last``: the text ends the answer, so the beginning of a tag is enough.
+    """
     rest = _next_text(text, at)
     if _TAG.match(rest) or rest.startswith((_END_FUNCTION, _END_CALL)):
         return True
-    if last:
-        return not rest
     tags = (_PARAMETER, _END_FUNCTION, _END_CALL)
-    begun = any(tag.startswith(rest) for tag in tags) or _CUT_MARK.fullmatch(rest)
-    return None if begun else False
+    begun = any(tag.startswith(rest) for tag in tags) or bool(_CUT_MARK.fullmatch(rest))
+    return (last or None) if begun else False
 
 
 def _may_become_mark(text: str) -> bool:

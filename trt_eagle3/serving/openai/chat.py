@@ -102,8 +102,8 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     messages, unknown = served.processor.with_options(
         fields.messages, fields.mm_processor_kwargs or {}
     )
-    for name in unknown:
-        ignored.add(f"mm_processor_kwargs.{name:.40}")
+    for option in unknown:
+        ignored.add(f"mm_processor_kwargs.{option:.40}")
     conversation = read_conversation(
         messages,
         fields.tools,
@@ -112,7 +112,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning_effort),
     )
-    answer_format = served.answer_format(conversation.template_options)
+    answer_format = served.answer_format(conversation)
     newer = fields.max_completion_tokens
     limit = fields.max_tokens if newer is None else newer
     chosen = sampling(fields, served, serving, limit).updated(

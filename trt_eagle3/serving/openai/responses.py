@@ -100,7 +100,7 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning.get("effort")),
     )
-    answer_format = served.answer_format(conversation.template_options)
+    answer_format = served.answer_format(conversation)
     logprobs = _num_logprobs(fields)
     chosen = sampling(fields, served, serving, fields.max_output_tokens).updated(
         grammar=read_format(fields.text.get("format"), "text.format"), logprobs=logprobs
