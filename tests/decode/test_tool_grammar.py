@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.decode.structured import ENDS, VOCAB, ids_of, state_of, text_of
+from tests.decode.structured import ENDS, VOCAB, compiler, ids_of, state_of, text_of
 from tests.decode.test_structured_answers import SCHEMAS
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.grammar import Grammar
@@ -191,14 +192,62 @@ def test_grammar_begins_behind_the_reasoning_of_the_template() -> None:
             },
             "bytes of schemas",
         ),
+        ({"additionalProperties": {"type": 5}}, "type: expected a type or a list of them, got 5"),
+        ({"additionalProperties": {"enum": 5}}, "enum: expected a list"),
+        ({"properties": {"a": {"format": ["x"]}}}, "format: expected a text"),
+        ({"properties": {"a": {"minLength": "1"}}}, "minLength: expected a whole number"),
+        ({"properties": {"a": {"$ref": "#/b"}}, "b": {"allOf": 7}}, "allOf: expected a list"),
+        ({"$ref": "#/b", "b": {"required": 5}}, "required: expected a list"),
+        (
+            {
+                "properties": {"a": {"$ref": f"#/required/{'9' * 5000}"}, "b": False},
+                "required": ["b"],
+            },
+            "never allowed",
+        ),
     ],
 )
 def test_what_the_format_cannot_express_is_refused(parameters: Any, expected: str) -> None:
     called = Tool("f", parameters={"type": "object", **parameters})
     with pytest.raises(UserError) as caught:
-        grammar(called)
+        compiler().state(grammar(called))
     assert expected in str(caught.value)
     assert str(caught.value).startswith("tools: ")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        # each reference names the whole
+        {"properties": {"a": {"type": "array", "anyOf": [{"$ref": f"#{i}"} for i in range(8000)]}}},
+        # every parameter asks for the same list, of which little is allowed
+        {
+            "properties": {f"p{i}": {"$ref": "#/e"} for i in range(3000)},
+            "e": {"enum": ["a", *(f"</parameter>{i}" for i in range(6000))]},
+        },
+    ],
+)
+def test_schema_that_takes_too_long_is_refused_in_time(parameters: Any) -> None:
+    called = Tool("f", parameters={"type": "object", **parameters})
+    with pytest.raises(UserError, match="tools: takes more than"):
+        compiler().state(grammar(called))
+
+
+def test_types_of_a_hostile_schema_are_looked_up_in_time() -> None:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(40):
+        deep = {"a": deep}
+    steps = {f"s{i}": {"$ref": f"#{'/a' * 40}/s{i + 1}"} for i in range(25)}
+    place = deep
+    for _ in range(39):
+        place = place["a"]
+    place["a"] = {**steps, "s25": {"type": "integer"}}
+    references = [{"$ref": f"#{'/a' * 40}/s0"} for _ in range(16_000)]
+    called = Tool("f", parameters={**deep, "properties": {"x": {"anyOf": references}}})
+    start = time.process_time()
+    [(_, found)] = AssistantMessage.parse(call({"x": "5"}), [called], XML).calls
+    assert json.loads(found) == {"x": 5}
+    assert time.process_time() - start < 1.0
 
 
 @settings(max_examples=40)

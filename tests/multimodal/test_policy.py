@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +26,7 @@ from tests.multimodal.test_image import encode, picture
 from tests.multimodal.test_video import CONFIG, frames, write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import MediaPolicy, Video, load_image, load_video
+from trt_eagle3.multimodal.fetch import read_media
 
 SERVED = MediaPolicy(paths=False, formats=("PNG", "JPEG"), max_bytes=100_000, max_pixels=10_000)
 
@@ -426,6 +428,19 @@ def test_data_uri_of_every_spelling_is_read(form: Any) -> None:
     noise = np.random.default_rng(3).integers(0, 256, (11, 13, 3), dtype=np.uint8)
     uri = form(encode(Image.fromarray(noise)))
     np.testing.assert_array_equal(np.asarray(load_image(uri, policy=SERVED)), noise)
+
+
+@pytest.mark.parametrize("offset", range(3))
+def test_long_percent_encoded_uri_is_read_in_little_memory(offset: int) -> None:
+    data = bytes(range(256)) * 12_000
+    uri = "data:," + "A%zz%4%" + "-" * offset + _percent(data.decode("latin-1"))
+    tracemalloc.start()
+    try:
+        found = read_media(uri, "image", replace(SERVED, max_bytes=None))
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(uri)
+    finally:
+        tracemalloc.stop()
+    assert found == b"A%zz%4%" + b"-" * offset + data
 
 
 @pytest.mark.parametrize("text", ["!!!!", "QUJ", "QQ==QQ==", "\u00e9", "Q"])

@@ -30,6 +30,7 @@ __all__ = ["GrammarCompiler"]
 
 _T = TypeVar("_T")
 _KEPT = 64  # compiled grammars of some hundred KiB each, and as many refusals
+_REASON_LEN = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -204,4 +205,4 @@ def _reason(message: str) -> str:
     wrong = rest.partition("error: ")[2].partition("\n")[0]
     if pattern and wrong:
         return f"no regular expression: {clip(wrong)}"
-    return clip(" ".join(message.replace("<non-verbose/>", "").split()))
+    return clip(" ".join(message.replace("<non-verbose/>", "").split()), _REASON_LEN)

@@ -14,6 +14,8 @@ from typing import Any
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.schema_end import never_ends
 from trt_eagle3.errors import clip
+from trt_eagle3.multimodal.tool_formats.parts import part_form
+from trt_eagle3.multimodal.tool_formats.qwen3_xml_grammar import call_parameters
 
 __all__ = ["grammar_text"]
 
@@ -129,6 +131,8 @@ class _PartWriter:
         match part:
             case str():
                 return json.dumps(part, ensure_ascii=False)
+            case {"tool": tool, "parameters": schema}:
+                return self.written(part_form(call_parameters(tool, json.loads(schema))))
             case {"json": schema}:
                 return f"%json {json.dumps(_schema(schema))}"
             case {"any": options}:

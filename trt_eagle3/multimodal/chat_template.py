@@ -174,7 +174,7 @@ class ChatTemplate:
     ) -> Reasoning:
         """Whether answers begin with reasoning, and the marks that enclose it.
 
-        ``with_tools``: tools are offered; some templates turn thinking off for them.
+        ``with_tools``: for requests with tools; some templates then turn thinking off.
 
         ``open``: the prompt ends with the opening mark, as with Thinking checkpoints. ``optional``:
         the template contains the marks. ``none``: it does not, or the prompt ends with the closing

@@ -208,7 +208,7 @@ class Processor:
     ) -> AnswerFormat:
         """The form of answers under these options of the chat template.
 
-        ``with_tools``: tools are offered.
+        ``with_tools``: for requests with tools.
 
         Raises:
             UserError: the template refuses them.

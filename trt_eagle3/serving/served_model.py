@@ -53,7 +53,7 @@ class ServedModel:
         return TokenBytes(self.processor.tokenizer)
 
     def answer_format(self, conversation: Conversation) -> AnswerFormat:
-        """How the answer to a conversation is written.
+        """The form of the answer to a conversation.
 
         Raises:
             UserError: the template refuses the conversation's options.

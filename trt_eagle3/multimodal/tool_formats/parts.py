@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Content", "Either", "JsonPart", "Part", "Repeated", "TextPart", "part_form"]
+__all__ = [
+    "Content",
+    "Either",
+    "JsonPart",
+    "ParametersPart",
+    "Part",
+    "Repeated",
+    "TextPart",
+    "part_form",
+]
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,22 @@ class Repeated:
     once: bool = False
 
 
-Part = str | JsonPart | TextPart | Either | Repeated
+@dataclass(frozen=True)
+class ParametersPart:
+    """The parameters of a call in Qwen3's XML format (``qwen3_xml_grammar.py``).
+
+    The process that tries grammars expands them.
+
+    Attributes:
+        tool: the function's name, for errors.
+        schema: JSON Schema of its arguments, as JSON text.
+    """
+
+    tool: str
+    schema: str
+
+
+Part = str | JsonPart | TextPart | Either | Repeated | ParametersPart
 """A ``str`` is literal text."""
 Content = str | tuple[Part, ...]
 """JSON Schema as JSON text, or parts."""
@@ -72,3 +96,5 @@ def _form(part: Part) -> Any:
             return {"any": [part_form(option) for option in options]}
         case Repeated(inner, once):
             return {"repeated": part_form(inner), "once": once}
+        case ParametersPart(tool, schema):
+            return {"tool": tool, "parameters": schema}

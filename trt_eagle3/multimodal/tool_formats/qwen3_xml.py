@@ -23,8 +23,9 @@ from trt_eagle3.multimodal.tool_formats.format import (
     CallProgress,
     CallReader,
 )
-from trt_eagle3.multimodal.tool_formats.qwen3_xml_grammar import call_content
-from trt_eagle3.multimodal.tool_formats.schema import Parameters, json_from_text
+from trt_eagle3.multimodal.tool_formats.parts import ParametersPart, Part
+from trt_eagle3.multimodal.tool_formats.qwen3_xml_grammar import any_parameters
+from trt_eagle3.multimodal.tool_formats.schema import Parameters, json_from_text, schema_text
 from trt_eagle3.multimodal.tools import Tool
 
 __all__ = ["QWEN3_XML"]
@@ -53,9 +54,10 @@ class _Qwen3Xml:
 
     def grammar(self, tool: Tool, *, strict: bool) -> CallGrammar:
         begin = f"{_CALL}\n{_FUNCTION}{tool.name}>\n"
-        return CallGrammar(
-            begin, call_content(tool, strict=strict), f"{_END_FUNCTION}\n{_END_CALL}"
-        )
+        content: Part = any_parameters()
+        if strict:
+            content = ParametersPart(tool.name, schema_text(dict(tool.arguments)))
+        return CallGrammar(begin, (content,), f"{_END_FUNCTION}\n{_END_CALL}")
 
 
 QWEN3_XML = _Qwen3Xml()
@@ -244,8 +246,9 @@ def _next_text(text: str, at: int) -> str:
 
 
 def _ends_value(text: str, at: int, *, last: bool) -> bool | None:
-    """Whether ``text`` goes on at ``at`` as it does behind a parameter, or, where it is the
-    ``last``, begins to; None: more of it is needed.
+    """Whether the text at ``at`` may follow a parameter; None: more text is needed.
+
+    ``last``: the text ends the answer, so the beginning of a tag is enough.
     """
     rest = _next_text(text, at)
     if _TAG.match(rest) or rest.startswith((_END_FUNCTION, _END_CALL)):

@@ -21,6 +21,7 @@ from trt_eagle3.multimodal.tool_formats.parts import (
     part_form,
 )
 from trt_eagle3.multimodal.tool_formats.schema import (
+    Find,
     Parameters,
     combined,
     json_from_text,
@@ -30,9 +31,8 @@ from trt_eagle3.multimodal.tool_formats.schema import (
     standalone,
     types_of,
 )
-from trt_eagle3.multimodal.tools import Tool
 
-__all__ = ["call_content"]
+__all__ = ["any_parameters", "call_parameters"]
 
 _CLOSING = "\n</parameter>\n"
 _MAX_BYTES = 256 << 10  # of the schemas of a tool, references included
@@ -75,7 +75,14 @@ _OF_ARGUMENTS = (
     "dependentSchemas",
     "dependencies",
 )
-"""Keywords about all arguments together. A grammar of single parameters cannot express them."""
+"""Keywords about all arguments together, which a grammar of single parameters cannot express."""
+_KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "enum", "required"), (list, "a list")),
+    **dict.fromkeys(("minLength", "maxLength"), (int, "a whole number")),
+    **dict.fromkeys(("pattern", "format", "$ref"), (str, "a text")),
+    "properties": (dict, "an object"),
+    "type": ((str, list), "a type or a list of them"),
+}
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
 _HEX, _LABEL = "[0-9a-fA-F]", "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -102,42 +109,56 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 """A token of a regular expression; enough to find anchors and groups."""
 
 
-def call_content(tool: Tool, *, strict: bool) -> tuple[Part, ...]:
-    """The parameters of a call of ``tool``. ``strict``: they match their schema.
+def any_parameters() -> Part:
+    """Parameters of a call that may be any."""
+    return _others((), (_string({}, ""),))
+
+
+def call_parameters(tool: str, schema: Mapping[str, Any]) -> tuple[Part, ...]:
+    """The parameters of a call of ``tool`` that match the JSON Schema of its arguments.
+
+    Its time grows faster than ``schema``: only in the process that tries grammars.
 
     Raises:
-        UserError: this grammar cannot express the schema.
+        UserError: this is not a schema, or this grammar cannot express it.
     """
-    if not strict:
-        return (_others((), (_string({}, tool.name),)),)
-    parameters = Parameters(tool.arguments)
-    arguments = parameters.arguments
+    parameters = Parameters(schema)
+    arguments = _checked(parameters.arguments, tool)
     for key in _OF_ARGUMENTS:
         if key in arguments:
-            raise _refusal(tool.name, key)
+            raise _refusal(tool, key)
     required = [name for name in arguments.get("required", ()) if isinstance(name, str)]
     parts: list[Part] = []
     size = 0
     for name in dict.fromkeys([*parameters.names, *required]):
         if parameters.schema(name) is False:
             if name in required:
-                raise _refusal(tool.name, f"{name:.40}: required, and never allowed")
+                raise _refusal(tool, f"{name:.40}: required, and never allowed")
             continue
         if not re.fullmatch(r"[^<>\n]{1,256}", name):
-            raise _refusal(tool.name, f"a parameter named {name:.40}")
-        value = _value(parameters.schema(name), parameters.root, tool.name)
+            raise _refusal(tool, f"a parameter named {name:.40}")
+        value = _value(parameters.schema(name), parameters.find, tool)
         size += len(json.dumps(part_form(value)))
         if size > _MAX_BYTES:
             raise UserError(
-                f"tools: {tool.name}: expected at most {_MAX_BYTES} bytes of schemas, references "
-                f"included, got {size}. Send less."
+                f"{tool}: expected at most {_MAX_BYTES} bytes of schemas, references included, "
+                f"got {size}. Send less."
             )
         parameter = (f"<parameter={name}>\n", *value)
         parts += parameter if name in required else [Repeated(parameter, once=True)]
     others = arguments.get("additionalProperties", not parameters.names)
     if others is not False:
-        parts.append(_others(tuple(parameters.names), _value(others, parameters.root, tool.name)))
+        parts.append(_others(tuple(parameters.names), _value(others, parameters.find, tool)))
     return tuple(parts)
+
+
+def _checked(schema: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """``schema``, whose keywords have the types that are relied on here."""
+    for key, (kind, what) in _KINDS.items():
+        value = schema.get(key)
+        if key in schema and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise UserError(f"{where}: {key}: expected {what}, got {quote(value, 40)}.")
+    return schema
 
 
 def _others(names: tuple[str, ...], value: tuple[Part, ...]) -> Part:
@@ -146,12 +167,12 @@ def _others(names: tuple[str, ...], value: tuple[Part, ...]) -> Part:
     return Repeated(("<parameter=", TextPart((_NAME,), excluding, ">\n"), *value))
 
 
-def _value(schema: Any, root: Any, where: str) -> tuple[Part, ...]:
+def _value(schema: Any, find: Find, where: str) -> tuple[Part, ...]:
     """The value of a parameter, and the tag after it."""
-    types = types_of(schema, root)
+    types = types_of(schema, find)
     if "string" not in types:
-        return _json(standalone(schema, root))
-    alternatives = _alternatives(schema, root, where)
+        return _json(standalone(schema, find))
+    alternatives = _alternatives(schema, find, where)
     free = {
         name
         for alternative in alternatives
@@ -170,7 +191,7 @@ def _value(schema: Any, root: Any, where: str) -> tuple[Part, ...]:
             elif name in free:
                 options.append((TextPart((_WRITTEN[name],), end=_CLOSING),))
             else:
-                options.append(_json(standalone({**alternative, "type": name}, root)))
+                options.append(_json(standalone({**alternative, "type": name}, find)))
     return options[0] if len(options) == 1 else (Either(tuple(options)),)
 
 
@@ -198,7 +219,7 @@ def _string(schema: Mapping[str, Any], where: str, misread: tuple[str, ...] = ()
             raise _refusal(where, key)
     matching = [_ANYTHING]
     if "pattern" in schema:
-        matching.append(_found(str(schema["pattern"]), where))
+        matching.append(_found(schema["pattern"], where))
     shortest, longest = schema.get("minLength", 0), schema.get("maxLength", "")
     if shortest or longest != "":
         matching.append(rf"(.|\n){{{shortest},{longest}}}")
@@ -209,7 +230,7 @@ def _string(schema: Mapping[str, Any], where: str, misread: tuple[str, ...] = ()
     return TextPart(tuple(matching), (_NO_CLOSING, *misread), _CLOSING)
 
 
-def _alternatives(schema: Any, root: Any, where: str) -> list[dict[str, Any]]:
+def _alternatives(schema: Any, find: Find, where: str) -> list[dict[str, Any]]:
     """Flat schemas without references; a value matches ``schema`` if it matches one of them."""
     found: list[dict[str, Any]] = []
     todo: list[tuple[dict[str, Any], Any]] = [({}, schema)]
@@ -217,11 +238,11 @@ def _alternatives(schema: Any, root: Any, where: str) -> list[dict[str, Any]]:
         if not todo:
             return found
         inherited, part = todo.pop()
-        part = part if isinstance(part, Mapping) else {}
+        part = _checked(part, where) if isinstance(part, Mapping) else {}
         own = {k: v for k, v in part.items() if k not in {"$ref", "anyOf", "oneOf", "allOf"}}
         merged = _merged(inherited, own, where)
-        if isinstance(part.get("$ref"), str):
-            todo.append((merged, resolve({"$ref": part["$ref"]}, root)))
+        if "$ref" in part:
+            todo.append((merged, resolve({"$ref": part["$ref"]}, find)))
             continue
         if len(part.get("allOf", ())) > 1 or ("anyOf" in part and "oneOf" in part):
             raise _refusal(where, "allOf, or anyOf beside oneOf, of a string")
@@ -267,6 +288,6 @@ def _literal(text: str) -> str:
 
 def _refusal(where: str, what: str) -> UserError:
     return UserError(
-        f"tools: {where}: {what}: the grammar of this checkpoint's XML calls cannot enforce it. "
+        f"{where}: {what}: the grammar of this checkpoint's XML calls cannot enforce it. "
         "Remove it, or leave calls unconstrained (tool_choice auto, without strict)."
     )

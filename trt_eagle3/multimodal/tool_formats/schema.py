@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from trt_eagle3.errors import UserError, clip
 
 __all__ = [
+    "Find",
     "Parameters",
     "combined",
     "json_from_text",
@@ -25,6 +27,8 @@ __all__ = [
 ]
 
 _MAX_REFERENCES = 32  # in a chain; a longer chain is taken for a cycle
+_MAX_PARTS = 4096  # of a schema that are searched for types: answers wait for it
+_MAX_INDEX_LEN = 9  # digits
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Chat templates write past JSON values like this (``| string``), so models do too."""
 _TYPE_NAMES: Mapping[type, str] = {
@@ -37,14 +41,21 @@ _TYPE_NAMES: Mapping[type, str] = {
     dict: "object",
 }
 Schema = Mapping[str, Any]
+Find = Callable[[str], Any]
+"""What a reference points at; None where it points elsewhere."""
 
 
 class Parameters:
-    """The parameters of a function, from the schema of its arguments."""
+    """The parameters of a function, from the schema of its arguments.
+
+    Attributes:
+        find: returns the target of a reference in the schema.
+        arguments: the schema of the arguments themselves.
+    """
 
     def __init__(self, root: Schema) -> None:
-        self.root = root
-        self.arguments = resolve(root, root)
+        self.find: Find = cache(lambda reference: referenced(root, reference))
+        self.arguments = resolve(root, self.find)
 
     @property
     def names(self) -> Mapping[str, Any]:
@@ -58,23 +69,23 @@ class Parameters:
 
     def types(self, name: str) -> frozenset[str]:
         """The JSON types that a parameter may have; a string if the schema has none."""
-        return types_of(self.schema(name), self.root)
+        return types_of(self.schema(name), self.find)
 
 
-def types_of(schema: Any, root: Any) -> frozenset[str]:
-    """The JSON types that ``schema`` allows; one that names none allows a string.
-
-    ``root``: the schema that its references point into.
+def types_of(schema: Any, find: Find) -> frozenset[str]:
+    """The JSON types that ``schema`` allows, as far as its first parts say; one that names none
+    allows a string.
     """
     found: set[str] = set()
-    todo, seen = [schema], set()
-    while todo:
-        part = resolve(todo.pop(), root)
-        if not part or id(part) in seen:
-            continue
-        seen.add(id(part))
-        found |= named_types(part)
-        todo += combined(part)
+    todo, seen = [schema], set[int]()
+    for _ in range(_MAX_PARTS):
+        if not todo:
+            break
+        part = resolve(todo.pop(), find)
+        if part and id(part) not in seen:
+            seen.add(id(part))
+            found |= named_types(part)
+            todo += combined(part)
     return frozenset(found or {"string"})
 
 
@@ -101,19 +112,22 @@ def type_of(value: Any) -> str:
     return _TYPE_NAMES.get(type(value), "none of JSON")
 
 
-def resolve(schema: Any, root: Any) -> Schema:
+def resolve(schema: Any, find: Find) -> Schema:
     """``schema``, or the target of its reference; empty if that is not an object."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
         if not isinstance(schema.get("$ref"), str):
             return schema
-        schema = referenced(root, schema["$ref"])
+        schema = find(schema["$ref"])
     return {}
 
 
-def standalone(schema: Any, root: Any) -> Any:
-    """``schema`` with the targets of its references into ``root`` copied to its own ``$defs``."""
+def standalone(schema: Any, find: Find) -> Any:
+    """``schema`` with the targets of its references copied to its own ``$defs``.
+
+    A part is copied once per reference, so call this only in a bounded process.
+    """
     names: dict[str, str] = {}  # by reference
     todo: list[str] = []
 
@@ -124,7 +138,7 @@ def standalone(schema: Any, root: Any) -> Any:
             return part
         own = {key: renamed(value) for key, value in part.items() if key != "$defs"}
         reference = part.get("$ref")
-        if isinstance(reference, str) and referenced(root, reference) is not None:
+        if isinstance(reference, str) and find(reference) is not None:
             if reference not in names:
                 names[reference] = f"d{len(names)}"
                 todo.append(reference)
@@ -134,7 +148,7 @@ def standalone(schema: Any, root: Any) -> Any:
     whole, found = renamed(schema), {}
     while todo:
         reference = todo.pop()
-        found[names[reference]] = renamed(referenced(root, reference))
+        found[names[reference]] = renamed(find(reference))
     return {**whole, "$defs": found} if found else whole
 
 
@@ -197,8 +211,9 @@ def named_types(schema: Schema) -> set[str]:
         return {type_of(schema["const"])} | nullable
     if isinstance(schema.get("enum"), list):
         return set(map(type_of, schema["enum"])) | nullable
-    named = schema.get("type", [])
-    types = {named} if isinstance(named, str) else {t for t in named if isinstance(t, str)}
+    named = schema.get("type")
+    listed = named if isinstance(named, list) else [named]
+    types = {name for name in listed if isinstance(name, str)}
     if not types and ("properties" in schema or "additionalProperties" in schema):
         types = {"object"}
     if not types and ("items" in schema or "prefixItems" in schema):
@@ -213,8 +228,11 @@ def referenced(root: Any, reference: str) -> Any:
     found = root
     for part in reference[1:].split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(found, list):
+            index = int(name) if name.isdecimal() and len(name) <= _MAX_INDEX_LEN else len(found)
+            if index >= len(found):
+                return None
+            found = found[index]
         elif isinstance(found, Mapping) and name in found:
             found = found[name]
         else:
