@@ -5,6 +5,7 @@ wrote.
 from __future__ import annotations
 
 import reprlib
+import traceback
 from typing import Any
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "clip",
     "is_failure",
     "quote",
+    "release_frames",
 ]
 
 MAX_QUOTE_LEN = 200
@@ -57,6 +59,23 @@ def as_failure(error: BaseException) -> Exception:
     failure = EngineFailedError(f"{type(error).__name__}: {clip(error)}")
     failure.__cause__ = error
     return failure
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of what the frames hold through which ``error`` and its causes came: images and bodies
+    of a request, which an error that is kept would keep until a garbage collector comes.
+
+    Errors of this program's kinds lose their tracebacks; the frames of others, which are bugs, are
+    emptied.
+    """
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        if isinstance(error, TrtEagle3Error):
+            following.__traceback__ = None
+        traceback.clear_frames(following.__traceback__)
+        following = following.__cause__ or following.__context__
 
 
 def _printable(text: str) -> str:

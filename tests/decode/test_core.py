@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -314,6 +315,21 @@ def test_error_of_a_prompt_comes_out_of_its_iterator_only(engine: LLM, expected:
         bad.finish()
     assert good.finish().text == expected[2]
     assert engine.metrics().requests == {"stop": 1, "rejected": 1}
+
+
+def test_refusal_that_is_kept_holds_nothing_of_its_request(engine: LLM) -> None:
+    image = Image.new("RGB", (64, 64))
+    held = weakref.ref(image)
+    gc.collect()
+    gc.disable()
+    try:
+        answer = engine.submit(Request("x " * 2000, images=[image]))
+        del image
+        answer.wait()
+        assert isinstance(answer.error, UserError)
+        wait_for(lambda: held() is None, 5)
+    finally:
+        gc.enable()
 
 
 def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(

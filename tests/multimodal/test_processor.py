@@ -296,6 +296,27 @@ def test_prompt_over_the_limit_is_refused_with_its_parts(published: Path, spec: 
     assert "\n" not in str(caught.value)
 
 
+class Frames(list[Image.Image]):
+    """Counts the frames that are read."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
+def test_video_over_the_limit_is_refused_at_its_first_frame(
+    published: Path, spec: TinySpec
+) -> None:
+    processor = FAMILY.processor(published, spec, max_prompt_len=100)
+    frames = Frames([picture(1, 64, 64)] * 300)
+    part = {"type": "video", "video": frames, "min_pixels": 1 << 20}
+    with pytest.raises(UserError, match=r"tokens \(of these video \d+\), the limit is 100"):
+        processor.messages([{"role": "user", "content": [part]}])
+    assert frames.num_read < 10
+
+
 def test_other_threads_run_while_a_long_text_is_tokenised(processor: Processor) -> None:
     turns, done = list[float](), threading.Event()
 

@@ -43,6 +43,7 @@ from trt_eagle3.errors import (
     as_failure,
     clip,
     is_failure,
+    release_frames,
 )
 from trt_eagle3.multimodal.caller import Caller
 
@@ -263,6 +264,8 @@ class EngineCore:
     def _take(self, answer: Answer, outcome: Outcome) -> None:
         """Put a prepared request in the inbox, or end it."""
         error = outcome if isinstance(outcome, Exception) else None
+        if error is not None:
+            release_frames(error)
         ready: SequenceState | None = None
         if isinstance(outcome, PreparedRequest):
             try:

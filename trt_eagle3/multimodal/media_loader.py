@@ -25,7 +25,12 @@ from trt_eagle3.multimodal.policy import MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, image_table
 from trt_eagle3.multimodal.video import VideoSource, open_video
 from trt_eagle3.multimodal.video_file import FrameTimes
-from trt_eagle3.multimodal.video_patches import VideoEndedError, video_patches
+from trt_eagle3.multimodal.video_patches import (
+    CheckGrid,
+    VideoEndedError,
+    any_grid,
+    video_patches,
+)
 
 __all__ = ["MediaLoader"]
 
@@ -43,6 +48,7 @@ class MediaLoader:
         decoders: processes that decode; None: this one does. Pillow images are resized and cut here
             in any case.
         caller: who waits for them.
+        check: as of `video_patches`.
     """
 
     image_config: PixelConfig
@@ -50,6 +56,7 @@ class MediaLoader:
     policy: MediaPolicy
     decoders: DecoderPool | None
     caller: Caller
+    check: CheckGrid = any_grid
 
     def image(
         self, source: ImageSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
@@ -116,7 +123,9 @@ class MediaLoader:
         with open_video(
             source, config, name, policy, self._run, max_frames, self.caller, options
         ) as stream:
-            patches = video_patches(stream.frames, len(stream.times), config, name, policy)
+            patches = video_patches(
+                stream.frames, len(stream.times), config, name, policy, self.check
+            )
         return patches, FrameTimes(stream.times, stream.fps)
 
     def _still(self, pixels: NDArray[np.uint8], grid: Sequence[int]) -> PixelPatches:

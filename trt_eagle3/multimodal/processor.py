@@ -29,7 +29,7 @@ from trt_eagle3.multimodal.message_reader import MediaSlot, MessageReader
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
-from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
+from trt_eagle3.multimodal.prompt_rules import Grid, PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
@@ -331,7 +331,7 @@ class Processor:
 
     def _inputs(self, ids: Sequence[int], visuals: Sequence[_Visual]) -> ModelInputs:
         token_ids = torch.tensor(ids, dtype=torch.int64)
-        self._check_len(token_ids.numel(), visuals)
+        self._check_len(token_ids.numel(), self._sizes(visuals))
         grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(
             -1, 3
         )
@@ -388,14 +388,18 @@ class Processor:
         if self.image_config is None or self.video_config is None:
             return visuals
         loader = MediaLoader(
-            self.image_config, self.video_config, self.media, self.decoders, caller
+            self.image_config,
+            self.video_config,
+            self.media,
+            self.decoders,
+            caller,
+            self._check_grid,
         )
         with contextlib.closing(loader.each(self._load, list(enumerate(slots)))) as found:
             for visual in found:
                 visuals.append(visual)
-                self._check_len(
-                    sum(self.rules.num_tokens(visual.grid) for visual in visuals), visuals
-                )
+                sizes = self._sizes(visuals)
+                self._check_len(sum(count for _, count in sizes), sizes)
         return visuals
 
     def _load(self, loader: MediaLoader, numbered: tuple[int, MediaSlot]) -> _Visual:
@@ -436,16 +440,23 @@ class Processor:
                 f"{self.max_prompt_len} tokens. Send fewer."
             )
 
-    def _check_len(self, length: int, visuals: Sequence[_Visual]) -> None:
+    def _check_grid(self, name: str, grid: Grid) -> None:
+        """Refuse a video that fits in no prompt."""
+        count = self.rules.num_tokens(grid)
+        self._check_len(count, [(name, count)])
+
+    def _check_len(self, length: int, visuals: Sequence[tuple[str, int]]) -> None:
+        """``visuals``: names, and the tokens of each."""
         if self.max_prompt_len is not None and length > self.max_prompt_len:
-            sizes = ", ".join(
-                f"{visual.name} {self.rules.num_tokens(visual.grid)}" for visual in visuals
-            )
+            sizes = ", ".join(f"{name} {count}" for name, count in visuals)
             of_these = f" (of these {sizes})" if visuals else ""
             raise UserError(
                 f"prompt: {length} tokens{of_these}, the limit is {self.max_prompt_len}. Shorten "
                 "the text, use smaller images or fewer frames, or build with a larger limit."
             )
+
+    def _sizes(self, visuals: Sequence[_Visual]) -> list[tuple[str, int]]:
+        return [(visual.name, self.rules.num_tokens(visual.grid)) for visual in visuals]
 
 
 def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -13,7 +13,7 @@ frames at their own size. The frames of the video are never all there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -26,11 +26,17 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, video_table
 
-__all__ = ["VideoEndedError", "video_patches"]
+__all__ = ["CheckGrid", "VideoEndedError", "any_grid", "video_patches"]
 
 _TORCH_FILTERS = {2: "bilinear", 3: "bicubic"}
 
 Frame = NDArray[np.uint8]
+CheckGrid = Callable[[str, tuple[int, int, int]], None]
+"""Takes what errors call a video, and its grid of patches."""
+
+
+def any_grid(_name: str, _grid: tuple[int, int, int]) -> None:
+    """A `CheckGrid` that takes all."""
 
 
 class VideoEndedError(Exception):
@@ -47,6 +53,7 @@ def video_patches(
     config: PixelConfig,
     name: str = "video",
     policy: MediaPolicy = LOCAL_MEDIA,
+    check: CheckGrid = any_grid,
 ) -> PixelPatches:
     """Resize and cut frames as they come; the last one is repeated until the count fills whole
     temporal patches.
@@ -55,6 +62,7 @@ def video_patches(
         frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size; no more than
             ``temporal_patch_size`` are held.
         policy: bounds frames after they were resized, too.
+        check: raises where so many patches are too many, before there are any.
     Raises:
         UserError: too few frames, an extreme aspect ratio, a size that the policy excludes, or a
             filter that torch does not have.
@@ -65,7 +73,7 @@ def video_patches(
     count = 0
     for count, frame in enumerate(frames, start=1):
         if builder is None:
-            builder = _Builder(num_frames, frame.shape, config, name, policy)
+            builder = _Builder(num_frames, frame.shape, config, name, policy, check)
         group.append(frame)
         if len(group) == config.temporal_patch_size or count == num_frames:
             builder.add(group)
@@ -83,6 +91,7 @@ class _Builder:
         config: PixelConfig,
         name: str,
         policy: MediaPolicy,
+        check: CheckGrid,
     ) -> None:
         self._shape, self._config, self._name = tuple(shape), config, name
         self._size = fit_video(name, num_frames, shape[0], shape[1], config)
@@ -95,6 +104,7 @@ class _Builder:
             )
         patch, temporal = config.patch_size, config.temporal_patch_size
         self._grid = -(-num_frames // temporal), self._size[0] // patch, self._size[1] // patch
+        check(name, self._grid)
         self._pixels = torch.empty(
             self._grid[0], self._grid[1] * self._grid[2], 3, temporal, patch**2, dtype=torch.uint8
         )

@@ -150,6 +150,21 @@ def test_keys_that_change_nothing_or_are_read_are_not_named(model: ServedModel) 
 
 
 @pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("chat", {"messages": user({"type": "text", "text": "a", "k" * 90_000: 1})}),
+        ("tokenize", {"messages": user({"type": "image", "image": {"url": URI, "k" * 90_000: 1}})}),
+        ("response", {"input": user({"type": "image", "image": URI, "k" * 90_000: 1})}),
+        ("chat", {"messages": user(), "mm_processor_kwargs": {"k" * 90_000: 1}}),
+    ],
+)
+def test_path_of_a_long_key_is_cut(model: ServedModel, route: str, body: dict[str, Any]) -> None:
+    [path] = READERS[route](body, model, SERVING).ignored
+    assert path.endswith("kkkk")
+    assert len(path) <= 160
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/chat/completions", {"messages": user(foo=1), "max_tokens": 1}),

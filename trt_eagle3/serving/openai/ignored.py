@@ -11,6 +11,7 @@ __all__ = ["IgnoredKeys"]
 
 _MAX_PATHS = 8  # in an answer's header
 _MAX_NAME = 40  # characters of a key
+_MAX_PATH = 160  # characters, of a key in a part of a message with what it stands in
 
 
 class IgnoredKeys:
@@ -52,7 +53,7 @@ class IgnoredKeys:
         Raises:
             FieldError: fields are strict.
         """
-        path = ascii(path)[1:-1]
+        path = ascii(path[:_MAX_PATH])[1:-1]
         if self._strict:
             likely = nearest(path.rpartition(".")[2], known) if known else "Leave it out."
             raise FieldError(f"{path}: not served here. {likely}", path, "unknown_parameter")
