@@ -67,6 +67,15 @@ def test_best_tree_is_served_nearly_always(rate: float, size: int) -> None:
     assert share(serve(policy, rate, 4000), size) > 0.97
 
 
+def test_draft_that_costs_speak_against_is_tried_and_served_where_it_gains() -> None:
+    """Three times as dear as none: it pays only because it is right more often than expected."""
+    dear = {1: 4.0, 2: 8.0, 3: 10.4, 4: 12.0}
+    policy = policy_of(dear)
+    assert policy.should_draft(ONE)
+    found = serve(policy, 1.0, 4000, dear.__getitem__)
+    assert share(found[-1000:], 4) > 0.9
+
+
 def test_draft_that_becomes_right_again_is_found() -> None:
     policy = policy_of()
     serve(policy, 0.0, 2000)

@@ -23,6 +23,9 @@ _GAIN = 1.03
 """Least gain in goodput for a change of tree: costs are not known better."""
 _DECIDE_EVERY = 8
 """Steps between decisions. Every step decides while the first level has few observations."""
+_EXPLORED = 32
+"""First tokens that are drafted before the policy may choose no tree: until then costs alone
+would decide, and a draft that they speak against would never be tried."""
 _HARDLY_KNOWN = 32.0
 """Every step decides below this number of observations of a first level."""
 _PROBE_SHARE = 0.005
@@ -57,6 +60,7 @@ class SpeculationPolicy:
         self._served: dict[int, int] = {}  # candidate by load bucket
         self._admitted: dict[int, bool] = {}  # by load bucket, until the next decision
         self._steps = 0
+        self._explored = 0  # first tokens that were drafted
         # the first probe serves no tree, and is paid in advance
         self._probed, self._probe_left, self._probe_credit = -1, 0, float(_PROBE_STEPS)
         self._balance = _LOSS_CREDIT  # autoregressive steps that may still be lost
@@ -84,7 +88,7 @@ class SpeculationPolicy:
 
     def should_draft(self, batch: BatchState) -> bool:
         """Whether to run the draft over a new prompt. ``batch``: with the new sequence."""
-        if batch.seeded:
+        if batch.seeded or self._explored < _EXPLORED:
             return True
         load = load_bucket(batch.num_running)
         if load not in self._admitted:
@@ -118,7 +122,9 @@ class SpeculationPolicy:
         self._steps += 1
         levels = self._candidates[index].levels
         if levels:
-            self.acceptance.observe(levels, [n for n in stats.accepted if n is not None])
+            accepted = [n for n in stats.accepted if n is not None]
+            self.acceptance.observe(levels, accepted)
+            self._explored += len(accepted)
         self._charge(stats)
         if stats.seconds is not None and not stats.backfilled_rows:
             self.cost.observe(
@@ -138,6 +144,8 @@ class SpeculationPolicy:
     def _decide(self, batch: BatchState) -> None:
         load, found = load_bucket(batch.num_running), self._goodputs(batch)
         served = self._served.get(load)
+        if self._explored < _EXPLORED:
+            found[0], served = 0.0, None
         best = max(range(len(found)), key=found.__getitem__)
         if served is None or found[best] > _GAIN * found[served]:
             self._served[load] = best
