@@ -108,6 +108,22 @@ def test_video_comes_frame_by_frame_as_it_is_read(pool: DecoderPool, tmp_path: P
             np.testing.assert_array_equal(here.array, there.array)
 
 
+def test_times_of_as_many_frames_as_a_server_takes_come_whole(
+    pool: DecoderPool, tmp_path: Path
+) -> None:
+    clip = write_file(tmp_path / "clip.mp4", 7200, 29, (16, 16)).read_bytes()
+    policy, config = replace(STRANGERS, max_video_frames=7200), replace(CONFIG, num_frames=7200)
+    wanted = MediaJob("video", "video x", policy, config)
+    with pool.run(wanted, clip, NOBODY) as parts:
+        assert next(parts).facts["times"] == [i / 29 for i in range(7200)]
+    few = replace(wanted, policy=replace(STRANGERS, max_video_frames=7000))
+    with (
+        pytest.raises(UserError, match="video x: 7200 frames of it, the limit is 7000"),
+        pool.run(few, clip, NOBODY) as parts,
+    ):
+        next(parts)
+
+
 def test_video_that_is_left_early_costs_its_process_and_nothing_else(
     pool: DecoderPool, tmp_path: Path
 ) -> None:

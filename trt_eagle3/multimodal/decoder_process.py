@@ -33,7 +33,8 @@ from trt_eagle3.multimodal.shared_arena import SharedArena
 
 __all__ = ["MAX_MESSAGE_BYTES", "main"]
 
-MAX_MESSAGE_BYTES = 1 << 17
+# more than the system sends at once: the times of 7,200 frames have 144,000 bytes
+MAX_MESSAGE_BYTES = 1 << 18
 # of address space: an interpreter, its libraries and the threads of a video codec
 _BASE_MEMORY = 4 << 30
 # of the largest permitted image: decoded, upright, resized, cut; a codec's frames

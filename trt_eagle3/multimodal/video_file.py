@@ -204,9 +204,24 @@ class VideoFile:
         fps = fps or (float(rate) if rate else UNKNOWN_FPS)
         first, count = _span(self._name, total, fps, config)
         check_num_wanted(self._name, count, config)
+        self._check_num_frames(count, fps, config)
         wanted = frame_indices(count, fps, config, first).tolist()
         check_video_pixels(self._name, stream.width * stream.height * len(wanted), self._policy)
         return wanted, fps, count
+
+    def _check_num_frames(self, total: int, fps: float, config: PixelConfig) -> None:
+        """Refuse to use too many frames before they are numbered: a file may say that it has any
+        number.
+        """
+        most = total if config.sampling == "middles" else min(config.max_frames, total)
+        count = config.num_frames or min(
+            max(int(total / fps * config.fps), config.min_frames), most
+        )
+        limit = self._policy.max_video_frames
+        if limit is not None and count > limit:
+            raise UserError(
+                f"{self._name}: {count} frames of it, the limit is {limit}. Ask for fewer."
+            )
 
     def _open(self) -> Any:
         import av
