@@ -20,4 +20,6 @@ def test_bundles_on_cuda_pass_validation(dtype: str, tmp_path: Path) -> None:
     engine = {"backend": "torch", "device": "cuda", "dtype": dtype}
     report = trt_eagle3.validate(build_tiny(tmp_path, engine=engine, limits={"max_batch_size": 4}))
     report.check()
-    assert all(check.status == "passed" for check in report.checks)
+    others = {check.name: check.status for check in report.checks if check.status != "passed"}
+    nothing_there = ("weights.values", "weights.made", "kv.rows", "kv.attention")
+    assert others == dict.fromkeys(nothing_there, "not_applicable")
