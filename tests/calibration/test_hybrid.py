@@ -210,6 +210,7 @@ def test_every_gate_holds_of_a_calibrated_build(tmp_path: Path) -> None:
     engine = {"prefill_chunk": 64, "backend": "torch", "weights": "int4", "kv_dtype": "fp8"}
     config = config_of(tmp_path / "target", tmp_path / "draft", tmp_path, engine=engine)
     bundle = build(config, calibration=QUESTIONS).path
-    found = validate_pair(bundle, [Question("What is this?", [picture(1, (72, 100))])])
+    asked = [Question("What is this?", [picture(1, (72, 100))])]
+    found = validate_pair(bundle, asked, made_from=read_target(tmp_path / "target"))
     assert failed(found) == []
     assert found.recorder["weights.made"].taken

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.parity.conftest import OPTIONAL, without
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.multimodal import Video
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.workload import Case, _frames, picture
@@ -29,12 +30,17 @@ def questions(frame_side: int) -> list[Question]:
     ]
 
 
-def validate_pair(bundle: Path, asked: Sequence[Question]) -> Found:
-    """Every check but those of files, batches, sampling and options."""
+def validate_pair(
+    bundle: Path, asked: Sequence[Question], *, made_from: TargetCheckpoint | None = None
+) -> Found:
+    """Every check but those of files, batches, sampling and options.
+
+    ``made_from``: the checkpoint that the build quantised.
+    """
     engine = RecordingEngine(bundle)
     spec, manifest = read_sources(engine)
     cases = [Case(str(i), "image", question) for i, question in enumerate(asked)]
-    return Validation(engine, left_out=without(*OPTIONAL)).run(cases, 10, spec, manifest)
+    return Validation(engine, left_out=without(*OPTIONAL)).run(cases, 10, spec, manifest, made_from)
 
 
 def failed(found: Found) -> list[str]:
