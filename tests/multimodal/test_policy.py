@@ -382,7 +382,7 @@ def test_video_sizes_are_bounded(tmp_path: Path) -> None:
     assert "the limit is 3072" in video_refusal(
         data, MediaPolicy(paths=False, max_video_pixels=3072)
     )
-    assert "more than 3 frames" in video_refusal(data, MediaPolicy(paths=False, max_video_frames=3))
+    assert "the limit is 3" in video_refusal(data, MediaPolicy(paths=False, max_video_frames=3))
     assert "the limit is 1200" in video_refusal(
         frames(3), MediaPolicy(paths=False, max_video_pixels=1200)
     )
