@@ -1,4 +1,4 @@
-"""A prefix cache that is full before anything is measured, as an hour of serving leaves it."""
+"""Fill the prefix cache before a measurement, as an hour of serving does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["fill_prefix_cache", "fill_with_prefixes"]
 
 
 def fill_prefix_cache(engine: LLM) -> None:
-    """``fill_with_prefixes`` of an idle ``engine``; nothing, where its bundle keeps no prefixes."""
+    """Fill the prefix cache of an idle ``engine``, if its bundle has one."""
     core = engine._started()
     pool, prefixes = core.pool, core.prefixes
     if prefixes is not None:
@@ -18,10 +18,12 @@ def fill_prefix_cache(engine: LLM) -> None:
 
 
 def fill_with_prefixes(pool: PagePool, prefixes: PrefixCache) -> int:
-    """Let prefixes of prompts that nobody will ask fill all free pages, as those of an hour of
-    serving do; how many pages that are.
+    """Fill all free pages with prefixes that no prompt has.
+
+    Returns:
+        The number of pages.
     """
     pages = pool.take(pool.num_free)
-    prefixes.insert([b"nobody's %d" % page for page in pages], pages)
+    prefixes.insert([b"unused %d" % page for page in pages], pages)
     pool.give_back(pages)
     return len(pages)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_eagle3.io.run_command import run_command
-from trt_eagle3.multimodal.caller import NOBODY
+from trt_eagle3.multimodal.caller import NO_CALLER
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.multimodal.media_job import MediaJob, MediaPart, run_here
@@ -100,7 +100,7 @@ def _stages(data: bytes, decoders: DecoderPool) -> Stages:
         "look up float32": lambda: normalise([patches]),
         "look up bfloat16": lambda: normalise([patches], torch.bfloat16),
         "to bytes, this process": lambda: _all_parts(run_here(job, data)),
-        "to bytes, decoder process": lambda: _all_parts(decoders.run(job, data, NOBODY)),
+        "to bytes, decoder process": lambda: _all_parts(decoders.run(job, data, NO_CALLER)),
         **_transformers(image),
     }
 

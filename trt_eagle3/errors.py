@@ -62,11 +62,11 @@ def as_failure(error: BaseException) -> Exception:
 
 
 def release_frames(error: BaseException) -> None:
-    """Let go of what the frames hold through which ``error`` and its causes came: images and bodies
-    of a request, which an error that is kept would keep until a garbage collector comes.
+    """Release what the frames of ``error`` and of its causes hold, such as images of a request.
 
-    Errors of this program's kinds lose their tracebacks; the frames of others, which are bugs, are
-    emptied.
+    Otherwise an error that is kept holds them until the garbage collector runs. A
+    ``TrtEagle3Error`` and its causes lose their tracebacks; frames of other errors are emptied, and
+    their tracebacks stay.
     """
     chain: list[BaseException] = []
     following: BaseException | None = error
@@ -74,7 +74,8 @@ def release_frames(error: BaseException) -> None:
         chain.append(following)
         if isinstance(error, TrtEagle3Error):
             following.__traceback__ = None
-        traceback.clear_frames(following.__traceback__)
+        else:
+            traceback.clear_frames(following.__traceback__)
         following = following.__cause__ or following.__context__
 
 

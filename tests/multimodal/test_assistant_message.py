@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.multimodal.tool_formats.pieces import parse_pieces
 from trt_eagle3.multimodal.assistant_message import (
     AnswerFormat,
     AssistantMessage,
@@ -63,17 +63,6 @@ CASES: list[tuple[ReasoningMode, str, AssistantMessage]] = [
 ]
 
 
-def parse_pieces(text: str, cuts: list[int], reasoning: ReasoningMode) -> AssistantMessage:
-    """The sum of the deltas of ``text``, cut at ``cuts``."""
-    parser, found = MessageParser(TOOLS, AnswerFormat(Reasoning(reasoning))), AssistantMessage()
-    bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    for start, stop in itertools.pairwise(bounds):
-        found.add(parser.push(text[start:stop]))
-    found.add(parser.flush())
-    assert found == parser.message
-    return found
-
-
 @pytest.mark.parametrize(("reasoning", "text", "expected"), CASES)
 def test_message_of_whole_text(
     reasoning: ReasoningMode, text: str, expected: AssistantMessage
@@ -85,7 +74,8 @@ def test_message_of_whole_text(
 def test_message_of_single_characters(
     reasoning: ReasoningMode, text: str, expected: AssistantMessage
 ) -> None:
-    assert parse_pieces(text, list(range(len(text))), reasoning) == expected
+    answers = AnswerFormat(Reasoning(reasoning))
+    assert parse_pieces(text, list(range(len(text))), TOOLS, answers) == expected
 
 
 @settings(max_examples=300)
@@ -114,9 +104,9 @@ def test_message_of_single_characters(
 def test_pieces_add_up_to_the_message_of_the_whole(
     text: str, cuts: list[int], reasoning: ReasoningMode
 ) -> None:
-    assert parse_pieces(text, cuts, reasoning) == AssistantMessage.parse(
-        text, TOOLS, AnswerFormat(Reasoning(reasoning))
-    )
+    assert parse_pieces(
+        text, cuts, TOOLS, AnswerFormat(Reasoning(reasoning))
+    ) == AssistantMessage.parse(text, TOOLS, AnswerFormat(Reasoning(reasoning)))
 
 
 def test_arguments_are_streamed_verbatim_as_they_come() -> None:

@@ -30,7 +30,7 @@ from tests.waiting import wait_for
 from trt_eagle3.errors import EnvironmentMissingError, RequestCancelledError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal import decoder_pool as pool_module
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool, _Process
 from trt_eagle3.multimodal.media_job import MediaJob, run_here, run_job
 
@@ -73,7 +73,9 @@ def pool() -> Iterator[DecoderPool]:
     pool.close()
 
 
-def decode(pool: DecoderPool, data: bytes = SMALL, caller: Caller = NOBODY, **options: Any) -> Any:
+def decode(
+    pool: DecoderPool, data: bytes = SMALL, caller: Caller = NO_CALLER, **options: Any
+) -> Any:
     with pool.run(job(**options), data, caller) as parts:
         [part] = parts
     return part.array
@@ -83,7 +85,7 @@ def decode(pool: DecoderPool, data: bytes = SMALL, caller: Caller = NOBODY, **op
 def test_process_decodes_to_the_same_pixels(pool: DecoderPool, kind: Any) -> None:
     for height, width in ((30, 40), (1100, 1300), (64, 64)):
         data = encode(Image.fromarray(pattern(1, 1, height, width)[0]))
-        with run_here(job(kind), data) as parts, pool.run(job(kind), data, NOBODY) as others:
+        with run_here(job(kind), data) as parts, pool.run(job(kind), data, NO_CALLER) as others:
             [here], [there] = parts, others
         np.testing.assert_array_equal(here.array, there.array)
         assert list(here.facts.get("grid", ())) == list(there.facts.get("grid", ()))
@@ -100,7 +102,7 @@ def test_video_comes_frame_by_frame_as_it_is_read(pool: DecoderPool, tmp_path: P
     path = write_file(tmp_path / "clip.mp4")
     expected = list(run_job(job("video", path=str(path)), b""))
     for options, data in (({"path": str(path)}, b""), ({}, path.read_bytes())):
-        with pool.run(job("video", **options), data, NOBODY) as parts:
+        with pool.run(job("video", **options), data, NO_CALLER) as parts:
             found = list(parts)
         assert found[0].facts == expected[0].facts
         assert len(found) == len(expected)
@@ -114,12 +116,12 @@ def test_times_of_as_many_frames_as_a_server_takes_come_whole(
     clip = write_file(tmp_path / "clip.mp4", 7200, 29, (16, 16)).read_bytes()
     policy, config = replace(STRANGERS, max_video_frames=7200), replace(CONFIG, num_frames=7200)
     wanted = MediaJob("video", "video x", policy, config)
-    with pool.run(wanted, clip, NOBODY) as parts:
+    with pool.run(wanted, clip, NO_CALLER) as parts:
         assert next(parts).facts["times"] == [i / 29 for i in range(7200)]
     few = replace(wanted, policy=replace(STRANGERS, max_video_frames=7000))
     with (
         pytest.raises(UserError, match="video x: 7200 frames of it, the limit is 7000"),
-        pool.run(few, clip, NOBODY) as parts,
+        pool.run(few, clip, NO_CALLER) as parts,
     ):
         next(parts)
 
@@ -128,7 +130,7 @@ def test_video_that_is_left_early_costs_its_process_and_nothing_else(
     pool: DecoderPool, tmp_path: Path
 ) -> None:
     video = job("video", path=str(write_file(tmp_path / "clip.mp4")))
-    with pool.run(video, b"", NOBODY) as parts:
+    with pool.run(video, b"", NO_CALLER) as parts:
         next(parts)
         next(parts)
     assert decode(pool) is not None
@@ -277,13 +279,13 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
         "import threading, time\n"
         "from tests.multimodal.bombs import endless_jpeg\n"
         "from trt_eagle3.multimodal.decoder_pool import DecoderPool\n"
-        "from trt_eagle3.multimodal.caller import NOBODY\n"
+        "from trt_eagle3.multimodal.caller import NO_CALLER\n"
         "from trt_eagle3.multimodal.media_job import MediaJob\n"
         "from trt_eagle3.multimodal.pixel_config import PixelConfig\n"
         "from trt_eagle3.multimodal.policy import LOCAL_MEDIA\n"
         f"pool, job = DecoderPool(2), MediaJob('image', 'x', LOCAL_MEDIA, {CONFIG})\n"
         "def decode():\n"
-        "    with pool.run(job, endless_jpeg(), NOBODY) as parts: list(parts)\n"
+        "    with pool.run(job, endless_jpeg(), NO_CALLER) as parts: list(parts)\n"
         "threading.Thread(target=decode, daemon=True).start()\n"
         "while not pool._all: time.sleep(0.01)\n"
         "print(next(iter(pool._all))._popen.pid, flush=True); time.sleep(60)"

@@ -20,7 +20,7 @@ from tests.multimodal.test_policy import site  # noqa: F401 (a fixture)
 from tests.multimodal.test_video import write_file
 from trt_eagle3.errors import RequestCancelledError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Video, load_video, normalise
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.video_file import FrameTimes
@@ -36,7 +36,9 @@ def pool() -> Iterator[DecoderPool]:
 
 
 def loader(
-    decoders: DecoderPool | None = None, caller: Caller = NOBODY, policy: MediaPolicy = LOCAL_MEDIA
+    decoders: DecoderPool | None = None,
+    caller: Caller = NO_CALLER,
+    policy: MediaPolicy = LOCAL_MEDIA,
 ) -> MediaLoader:
     return MediaLoader(CLIP, CONFIG, policy, decoders, caller)
 

@@ -21,7 +21,7 @@ from tests.multimodal.test_patches import CONFIG
 from tests.multimodal.test_video import write_file
 from trt_eagle3.errors import RequestCancelledError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.pixel_config import PixelConfig
@@ -42,7 +42,7 @@ def load(
     source: Any,
     config: PixelConfig = CONFIG,
     policy: MediaPolicy = LOCAL_MEDIA,
-    caller: Caller = NOBODY,
+    caller: Caller = NO_CALLER,
 ) -> None:
     MediaLoader(config, config, policy, pool, caller).video(source, "video")
 

@@ -31,7 +31,7 @@ from trt_eagle3.engine.session import Session
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import ModelInputs
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.parity.record.engine import Recorder, RecordingEngine
 from trt_eagle3.spec import StateSpec, TargetSpec
 
@@ -169,7 +169,7 @@ class FaultyPreprocessor(PromptPreprocessor):
         super().__init__(bundle, digests=True)
         self._planted = planted
 
-    def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
+    def model_inputs(self, request: Request, caller: Caller = NO_CALLER) -> ModelInputs:
         return self._planted.inputs(super().model_inputs(request, caller))
 
     def prompt(self, inputs: ModelInputs) -> Prompt:

@@ -30,7 +30,7 @@ from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.engine.bundle import BUNDLE_FILE
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA
-from trt_eagle3.multimodal.caller import NOBODY
+from trt_eagle3.multimodal.caller import NO_CALLER
 from trt_eagle3.serving.channel import Channel, Close, News
 from trt_eagle3.serving.engine_process import EngineHost, EngineJob
 from trt_eagle3.serving.remote_engine import RemoteEngine, _RemoteAnswer
@@ -96,7 +96,7 @@ def test_answers_are_those_of_an_engine_in_this_process(bundle: Path, engine: Re
 
 
 def test_prompts_are_prepared_here(bundle: Path, engine: RemoteEngine) -> None:
-    ids = engine.prepare(RawPrompt(PROMPTS[0]), caller=NOBODY).token_ids.tolist()
+    ids = engine.prepare(RawPrompt(PROMPTS[0]), caller=NO_CALLER).token_ids.tolist()
     with LLM(bundle) as near:
         assert ids == near.prepare(RawPrompt(PROMPTS[0])).token_ids.tolist()
 

@@ -30,8 +30,8 @@ from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import DeviceMemoryError
 
 __all__ = [
-    "capture_graphs",
     "PromptRuns",
+    "capture_graphs",
     "has_room_for_graphs",
     "measure_costs",
     "prime_sizes",

@@ -19,7 +19,7 @@ from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.errors import OverloadedError, UserError, clip
 from trt_eagle3.io.worker_process import WorkerProcess
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.fair_turns import FairTurns
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class GrammarCompiler:
     def state(
         self,
         grammar: Grammar,
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
         *,
         min_tokens: int = 0,
         ignore_eos: bool = False,

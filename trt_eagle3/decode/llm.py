@@ -30,7 +30,7 @@ from trt_eagle3.multimodal import (
     ModelInputs,
     VideoSource,
 )
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 
 __all__ = ["LLM", "load"]
 
@@ -259,7 +259,7 @@ class LLM:
         prompt: PromptSource,
         images: Images = None,
         videos: Videos = None,
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
     ) -> ModelInputs:
         """Tokens, positions and patches of a prompt, checked against the bundle's limits.
 

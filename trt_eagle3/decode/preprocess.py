@@ -20,7 +20,7 @@ from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
 from trt_eagle3.multimodal import ModelInputs
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 
 __all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
 
@@ -50,7 +50,7 @@ class PromptPreprocessor:
         self._bundle = bundle
         self._digests = digests
 
-    def run(self, request: Request, caller: Caller = NOBODY) -> Outcome:
+    def run(self, request: Request, caller: Caller = NO_CALLER) -> Outcome:
         """Prepare ``request``; whatever is wrong with it is the outcome."""
         try:
             caller.check()
@@ -78,7 +78,7 @@ class PromptPreprocessor:
             ignore_eos=sampling.ignore_eos,
         )
 
-    def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
+    def model_inputs(self, request: Request, caller: Caller = NO_CALLER) -> ModelInputs:
         """Tokens, positions and patches, checked against the bundle's limits.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from trt_eagle3.errors import RequestCancelledError
 
-__all__ = ["NOBODY", "POLL_S", "Caller", "abandonable"]
+__all__ = ["NO_CALLER", "POLL_S", "Caller", "abandonable"]
 
 POLL_S = 0.05
 """Seconds until a waiting thread notices that the request was cancelled."""
@@ -52,7 +52,7 @@ class Caller:
             raise RequestCancelledError("cancelled while its images and videos were prepared.")
 
 
-NOBODY = Caller()
+NO_CALLER = Caller()
 """A caller that never cancels."""
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.text_encoder import TextEncoder
 
 __all__ = ["ControlTokens"]
@@ -96,7 +96,7 @@ class ControlTokens:
             raise UserError("messages: nested too deep. Send plain messages.") from error
 
     def encode(
-        self, rendered: str, literals: Sequence[str] = (), caller: Caller = NOBODY
+        self, rendered: str, literals: Sequence[str] = (), caller: Caller = NO_CALLER
     ) -> list[int]:
         """Token ids of a prompt. Its placeholders become ``literals``, encoded as plain text.
 

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import numpy as np
 
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.caller import NOBODY, Caller, abandonable
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller, abandonable
 from trt_eagle3.multimodal.policy import MediaPolicy
 from trt_eagle3.multimodal.timed_connection import PORTS, Deadline, TimedConnection
 
@@ -64,7 +64,7 @@ def check_num_frames(count: int, name: str, policy: MediaPolicy) -> None:
 
 
 def read_media(
-    source: str | Path | bytes, name: str, policy: MediaPolicy, caller: Caller = NOBODY
+    source: str | Path | bytes, name: str, policy: MediaPolicy, caller: Caller = NO_CALLER
 ) -> bytes:
     """Encoded bytes of ``source``, at most ``policy.max_bytes`` of them.
 

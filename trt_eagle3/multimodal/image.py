@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.fetch import read_media
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 
@@ -81,7 +81,7 @@ def load_image(
         return _decode(name, image, upright=True)
 
 
-def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = NOBODY) -> bytes:
+def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = NO_CALLER) -> bytes:
     """The encoded bytes of an image that is no Pillow image.
 
     Raises:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.assistant_message import AnswerFormat
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
 from trt_eagle3.multimodal.control_tokens import ControlTokens
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
@@ -223,7 +223,7 @@ class Processor:
         images: Sequence[ImageSource] = (),
         videos: Sequence[VideoSource] = (),
         system: str | None = None,
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
     ) -> ModelInputs:
         """One user turn: the images, then the videos, then the text.
 
@@ -241,7 +241,7 @@ class Processor:
     def messages(
         self,
         messages: Sequence[Mapping[str, Any]],
-        caller: Caller = NOBODY,
+        caller: Caller = NO_CALLER,
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
@@ -300,7 +300,7 @@ class Processor:
         unknown = tuple(name for name in options if name not in PROCESSOR_OPTIONS)
         return with_processor_options(messages, options, tiled=self._tiled), unknown
 
-    def raw(self, prompt: str | Sequence[int], caller: Caller = NOBODY) -> ModelInputs:
+    def raw(self, prompt: str | Sequence[int], caller: Caller = NO_CALLER) -> ModelInputs:
         """A prompt without chat template: a text, whose control tokens are tokens, or token ids.
 
         Raises:
@@ -320,7 +320,7 @@ class Processor:
                 )
         return self._inputs(ids, [])
 
-    def tokenize(self, text: str, caller: Caller = NOBODY) -> list[int]:
+    def tokenize(self, text: str, caller: Caller = NO_CALLER) -> list[int]:
         """Ids of a text; control tokens in it become tokens.
 
         Raises:

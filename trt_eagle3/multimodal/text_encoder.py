@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.io.worker_process import WorkerProcess
 from trt_eagle3.multimodal import tokenizer_worker
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 
 __all__ = ["TextEncoder", "try_tokenizer"]
 
@@ -46,7 +46,7 @@ class TextEncoder:
         return cls(tokenizer.to_str)
 
     def encode(
-        self, text: str, caller: Caller = NOBODY, *, add_special_tokens: bool = True
+        self, text: str, caller: Caller = NO_CALLER, *, add_special_tokens: bool = True
     ) -> list[int]:
         """Ids of ``text``. The process adds about 0.1 ms.
 
@@ -75,7 +75,7 @@ class TextEncoder:
         Raises:
             UserError, EnvironmentMissingError: as for ``encode``.
         """
-        ids: list[int] = self._ask({"text": ""}, NOBODY)["added"]
+        ids: list[int] = self._ask({"text": ""}, NO_CALLER)["added"]
         return ids
 
     @cached_property

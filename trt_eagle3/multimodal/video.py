@@ -29,7 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.fetch import (
     check_num_frames,
     is_frame_list,
@@ -135,7 +135,7 @@ def open_video(
     policy: MediaPolicy = LOCAL_MEDIA,
     run: JobRunner = run_here,
     max_frames: int | None = None,
-    caller: Caller = NOBODY,
+    caller: Caller = NO_CALLER,
     options: MediaOptions = NO_MEDIA_OPTIONS,
 ) -> Iterator[VideoStream]:
     """Decode a video frame by frame; it is sampled where the source is to be sampled.

@@ -29,7 +29,7 @@ from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.errors import ClosedError, EngineFailedError, EnvironmentMissingError
 from trt_eagle3.io.child_environment import child_environment
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, ModelInputs
-from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.serving.channel import (
     Cancel,
     Channel,
@@ -188,7 +188,7 @@ class RemoteEngine:
         self._channel.send(Submit(number, request))
         return answer
 
-    def prepare(self, prompt: PromptSource, *, caller: Caller = NOBODY) -> ModelInputs:
+    def prepare(self, prompt: PromptSource, *, caller: Caller = NO_CALLER) -> ModelInputs:
         """Tokens, positions and patches of a prompt, in this process.
 
         Raises:

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from tests.multimodal.tool_formats.templates import QWEN3_5
-from tests.serving.openai.model import SERVING, generation, load_with_tools, pieces, served, sse
-from tests.serving.site import Site, serving
+from tests.serving.openai.model import SERVING, generation, load_with_tools, pieces, sse
+from tests.serving.site import Site
 from trt_eagle3.decode.chat import ChatAnswer
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.llm import LLM, load
@@ -57,17 +57,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("xml")
     with load_with_tools(folder, QWEN3_5, limits={"max_batch_size": 4}) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def model(engine: LLM) -> ServedModel:
-    return served(engine)
-
-
-@pytest.fixture(scope="module")
-def site(engine: LLM) -> Iterator[Site]:
-    with serving(engine, SERVING) as site:
-        yield site
 
 
 def test_answer_is_a_call_whole_and_streamed(model: ServedModel) -> None:
