@@ -2,9 +2,9 @@
 OUT.json.gz``.
 
 Clients in this process send requests to a real engine, one after the other, as
-``bench.served_load`` does. Each load is served once without the draft, once with the draft admitted
-but no tree, once with each tree, and once with a policy that alternates between no tree and the
-widest one. Acceptance is simulated (``simulated_acceptance``), so its rate is known.
+``benchmarks.served_load`` does. Each load is served once without the draft, once with the draft
+admitted but no tree, once with each tree, and once with a policy that alternates between no tree
+and the widest one. Acceptance is simulated (``simulated_acceptance``), so its rate is known.
 ``benchmarks.replay_policy`` replays these steps to evaluate a policy.
 
 Every step is one row of ``FIELDS``: integers, times in microseconds.
@@ -48,8 +48,8 @@ FIELDS = (
     "backfilled",  # rows that the draft backfilled
     "prefilling",  # sequences in prefill
 )
-_PAUSE_S = 0.2  # mean, before each request of a client; as in bench.served_load
-_PICTURES = 0.3  # share of the requests with a picture; as in bench.served_load
+_PAUSE_S = 0.2  # mean, before each request of a client; as in benchmarks.served_load
+_PICTURES = 0.3  # share of the requests with a picture; as in benchmarks.served_load
 _MAX_TOKENS = 256
 _TURN = 24  # steps of each tree under the alternating policy
 
@@ -75,7 +75,7 @@ class RecordingPolicy:
     def serve(self, trees: Sequence[AnyTree | None], *, admits: bool) -> None:
         """Serve ``trees`` in turn, ``_TURN`` steps each. ``admits``: run the draft over prompts."""
         spread = itertools.chain.from_iterable(itertools.repeat(t, _TURN) for t in trees)
-        self._turns, self.rows = itertools.cycle(list(spread)), []
+        self._turns, self.rows = itertools.cycle(spread), []
         self._now, self._admits = next(self._turns), admits
 
     def choose(self, batch: BatchState) -> AnyTree | None:
@@ -207,7 +207,7 @@ def main(
                     f"{count} clients, length {length}, trees {nodes}, admits {admits}: "
                     f"{tokens / seconds:.0f} tokens/s, {len(rows)} steps, drafts {emitted:.2f}"
                 )
-    data = {"fields": FIELDS, "bundle": str(bundle.name), "traces": [asdict(t) for t in traces]}
+    data = {"fields": FIELDS, "bundle": bundle.name, "traces": [asdict(t) for t in traces]}
     with gzip.open(out, "wt") as file:
         json.dump(data, file, separators=(",", ":"))
     click.echo(f"{out}: {out.stat().st_size / 1e6:.2f} MB")

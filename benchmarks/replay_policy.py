@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +34,7 @@ __all__ = ["RecordedLoad", "Replay", "loads_of", "main", "replay"]
 _RAMP_S = 2.0  # start of a recording that is left out: clients are still beginning
 _LEAST_RAMP_S = 0.3  # the same with few clients
 _CROWD = 32  # clients from which _RAMP_S is left out
-_ANSWER_TOKENS = (16, 256)  # bench.traffic's
+_ANSWER_TOKENS = (16, 256)  # benchmarks.traffic's
 _MAX_DEFERRED = 448  # maximum rows of a sequence that wait for backfilling
 
 Row = Mapping[str, int]
@@ -162,7 +162,7 @@ def replay(load: RecordedLoad, policy: Policy, *, seconds: float, skip: float) -
     """Replay ``load`` for ``seconds``. The first ``skip`` seconds do not count."""
     chance, done, now, last = np.random.default_rng(1), Replay(), 0.0, 1
     clients = _Clients(load, policy, chance)
-    rows = {size: _cycled(steps) for size, steps in load.steps.items()}
+    rows = {size: cycle(steps) for size, steps in load.steps.items()}
     while now < seconds:
         share = float(clients.drafting.mean())
         row = next(rows[1 if chance.random() < share else 0])
@@ -189,11 +189,6 @@ def replay(load: RecordedLoad, policy: Policy, *, seconds: float, skip: float) -
             done.tokens += stats.num_tokens
             done.sizes[last] = done.sizes.get(last, 0) + 1
     return done
-
-
-def _cycled(rows: Sequence[Row]) -> Iterator[Row]:
-    while True:
-        yield from rows
 
 
 def _batch_of(row: Row, share: float) -> BatchState:

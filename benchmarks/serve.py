@@ -42,7 +42,7 @@ from trt_eagle3.io.run_command import run_command
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 from trt_eagle3.triton.repository import deploy
 
-__all__ = ["free_ports", "main", "to_data_uri", "wait_until_ready"]
+__all__ = ["free_ports", "main", "prompts_option", "to_data_uri", "wait_until_ready"]
 
 _START_S = 300.0
 
@@ -60,15 +60,18 @@ class Reply:
 Ask = Callable[[Question, int, bool], Reply]
 
 
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
+prompts_option = click.option(
     "--prompts",
     "file",
     required=True,
     type=click.Path(path_type=Path),
     help="Prompts, a JSON list or one on each line.",
 )
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@prompts_option
 @click.option(
     "--concurrency", "levels", multiple=True, type=int, default=(1, 4, 8, 16), show_default=True
 )

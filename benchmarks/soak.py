@@ -27,7 +27,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.serve import free_ports, to_data_uri, wait_until_ready
+from benchmarks.serve import free_ports, prompts_option, to_data_uri, wait_until_ready
 from benchmarks.soak_clients import CLIENTS, TIMEOUT_S, WORKERS, Case, Soak
 from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import CheckFailedError, EnvironmentMissingError
@@ -44,13 +44,7 @@ _GROWTH = 0.03  # of the memory, from the second fifth of the time to the last
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--prompts",
-    "file",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Prompts, a JSON list or one on each line.",
-)
+@prompts_option
 @click.option("--minutes", default=10.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(bundle: Path, file: Path, minutes: float, as_json: bool) -> None:

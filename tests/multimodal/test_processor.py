@@ -182,13 +182,13 @@ def test_wrong_frame_text_would_be_noticed(fault: str, monkeypatch: pytest.Monke
     elif fault == "no vision_end":
         monkeypatch.setattr(processor.rules, "_end", "")
     else:
-        encode = processor._encoder.encode
+        encode = processor._control.encoder.encode
 
         class Timeless:
             def encode(self, text: str, caller: Caller) -> list[int]:
                 return encode(re.sub(r"<[\d.]+ seconds>", "", text), caller)
 
-        monkeypatch.setattr(processor._control, "_encoder", Timeless())
+        monkeypatch.setattr(processor._control, "encoder", Timeless())
     with pytest.raises(AssertionError):
         assert_recorded(
             processor.prompt("Describe the video.", videos=[video]), facts["name"], facts

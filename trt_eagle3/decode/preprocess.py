@@ -161,12 +161,8 @@ class PreprocessStage:
         """
         if self._preprocessor.may_wait(request):
             return self._queue(self._others, request, caller)
+        future = self._queue(self._texts, request, caller)
         self._count_text(1)
-        try:
-            future = self._queue(self._texts, request, caller)
-        except BaseException:
-            self._count_text(-1)
-            raise
         future.add_done_callback(lambda _: self._count_text(-1))
         return future
 

@@ -17,16 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import trt_eagle3
 from trt_eagle3.errors import EnvironmentMissingError, RequestCancelledError
-from trt_eagle3.io.child_environment import child_environment
+from trt_eagle3.io.child_environment import PACKAGE_ROOT, child_environment
 
 __all__ = ["WorkerProcess"]
 
 _POLL_S = 0.05  # delay until a cancelled request is noticed
 _GRACE_S = 0.5  # time for a worker to stop cancelled work before it is killed
 _BLOCK_BYTES = 1 << 20
-_ROOT = str(Path(trt_eagle3.__file__).resolve().parent.parent)  # may be missing in sys.path
 
 _Process = subprocess.Popen[bytes]
 
@@ -159,7 +157,7 @@ class WorkerProcess:
         command = [str(python if python.exists() else sys.executable), "-I", "-S", self._script]
         try:
             process = subprocess.Popen(
-                [*command, json.dumps([*sys.path, _ROOT])],
+                [*command, json.dumps([*sys.path, PACKAGE_ROOT])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -182,10 +182,9 @@ class MessageParser:
         found = self._reader.push(self._held, last=last)
         self._held = ""
         calls: list[CallDelta] = []
+        index = len(self.message.calls) - 1
         for piece in found.pieces:
-            index = len(self.message.calls) + sum(call.name is not None for call in calls)
-            if piece.name is None:
-                index -= 1
+            index += piece.name is not None
             calls.append(CallDelta(index, piece.name, piece.arguments))
         if found.rest is not None:
             self._held, self._state, self._strip = found.rest, self._content, not found.text

@@ -132,7 +132,7 @@ class ChatTemplate:
         marks.check(with_marks)
         return text
 
-    @property
+    @cached_property
     def text_arguments(self) -> bool:
         """Whether arguments of past calls may be JSON text; otherwise they must be objects."""
         return all("arguments is string" in text for text in (self._source, self._with_tools))
@@ -184,7 +184,7 @@ class ChatTemplate:
             UserError: the template refuses ``options``.
         """
         source = self._with_tools if with_tools else self._source
-        known = list(reasoning_marks(source))
+        known = reasoning_marks(source)
         if not known:
             return NO_REASONING
         probe = [{"role": "user", "content": "x"}]

@@ -43,7 +43,7 @@ class ControlTokens:
             {*others, *(token.content for token in special)} - {""}, key=len, reverse=True
         )
         self._tokenizer = tokenizer
-        self._encoder = TextEncoder.of(tokenizer)
+        self.encoder = TextEncoder.of(tokenizer)
         # Where tokens are looked for after normalisation, a text may hold one that it did not hold
         # before.
         self._always = any(token.normalized for token in special)
@@ -75,7 +75,7 @@ class ControlTokens:
         Raises:
             UserError, EnvironmentMissingError: as for ``TextEncoder.encode``.
         """
-        self._encoder.warm_up()
+        self.encoder.warm_up()
         with self._lock:
             splitting = self._splitting[0]
         splitting.warm_up()
@@ -105,7 +105,7 @@ class ControlTokens:
                 ``TextEncoder.encode``.
         """
         if not literals and not self._always:
-            return self._encoder.encode(rendered, caller)
+            return self.encoder.encode(rendered, caller)
         with self._lock:
             splitting, names, ids = self._splitting
 

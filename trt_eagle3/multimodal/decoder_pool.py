@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-import trt_eagle3
 from trt_eagle3.errors import EnvironmentMissingError, RequestCancelledError, UserError
-from trt_eagle3.io.child_environment import child_environment
+from trt_eagle3.io.child_environment import PACKAGE_ROOT, child_environment
 from trt_eagle3.multimodal.caller import POLL_S, Caller
 from trt_eagle3.multimodal.decoder_process import MAX_MESSAGE_BYTES
 from trt_eagle3.multimodal.fair_turns import FairTurns
@@ -287,6 +286,5 @@ def _interpreter() -> str:
 
 def _environment() -> dict[str, str]:
     """What decoder processes run with; they find every package where this process does."""
-    root = str(Path(trt_eagle3.__file__).resolve().parent.parent)
-    path = os.pathsep.join([root, *filter(None, sys.path)])
+    path = os.pathsep.join([PACKAGE_ROOT, *filter(None, sys.path)])
     return child_environment(**_SETTINGS, PYTHONPATH=path)

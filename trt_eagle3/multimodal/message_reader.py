@@ -11,9 +11,9 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
 from trt_eagle3.multimodal.past_message import past_message
 from trt_eagle3.multimodal.prompt_rules import MediaKind, PromptRules
-from trt_eagle3.multimodal.visual_part import VisualPart, ignored_keys, read_visual
+from trt_eagle3.multimodal.visual_part import VisualPart, read_visual
 
-__all__ = ["MediaSlot", "MessageReader", "ReadMessages"]
+__all__ = ["MediaSlot", "MessageReader"]
 
 _NEVER = r"(?!)"
 """A pattern that nothing matches."""
@@ -26,21 +26,6 @@ class MediaSlot:
     kind: MediaKind
     source: Any
     options: MediaOptions = NO_MEDIA_OPTIONS
-
-
-@dataclass(frozen=True)
-class ReadMessages:
-    """A conversation as a chat template takes it.
-
-    Attributes:
-        turns: messages without media; of an image or video only the kind.
-        slots: images and videos in order.
-        ignored: paths of unknown keys of parts, such as ``messages[0].content[1].uuid``.
-    """
-
-    turns: list[dict[str, Any]]
-    slots: list[MediaSlot]
-    ignored: tuple[str, ...]
 
 
 class MessageReader:
@@ -58,14 +43,16 @@ class MessageReader:
         ``refuse_pads``: a pad in a text would take the place of an image. ``tiled``: as for
         `read_visual`.
         """
-        self.tiled = tiled
+        self._tiled = tiled
         self.pads = re.compile("|".join(map(re.escape, rules.pads.values())) or _NEVER)
         self._rules = rules
         self._text_arguments = text_arguments
         self._refuse_pads = refuse_pads
 
-    def read(self, messages: Sequence[Mapping[str, Any]]) -> ReadMessages:
-        """Read messages into turns for the template, images and videos, and ignored keys.
+    def read(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[MediaSlot]]:
+        """Turns for the template, with only the kind of each image and video; these in order.
 
         Raises:
             UserError: no mapping, an unknown part, a bad value of a key that is honoured, or a text
@@ -77,7 +64,7 @@ class MessageReader:
             turn, found = self._turn(message, f"messages[{i}]")
             turns.append(turn)
             slots += found
-        return ReadMessages(turns, slots, ignored_keys(messages, tiled=self.tiled))
+        return turns, slots
 
     def _turn(self, message: Any, where: str) -> tuple[dict[str, Any], list[MediaSlot]]:
         if not isinstance(message, Mapping) or "role" not in message:
@@ -104,7 +91,7 @@ class MessageReader:
         parts: list[dict[str, str]] = []
         slots: list[MediaSlot] = []
         for i, part in enumerate(content):
-            visual = read_visual(part, tiled=self.tiled) if isinstance(part, Mapping) else None
+            visual = read_visual(part, tiled=self._tiled) if isinstance(part, Mapping) else None
             if visual is not None:
                 slots.append(self._slot(visual, f"{where}[{i}]"))
                 parts.append({"type": visual.kind})

@@ -31,7 +31,6 @@ from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import Grid, PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
-from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
 from trt_eagle3.multimodal.tool_formats import ToolFormat, named_tool_format
 from trt_eagle3.multimodal.tools import Tool
@@ -132,11 +131,9 @@ class Processor:
             dict.fromkeys((*spec.eos_token_ids, *((eos_token_id,) if known else ())))
         )
         """Tokens that end an answer: the end tokens of the configs, and the tokenizer's."""
-        self._encoder = TextEncoder.of(tokenizer)
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
         self._tool_format = tool_format
-        self._refuse_pads = not split_special_tokens
         self._tiled = image_config is not None and image_config.tile_side is not None
 
     @classmethod
@@ -267,10 +264,10 @@ class Processor:
         if not messages:
             raise UserError("messages: expected at least one, got none.")
         self._check_count(messages)
-        read = self._reader.read(messages)
-        turns, slots = read.turns, read.slots
-        if read.ignored and self.media.paths:  # else a server says so
-            _log.warning("keys of messages are ignored: %s", ", ".join(read.ignored[:8]))
+        turns, slots = self._reader.read(messages)
+        # a server, which reads no paths, reports them itself
+        if self.media.paths and (ignored := self.ignored_keys(messages)):
+            _log.warning("keys of messages are ignored: %s", ", ".join(ignored[:8]))
         visuals = self._load_all(slots, caller)
         literals: list[str] = []
         functions: list[dict[str, Any]] = [tool.to_template() for tool in tools]
@@ -327,7 +324,7 @@ class Processor:
             UserError: the tokenizer fails, or exceeds its time or memory.
             RequestCancelledError: ``caller`` left.
         """
-        return self._encoder.encode(text, caller)
+        return self._control.encoder.encode(text, caller)
 
     def _inputs(self, ids: Sequence[int], visuals: Sequence[_Visual]) -> ModelInputs:
         token_ids = torch.tensor(ids, dtype=torch.int64)
@@ -367,7 +364,7 @@ class Processor:
         return MessageReader(
             self.rules,
             text_arguments=self.text_arguments,
-            refuse_pads=self._refuse_pads,
+            refuse_pads=not self._splits,
             tiled=self._tiled,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,11 +31,11 @@ class Reasoning:
 NO_REASONING = Reasoning()
 
 
-def reasoning_marks(template: str) -> Iterator[tuple[str, str]]:
+def reasoning_marks(template: str) -> list[tuple[str, str]]:
     """Pairs of reasoning marks in the source of a chat template, ``<think>`` first."""
     found = {
         (f"{left}{name}{right}", f"{left}/{name}{right}")
         for left, name, right in _MARK.findall(template)
         if right == _CLOSING[left]
     }
-    yield from sorted(found, key=lambda marks: (marks[0] != "<think>", marks))
+    return sorted(found, key=lambda marks: (marks[0] != "<think>", marks))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trt_eagle3.errors import clip
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["RequestLog"]
 
 _log = logging.getLogger("trt_eagle3.access")
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
-_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
 
 _HEADER = b"x-request-id"
 _MAX_ID_LEN = 128
@@ -29,13 +27,13 @@ _MAX_LINES = 1000  # in an interval: no client fills a disk
 class RequestLog:
     """ASGI middleware: echoes ``X-Request-Id``, or draws one, and logs each request at its end."""
 
-    def __init__(self, app: _App, *, enabled: bool = True) -> None:
+    def __init__(self, app: ASGIApp, *, enabled: bool = True) -> None:
         self._app = app
         self._enabled = enabled
         self._since = 0.0
         self._num_lines = 0
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -43,7 +41,7 @@ class RequestLog:
         request_id = _request_id(scope)
         begin, status, num_bytes = time.monotonic(), 0, 0
 
-        async def send_with_id(message: _Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status, num_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -59,7 +57,7 @@ class RequestLog:
                 self._write(scope, request_id, status, time.monotonic() - begin, num_bytes)
 
     def _write(
-        self, scope: _Message, request_id: str, status: int, seconds: float, num_bytes: int
+        self, scope: Scope, request_id: str, status: int, seconds: float, num_bytes: int
     ) -> None:
         if not self._may_write():
             return
@@ -91,7 +89,7 @@ def _field(text: str, most: int) -> str:
     return clip(text, most).replace(" ", "%20")
 
 
-def _request_id(scope: _Message) -> str:
+def _request_id(scope: Scope) -> str:
     """The client's, if it is short and printable; else a new one."""
     for name, value in scope.get("headers", ()):
         if name == _HEADER:

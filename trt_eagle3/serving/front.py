@@ -289,7 +289,7 @@ class Front:
         def render() -> tuple[bytes, str]:
             return exposition(self._engine.metrics(), self._served.names[0], accept)
 
-        # on a thread: they may be another process' to tell
+        # on a thread: the metrics may come from another process
         content, content_type = await asyncio.to_thread(render)
         return Response(content, media_type=content_type)
 

@@ -11,8 +11,8 @@ from trt_eagle3.errors import UserError
 
 __all__ = ["HttpOptions"]
 
-# as browsers send it: in small letters, and without a slash at the end
 _HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:]+")
+# as browsers send it: in small letters, and without a slash at the end
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
 
 

@@ -49,7 +49,7 @@ from trt_eagle3.serving.engine_process import EngineJob
 __all__ = ["RemoteEngine"]
 
 _log = logging.getLogger("trt_eagle3")
-_NO_POLICY = FixedPolicy(None)  # the engine process has one: reading one asks which GPU this is
+_NO_POLICY = FixedPolicy(None)  # the engine process has its own; reading one asks for the GPU
 _STATUS_S = 1.0  # from the end of a connection to that of its process
 _CLOSE_S = 2.0  # in which a process that is told to ends: whoever waits is to hear of it
 _METRICS_S = 10.0

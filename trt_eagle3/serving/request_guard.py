@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 
 from trt_eagle3.errors import quote
 from trt_eagle3.serving.errors import RefusedError, error_object
 
-__all__ = ["RequestGuard", "checked_hosts", "is_loopback"]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
-_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+__all__ = ["RequestGuard", "checked_hosts", "is_loopback"]
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -53,11 +51,11 @@ class RequestGuard:
     RFC 9112 requires.
     """
 
-    def __init__(self, app: _App, hosts: frozenset[str] | None) -> None:
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
         """``hosts``: from ``checked_hosts``."""
         self._app, self._hosts = app, hosts
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -65,7 +63,7 @@ class RequestGuard:
         headers = dict(scope["headers"])
         ambiguous = {b"content-length", b"transfer-encoding"} <= headers.keys()
 
-        async def send_and_close(message: _Message) -> None:
+        async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
             await send(message)
@@ -84,6 +82,6 @@ def _name_of(header: str) -> str:
     return header.partition(":")[0].lower().removesuffix(".")
 
 
-def _refusal(name: str) -> _App:
+def _refusal(name: str) -> ASGIApp:
     message = f"Host: {quote(name, 80)} is not served here. Allow it: serve --allow-host-header"
     return JSONResponse(error_object(RefusedError(421, message, "host_not_allowed")), 421)

@@ -204,8 +204,8 @@ class CompressedTensors:
     def _unknown(self, group: _Group) -> UserError:
         keys = ("type", "num_bits", "strategy", "group_size")
         values = {key: group.of(key) for key in keys}
-        told = ", ".join(f"{k} {clip(v, 40)}" for k, v in values.items() if v is not None)
-        return self._claim.error(f"config_groups.{clip(group.name, 80)}: {told}: not supported")
+        settings = ", ".join(f"{k} {clip(v, 40)}" for k, v in values.items() if v is not None)
+        return self._claim.error(f"config_groups.{clip(group.name, 80)}: {settings}: not supported")
 
     def provenance(self) -> str:
         version = self._claim.get("version", "any")

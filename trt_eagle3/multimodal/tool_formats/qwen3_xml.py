@@ -54,9 +54,11 @@ class _Qwen3Xml:
 
     def grammar(self, tool: Tool, *, strict: bool) -> CallGrammar:
         begin = f"{_CALL}\n{_FUNCTION}{tool.name}>\n"
-        content: Part = any_parameters()
-        if strict:
-            content = ParametersPart(tool.name, schema_text(dict(tool.arguments)))
+        content: Part = (
+            ParametersPart(tool.name, schema_text(dict(tool.arguments)))
+            if strict
+            else any_parameters()
+        )
         return CallGrammar(begin, (content,), f"{_END_FUNCTION}\n{_END_CALL}")
 
 

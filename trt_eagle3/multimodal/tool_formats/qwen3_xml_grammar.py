@@ -117,7 +117,7 @@ def any_parameters() -> Part:
 def call_parameters(tool: str, schema: Mapping[str, Any]) -> tuple[Part, ...]:
     """The parameters of a call of ``tool`` that match the JSON Schema of its arguments.
 
-    Its time grows faster than ``schema``: only in the process that tries grammars.
+    Its time grows faster than ``schema``. Call it only in the process that tries grammars.
 
     Raises:
         UserError: this is not a schema, or this grammar cannot express it.

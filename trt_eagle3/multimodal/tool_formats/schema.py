@@ -22,12 +22,11 @@ __all__ = [
     "resolve",
     "schema_text",
     "standalone",
-    "type_of",
     "types_of",
 ]
 
 _MAX_REFERENCES = 32  # in a chain; a longer chain is taken for a cycle
-_MAX_PARTS = 4096  # of a schema that are searched for types: answers wait for it
+_MAX_PARTS = 4096  # parts searched for types; answers wait meanwhile
 _MAX_INDEX_LEN = 9  # digits
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Chat templates write past JSON values like this (``| string``), so models do too."""
@@ -42,7 +41,7 @@ _TYPE_NAMES: Mapping[type, str] = {
 }
 Schema = Mapping[str, Any]
 Find = Callable[[str], Any]
-"""What a reference points at; None where it points elsewhere."""
+"""Returns the target of a reference; None if it is outside the schema."""
 
 
 class Parameters:
@@ -73,8 +72,9 @@ class Parameters:
 
 
 def types_of(schema: Any, find: Find) -> frozenset[str]:
-    """The JSON types that ``schema`` allows, as far as its first parts say; one that names none
-    allows a string.
+    """The JSON types that ``schema`` allows.
+
+    Only its first parts are read. A schema that names no type allows a string.
     """
     found: set[str] = set()
     todo, seen = [schema], set[int]()
@@ -107,7 +107,7 @@ def schema_text(schema: Any) -> str:
         raise UserError(f"tools: a schema is not JSON ({clip(error)}).") from error
 
 
-def type_of(value: Any) -> str:
+def _type_of(value: Any) -> str:
     """The JSON type of a value."""
     return _TYPE_NAMES.get(type(value), "none of JSON")
 
@@ -163,7 +163,7 @@ def json_from_text(text: str, types: frozenset[str]) -> str:
     if bare == "null" and ("null" in types or "string" not in types):
         return bare
     for reading, value in _readings(bare, containers=bool(types & {"object", "array"})):
-        found = type_of(value)
+        found = _type_of(value)
         if found == "number" and "integer" in types and value.is_integer():
             return str(int(value))
         if found in types - {"string"} or (found == "integer" and "number" in types):
@@ -208,9 +208,9 @@ def named_types(schema: Schema) -> set[str]:
     """The types that ``schema`` names itself."""
     nullable = {"null"} if schema.get("nullable") is True else set()
     if "const" in schema:
-        return {type_of(schema["const"])} | nullable
+        return {_type_of(schema["const"])} | nullable
     if isinstance(schema.get("enum"), list):
-        return set(map(type_of, schema["enum"])) | nullable
+        return set(map(_type_of, schema["enum"])) | nullable
     named = schema.get("type")
     listed = named if isinstance(named, list) else [named]
     types = {name for name in listed if isinstance(name, str)}

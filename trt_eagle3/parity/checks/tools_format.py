@@ -14,6 +14,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.assistant_message import AnswerFormat, AssistantMessage, MessageParser
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.multimodal.tool_formats import ToolFormat
+from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.record.tool_calls import NAMED_TOOL, TOOLS
@@ -111,7 +112,7 @@ class _Hermes:
         if begun is None:
             heads = [f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{' for tool in TOOLS]
             return any(head.startswith(text[: len(head)]) for head in heads)
-        tool = next((tool for tool in TOOLS if tool.name == begun["name"]), None)
+        tool = _tool(begun["name"])
         names = tool.parameters["properties"] if tool else ()
         if begun["end"]:
             return begun["key"] in names
@@ -126,7 +127,7 @@ class _Qwen3Xml:
     def read(self, body: str) -> Call | None:
         """As of ``_Hermes``."""
         name, _, rest = body.removeprefix("<function=").partition(">\n")
-        tool = next((tool for tool in TOOLS if tool.name == name), None)
+        tool = _tool(name)
         if tool is None or _PARAMETER.sub("", rest) != "</function>":
             return None
         properties = tool.parameters["properties"]
@@ -153,9 +154,13 @@ def _reader(tool_format: ToolFormat) -> _Hermes | _Qwen3Xml:
     return _READERS[tool_format.name]
 
 
+def _tool(name: Any) -> Tool | None:
+    return next((tool for tool in TOOLS if tool.name == name), None)
+
+
 def _valid(name: Any, arguments: Any) -> Call | None:
     """The call, if the tool's schema allows it."""
-    tool = next((tool for tool in TOOLS if tool.name == name), None)
+    tool = _tool(name)
     if tool is None or not isinstance(arguments, dict):
         return None
     properties = tool.parameters["properties"]

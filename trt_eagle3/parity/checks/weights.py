@@ -46,10 +46,11 @@ def check_values(e: Evidence, m: Measurements) -> None:
     """
     engine = e.engine
     root = engine.record.weights_root(engine.path)
-    by_name = {ref.name: (name, ref) for name, ref in _quantised(e)}
     parts = list(_quantised_parts(e))
     if not parts:
         m.skip(_INSIDE)
+        return
+    by_name = {ref.name: (name, ref) for name, ref in _quantised(e)}
     strangers = [part.name for _, part in parts if part.name not in by_name]
     place = strangers[0] if strangers else "names of quantised weights"
     m.add(len(strangers), "", place, compared=len(parts))

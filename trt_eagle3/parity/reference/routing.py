@@ -62,15 +62,15 @@ def routed(mlp: Any, routes: Routes | None) -> Iterator[list[RouterChoice]]:
 
     def reroute(router: Any, _: Any, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         logits, weights, experts = found
+        leads = _leads(logits, experts.shape[1])
         if routes is None:
             behind = torch.zeros(len(logits), dtype=torch.float64)
-            choices.append(RouterChoice(experts.cpu(), _leads(logits, experts.shape[1]), behind))
+            choices.append(RouterChoice(experts.cpu(), leads, behind))
             return found
         theirs = routes.experts.to(experts.device)
         other, behind = _compared(logits, experts, theirs)
         rows = (other & (behind <= routes.slack))[:, None]
         taken = torch.where(rows, theirs, experts)
-        leads = _leads(logits, experts.shape[1])
         choices.append(RouterChoice(taken.cpu(), leads, behind.cpu()))
         if not rows.any():
             return found

@@ -7,11 +7,11 @@ from typing import Any
 
 from trt_eagle3.serving.errors import FieldError, nearest
 
-__all__ = ["IgnoredKeys"]
+__all__ = ["MAX_PATHS", "IgnoredKeys"]
 
-_MAX_PATHS = 8  # in an answer's header
+MAX_PATHS = 8  # in an answer's header
 _MAX_NAME = 40  # characters of a key
-_MAX_PATH = 160  # characters, of a key in a part of a message with what it stands in
+_MAX_PATH = 160  # characters of a whole path, such as that of a key in a message part
 
 
 class IgnoredKeys:
@@ -41,7 +41,7 @@ class IgnoredKeys:
         if not isinstance(fields, Mapping):
             return
         for name, value in fields.items():
-            if len(self._paths) == _MAX_PATHS:
+            if len(self._paths) == MAX_PATHS:
                 return
             if value is not None and name not in known:
                 shown = name[:_MAX_NAME]
@@ -57,5 +57,5 @@ class IgnoredKeys:
         if self._strict:
             likely = nearest(path.rpartition(".")[2], known) if known else "Leave it out."
             raise FieldError(f"{path}: not served here. {likely}", path, "unknown_parameter")
-        if len(self._paths) < _MAX_PATHS and path not in self._paths:
+        if len(self._paths) < MAX_PATHS and path not in self._paths:
             self._paths.append(path)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.multimodal.call_arguments import is_whole_object
+from trt_eagle3.serving.openai.ignored import MAX_PATHS
 
 __all__ = ["Repairs"]
-
-_MAX_PATHS = 8  # in an answer's header
 
 
 class Repairs:
@@ -38,7 +37,7 @@ class Repairs:
 
     def check(self, called: Any, path: str) -> None:
         """Check the ``arguments`` of the object ``called``; ``path``: of the arguments."""
-        if self._as_text or len(self._paths) == _MAX_PATHS or not isinstance(called, Mapping):
+        if self._as_text or len(self._paths) == MAX_PATHS or not isinstance(called, Mapping):
             return
         arguments = called.get("arguments")
         if isinstance(arguments, str) and not is_whole_object(arguments):

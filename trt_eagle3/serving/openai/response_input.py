@@ -81,9 +81,7 @@ def _message(item: Any, where: str) -> dict[str, Any]:
             }
             return {"role": "assistant", "content": "", "tool_calls": [call]}
         case {"type": "function_call_output", "output": output}:
-            content = output
-            if not isinstance(output, str):
-                content = _parts(output, f"{where}.output")
+            content = output if isinstance(output, str) else _parts(output, f"{where}.output")
             return {"role": "tool", "content": content, "tool_call_id": item.get("call_id")}
         case {"role": str(role), "content": str(text)}:
             return {"role": role, "content": text}
