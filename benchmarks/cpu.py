@@ -31,12 +31,12 @@ from transformers import (
 from benchmarks.synthetic_hybrid import hybrid_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.engine.weight_quantiser import quantise_target

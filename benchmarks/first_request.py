@@ -23,10 +23,10 @@ from rich.table import Table
 from benchmarks.random_pair import RandomPair, random_pair
 from benchmarks.synthetic import size_option
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.capture import capture_graphs, run_catch_ups, run_prompts
 from trt_eagle3.decode.policy.candidate import candidates_of
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
-from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.warm_up import capture_graphs, run_catch_ups, run_prompts
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 
 __all__ = ["fill_prefix_cache", "fill_with_prefixes"]
 

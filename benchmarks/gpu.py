@@ -27,8 +27,8 @@ from benchmarks.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import KVDtype, SpeculationConfig
-from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
-from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.decode.forward.runner import AttentionMetadata, causal_mask
+from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import SparseMoe

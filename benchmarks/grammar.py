@@ -26,16 +26,17 @@ from rich.table import Table
 from benchmarks.random_pair import RandomPair, random_pair
 from benchmarks.synthetic import size_option
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode import grammar_masks, tree_masks
-from trt_eagle3.decode.decoder import AnyTree
-from trt_eagle3.decode.filter_trial import FilterTrial
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.grammar_text import grammar_text
 from trt_eagle3.decode.policy.protocol import FixedPolicy
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.sampling import grammar_masks
+from trt_eagle3.decode.sampling.filter_trial import FilterTrial
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.grammar_text import grammar_text
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.speculation import tree_masks
+from trt_eagle3.decode.speculation.tree import configured_tree
+from trt_eagle3.decode.step.decoder import AnyTree
 from trt_eagle3.io.run_command import run_command
 
 __all__ = [

@@ -26,9 +26,9 @@ from benchmarks.grammar import (
     tree_of,
     vocabulary_option,
 )
-from trt_eagle3.decode.grammar_masks import NO_MASK, fill_next, fill_roots, fill_trees
-from trt_eagle3.decode.grammar_state import GrammarState, Words
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.sampling.grammar_masks import NO_MASK, fill_next, fill_roots, fill_trees
+from trt_eagle3.decode.sampling.grammar_state import GrammarState, Words
+from trt_eagle3.decode.speculation.tree import Tree
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["DraftedTrees", "allowed_tokens", "main"]

@@ -28,12 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.host_crowd import Cost, Crowd, Stretch, open_on_stand_in
-from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["FORMS", "main", "measure"]

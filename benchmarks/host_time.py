@@ -12,14 +12,14 @@ from unittest.mock import patch
 
 import torch
 
-from trt_eagle3.decode import async_cycle
-from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.device_batch import DeviceBatch
-from trt_eagle3.decode.draft_ahead import DraftAhead
-from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.transfer import Readback
+from trt_eagle3.decode.forward.device_batch import DeviceBatch
+from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.speculation.draft_ahead import DraftAhead
+from trt_eagle3.decode.speculation.propose import Proposer
+from trt_eagle3.decode.step import async_cycle
+from trt_eagle3.decode.step.async_cycle import AsyncCycles
 from trt_eagle3.engine.torch.cuda_graph import Captured
+from trt_eagle3.host_copy import Readback
 
 __all__ = ["HostTime"]
 

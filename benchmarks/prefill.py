@@ -23,10 +23,10 @@ from benchmarks.random_pair import RandomPair, random_pair
 from benchmarks.synthetic import size_option
 from benchmarks.timing import matmul_rate
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.policy.protocol import FixedPolicy
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.speculation.tree import static_tree
+from trt_eagle3.decode.step.decoder import AnyTree
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import TargetSpec
 

@@ -17,15 +17,15 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig, KVDtype
-from trt_eagle3.decode.decoder import Decoder, Drafting
-from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.speculation.propose import Proposer
+from trt_eagle3.decode.step.decoder import Decoder, Drafting
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.program import Weight

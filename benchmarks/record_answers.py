@@ -34,8 +34,8 @@ from trt_eagle3 import LLM, Generation, Grammar, Request, SamplingParams
 from trt_eagle3.config import load_config
 from trt_eagle3.decode import core
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.pipeline import build
 
 __all__ = ["Case", "cases", "first_difference", "main", "record", "run_case"]

@@ -35,8 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_eagle3.decode.llm import LLM, load
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.prompts.prompt_file import Question, read_questions

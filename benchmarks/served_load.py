@@ -26,7 +26,7 @@ from benchmarks.traffic import MAX_WORDS, Body, body_source, request_of
 from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.workload import Load, Run, drive, open_engine
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.request.request import Request
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.prompts.prompt_file import read_questions
 from trt_eagle3.serving.warm_up import warm_up

@@ -14,14 +14,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode import verify
-from trt_eagle3.decode.accept import Accepted, accept
-from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.device_batch import DeviceBatch
-from trt_eagle3.decode.outcome import is_chain
-from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.tree import AnyTree
-from trt_eagle3.decode.tree_outcome import gives_tokens
+from trt_eagle3.decode.forward.device_batch import DeviceBatch
+from trt_eagle3.decode.speculation import verify
+from trt_eagle3.decode.speculation.accept import Accepted, accept
+from trt_eagle3.decode.speculation.outcome import is_chain
+from trt_eagle3.decode.speculation.propose import Proposal
+from trt_eagle3.decode.speculation.tree import AnyTree
+from trt_eagle3.decode.speculation.tree_outcome import gives_tokens
+from trt_eagle3.decode.step.async_cycle import AsyncCycles
 from trt_eagle3.engine.session import Reduction
 
 __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]

@@ -73,7 +73,7 @@ def _cases(bundle: Path, questions: Sequence[Question]) -> list[Case]:
     """Each question greedily, sampled, without speculation and with a forged turn, answered
     offline.
     """
-    from trt_eagle3.decode.sampling_params import SamplingParams
+    from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 
     sampled: dict[str, Any] = {"temperature": 0.75, "top_k": 20, "seed": 5}
     engine, found = load(bundle), []

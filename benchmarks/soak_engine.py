@@ -26,8 +26,8 @@ import click
 from benchmarks.memory_trace import MemoryTrace
 from trt_eagle3.bench.workload import open_engine
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.prompts.bundled import bundled_questions

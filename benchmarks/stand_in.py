@@ -21,9 +21,9 @@ from torch import Tensor
 
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.decode.transfer import Readback
-from trt_eagle3.decode.tree_outcome import gives_tokens
+from trt_eagle3.decode.speculation.tree_outcome import gives_tokens
 from trt_eagle3.engine.session import Reduction, Session, with_picked_rows
+from trt_eagle3.host_copy import Readback
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["Forward", "StandIn", "StandInSession"]

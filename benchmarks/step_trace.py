@@ -16,10 +16,10 @@ from unittest.mock import patch
 from torch import Tensor
 
 from trt_eagle3.decode.core import EngineCore
-from trt_eagle3.decode.emission import Emission
-from trt_eagle3.decode.runner import AttentionMetadata, Rows, TargetRunner
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
+from trt_eagle3.decode.schedule.emission import Emission
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 
 __all__ = ["Kind", "Step", "StepTrace", "kinds"]
 

@@ -14,8 +14,8 @@ from zlib import crc32
 import numpy as np
 from PIL import Image
 
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.prompts.prompt_file import Question

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tiny import ROOT
 from trt_eagle3.config import load_config
-from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.speculation.tree import configured_tree
 
 CONFIGS = sorted(ROOT.glob("build_configs/*.yaml"))
 

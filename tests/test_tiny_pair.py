@@ -18,8 +18,8 @@ from tasks import Example, examples
 
 import trt_eagle3
 from tests.tiny import DRAFT, TARGET, build_tiny
-from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.llm import LLM, Generation
+from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.multimodal import ModelInputs
 
 PROMPTS = 28

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.grammar import Vocabulary
 from benchmarks.grammar_host import allowed_tokens
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_text import grammar_text
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar_text import grammar_text
 
 SIZE, WORDS = 151_936, 4748
 END = SIZE - 1
@@ -163,7 +163,7 @@ class Backend(Protocol):
 
 
 class LLGuidance:
-    """As ``decode/grammar_compiler.py`` uses it."""
+    """As ``decode/sampling/grammar_compiler.py`` uses it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         from llguidance import LLTokenizer, TokenizerWrapper

@@ -44,13 +44,12 @@ TYPE_CHECKING = False  # as type checkers read it; ``typing`` itself takes longe
 
 if TYPE_CHECKING:
     from trt_eagle3.config import BuildConfig, load_config
-    from trt_eagle3.decode.answer import Answer
-    from trt_eagle3.decode.chat import ChatAnswer
-    from trt_eagle3.decode.conversation import Conversation, RawPrompt
-    from trt_eagle3.decode.grammar import Grammar, StructuralTag
     from trt_eagle3.decode.llm import LLM, load
     from trt_eagle3.decode.metrics import EngineMetrics, Histogram
-    from trt_eagle3.decode.request import (
+    from trt_eagle3.decode.request.answer import Answer
+    from trt_eagle3.decode.request.chat import ChatAnswer
+    from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
+    from trt_eagle3.decode.request.request import (
         Chunk,
         FinishReason,
         Generation,
@@ -58,7 +57,8 @@ if TYPE_CHECKING:
         Request,
         TokenLogprob,
     )
-    from trt_eagle3.decode.sampling_params import SamplingOptions, SamplingParams
+    from trt_eagle3.decode.sampling.grammar import Grammar, StructuralTag
+    from trt_eagle3.decode.sampling.sampling_params import SamplingOptions, SamplingParams
     from trt_eagle3.errors import (
         CheckFailedError,
         ClosedError,

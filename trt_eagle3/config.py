@@ -197,7 +197,7 @@ class SpeculationConfig(Section):
             chain has steps + 1.
         tree: the static tree as rank paths ([0] is the best child of the root, [0, 1] its
             second-best child, ...). Left out, a tree of ``num_draft_tokens`` nodes is chosen
-            best-first (see ``decode/tree.py``).
+            best-first (see ``decode/speculation/tree.py``).
         acceptance_floor: when the draft's first token is right less often than this, a warning
             names ``probe``.
         adaptive: every step drafts the tree with the best goodput: this one, a smaller one, or

@@ -22,8 +22,8 @@ from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig, EngineConfig
-from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.tree import Tree, configured_tree
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.tree import Tree, configured_tree
 from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.engine.advice import setting_warnings
 from trt_eagle3.engine.backend import backend_named

@@ -14,7 +14,7 @@ from tests.tiny import build_tiny
 from trt_eagle3.bench.result import BenchReport, Percentiles, Side
 from trt_eagle3.bench.run import bench, request_counts
 from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine, pauses
-from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.prompt_file import Question
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.grammar_host import DraftedTrees
 from tests.decode.structured import TREES, state_of
-from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar import Grammar
 
 DIGITS = Grammar.regex("[0-9]{200}")
 

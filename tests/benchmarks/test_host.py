@@ -12,7 +12,7 @@ import pytest
 from benchmarks.host import FORMS, measure
 from benchmarks.host_crowd import Crowd
 from tests.tiny import build_tiny
-from trt_eagle3.decode.output import Output
+from trt_eagle3.decode.request.output import Output
 
 CROWD = Crowd(batch=3, steps=10, step_ms=1.0)
 

@@ -13,7 +13,7 @@ from benchmarks.simulated_acceptance import (
 )
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import CHAIN, MAX_SEQ_LEN, make_scheduler, pair, prompts
-from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.memory.kv_cache import PagePool
 
 
 @pytest.mark.parametrize("length", [1.0, 2.0, 3.0, 4.0])

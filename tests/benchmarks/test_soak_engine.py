@@ -13,8 +13,8 @@ from benchmarks import memory_trace
 from benchmarks.memory_trace import MemoryTrace
 from benchmarks.soak_engine import soak_engine
 from tests.tiny import build_tiny
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.prompt_file import Question
 

@@ -13,8 +13,8 @@ from tasks import Example, examples
 import trt_eagle3
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.sampling_params import GREEDY
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.sampling.sampling_params import GREEDY
 
 __all__ = ["PROMPTS", "heldout", "plain_answers", "request_of", "served"]
 

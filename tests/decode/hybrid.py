@@ -33,13 +33,13 @@ from tests.drafts.mtp.head import add_head, read_head
 from tests.hybrid import save_qwen3_5, save_qwen3_5_moe
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.recurrent import RecurrentStates
-from trt_eagle3.decode.runner import TargetRunner
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.state import LayerStates, PagedStates
+from trt_eagle3.decode.forward.runner import TargetRunner
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.recurrent import RecurrentStates
+from trt_eagle3.decode.memory.state import LayerStates, PagedStates
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.drafts.mtp.reference import MtpReference
 from trt_eagle3.drafts.registry import kind_of

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trt_eagle3.decode import tree_masks
-from trt_eagle3.decode.grammar_masks import NO_MASK
-from trt_eagle3.decode.grammar_state import ALL_ALLOWED
+from trt_eagle3.decode.sampling.grammar_masks import NO_MASK
+from trt_eagle3.decode.sampling.grammar_state import ALL_ALLOWED
+from trt_eagle3.decode.speculation import tree_masks
 
 __all__ = ["bonus_unmasked", "not_rolled_back", "parents_masks"]
 

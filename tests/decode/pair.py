@@ -20,16 +20,16 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target, random_target
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode import propose as propose_module
-from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
-from trt_eagle3.decode.dynamic_tree import Candidates, Frontier
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prompt import Prompt, Vision
-from trt_eagle3.decode.propose import AnyDrafters, Drafters, Proposer
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, Rows, TargetRunner
-from trt_eagle3.decode.sequence import DraftState, SequenceState
-from trt_eagle3.decode.state import layer_states
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, Rows, TargetRunner
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
+from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.request.prompt import Prompt, Vision
+from trt_eagle3.decode.speculation import propose as propose_module
+from trt_eagle3.decode.speculation.dynamic_tree import Candidates, Frontier
+from trt_eagle3.decode.speculation.propose import AnyDrafters, Drafters, Proposer
+from trt_eagle3.decode.speculation.tree import Tree
+from trt_eagle3.decode.step.decoder import AnyTree, Decoder, Drafting
 from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.embedding import EmbeddingTable

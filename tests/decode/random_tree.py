@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.speculation.tree import Tree
 
 
 def random_tree(chance: random.Random) -> Tree:

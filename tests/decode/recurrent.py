@@ -16,18 +16,18 @@ from torch import Tensor
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB, Recorder
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, TreeFor, pair
-from trt_eagle3.decode.decoder import AnyTree, Decoder
-from trt_eagle3.decode.device_batch import DeviceBatch
-from trt_eagle3.decode.draft_ahead import DraftAhead
-from trt_eagle3.decode.emission import Emission
+from trt_eagle3.decode.forward.device_batch import DeviceBatch
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
+from trt_eagle3.decode.memory.state import Commit, LayerStates, PagedStates
 from trt_eagle3.decode.policy.protocol import BatchState
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState, Snapshot
-from trt_eagle3.decode.state import Commit, LayerStates, PagedStates
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.schedule.emission import Emission
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.speculation.draft_ahead import DraftAhead
+from trt_eagle3.decode.speculation.propose import Proposal
+from trt_eagle3.decode.step.decoder import AnyTree, Decoder
 from trt_eagle3.engine.session import Session
 
 __all__ = ["ANSWERS", "CommitBy", "HashStates", "make_decoder", "make_scheduler"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 
 __all__ = ["edge_distance", "ref_penalised", "ref_probs"]
 

@@ -10,14 +10,14 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tests.decode.pair import PREFILL_CHUNK, Pair, Recorder, make_pair, make_prompt, run
-from trt_eagle3.decode.decoder import AnyTree, Decoder
-from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.prompt import Prompt, Vision
-from trt_eagle3.decode.scheduler import Encoder, Scheduler
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.request.prompt import Prompt, Vision
+from trt_eagle3.decode.schedule.scheduler import Encoder, Scheduler
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.tree import Tree
+from trt_eagle3.decode.step.decoder import AnyTree, Decoder
 from trt_eagle3.spec import RopeSpec
 
 MAX_SEQ_LEN, MAX_TOKENS, MAX_BATCH = 48, 14, 3

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 
 __all__ = ["held_steps"]
 

@@ -18,20 +18,20 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tests.tiny import TARGET
-from trt_eagle3.decode.accept import Accepted
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_compiler import GrammarCompiler
-from trt_eagle3.decode.grammar_masks import fill_next
-from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.grammar_text import grammar_text
-from trt_eagle3.decode.logits_process import unpacked_bits
-from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.request import TokenLogprob
-from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree import Tree
-from trt_eagle3.decode.verify import verify_tree
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.request import TokenLogprob
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.sampling.grammar_masks import fill_next
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.grammar_text import grammar_text
+from trt_eagle3.decode.sampling.logits_process import unpacked_bits
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.accept import Accepted
+from trt_eagle3.decode.speculation.propose import Proposal
+from trt_eagle3.decode.speculation.tree import Tree
+from trt_eagle3.decode.speculation.verify import verify_tree
 
 VOCAB = 640
 ENDS = (632, 634)  # <|endoftext|>, <|im_end|>

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_eagle3.decode import accept as accept_module
-from trt_eagle3.decode.accept import Accepted, accept
+from trt_eagle3.decode.speculation import accept as accept_module
+from trt_eagle3.decode.speculation.accept import Accepted, accept
 
 Cycle = tuple[list[int], list[int], list[int]]
 

@@ -28,34 +28,35 @@ from tests.decode.scheduling import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import load
-from trt_eagle3.decode import async_cycle, catch_up, tree_outcome
-from trt_eagle3.decode.accept import accept
-from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.catch_up import CatchUp
-from trt_eagle3.decode.chunks import PROMPT_WIDTHS
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
-from trt_eagle3.decode.draft_ahead import DraftAhead
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.outcome import (
+from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS
+from trt_eagle3.decode.forward.device_batch import BATCH_SIZES, batch_sizes, padded_size
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, TargetRunner
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, StepStats
+from trt_eagle3.decode.policy.speculation import SpeculationPolicy
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.speculation import catch_up, tree_outcome
+from trt_eagle3.decode.speculation.accept import accept
+from trt_eagle3.decode.speculation.catch_up import CatchUp
+from trt_eagle3.decode.speculation.draft_ahead import DraftAhead
+from trt_eagle3.decode.speculation.outcome import (
     Outcome,
     accept_drawn,
     accept_greedy,
     greedy_tokens,
     is_chain,
 )
-from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, StepStats
-from trt_eagle3.decode.policy.speculation import SpeculationPolicy
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.propose import Proposer, tree_proposal
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.transfer import Readback
-from trt_eagle3.decode.tree import AnyTree, Tree
+from trt_eagle3.decode.speculation.propose import Proposer, tree_proposal
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.decode.step import async_cycle
+from trt_eagle3.decode.step.async_cycle import AsyncCycles
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import ClosedError
+from trt_eagle3.host_copy import Readback
 
 ANY_STEPS = {None, *range(8)}
 VOCAB = 12  # of the pair

@@ -17,17 +17,19 @@ from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, finish
 from tests.decode.test_async_cycle import count_calls
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode import async_cycle, device_batch, recurrent
-from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.forward import device_batch
+from trt_eagle3.decode.memory import recurrent
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.recurrent import RecurrentStates
+from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.policy.candidate import candidates_of
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.recurrent import RecurrentStates
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.step import async_cycle
+from trt_eagle3.decode.step.async_cycle import AsyncCycles
+from trt_eagle3.decode.step.decoder import Decoder
 
 SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
 KINDS = (GREEDY, SAMPLED.updated(seed=5), SAMPLED.updated(seed=6, repetition_penalty=1.3))

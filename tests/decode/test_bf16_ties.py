@@ -17,10 +17,10 @@ import trt_eagle3
 from tests.decode.heldout import served
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
-from trt_eagle3.decode.state import layer_states
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
+from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.engine.session import Session
 
 PROMPTS = 40

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from trt_eagle3.decode.chunks import (
+from trt_eagle3.decode.forward.chunks import (
     MIN_SEGMENT,
     chunk_rows,
     padded_width,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.serving.openai.model import WEATHER, load_with_tools
-from trt_eagle3.decode.conversation import Conversation, RawPrompt
-from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.sampling_params import GREEDY
+from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.sampling_params import GREEDY
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.assistant_message import AnswerFormat
 from trt_eagle3.multimodal.reasoning import Reasoning

@@ -28,18 +28,18 @@ from tests.tiny import build_tiny
 from tests.waiting import wait_for
 from trt_eagle3 import LLM, Chunk, Request, SamplingParams, load
 from trt_eagle3.decode import loaded_bundle
-from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.logits_process import History
-from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.policy.protocol import BatchState
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.tree import AnyTree, configured_tree
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.output import Output
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.logits_process import History
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.speculation.tree import AnyTree, configured_tree
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.errors import (
     ClosedError,
     EngineFailedError,

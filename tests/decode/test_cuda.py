@@ -19,19 +19,19 @@ import trt_eagle3
 from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.policy.protocol import BatchState
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.sampling_params import GREEDY
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.transfer import Readback
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
+from trt_eagle3.decode.sampling.sampling_params import GREEDY
+from trt_eagle3.decode.step.first_token import FirstTokens
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import DeviceMemoryError, UserError
+from trt_eagle3.host_copy import Readback
 
 pytestmark = pytest.mark.gpu
 

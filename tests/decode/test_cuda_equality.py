@@ -21,7 +21,7 @@ from tests.decode.test_batches import MODES as FIXED
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.decode.sampling_params import GREEDY
+from trt_eagle3.decode.sampling.sampling_params import GREEDY
 from trt_eagle3.engine.session import Reduction, Session, run_reduced
 from trt_eagle3.spec import StateSpec
 

@@ -25,16 +25,16 @@ from tests.decode.pair import (
     shuffled_pool,
 )
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
-from trt_eagle3.decode import decoder as decoder_module
-from trt_eagle3.decode import propose as propose_module
-from trt_eagle3.decode.decoder import AnyTree, Decoder
-from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
-from trt_eagle3.decode.kv_cache import KVCache
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
+from trt_eagle3.decode.memory.kv_cache import KVCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.speculation import propose as propose_module
+from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree, ancestors
+from trt_eagle3.decode.speculation.propose import Proposer
+from trt_eagle3.decode.speculation.tree import Tree
+from trt_eagle3.decode.step import decoder as decoder_module
+from trt_eagle3.decode.step.decoder import AnyTree, Decoder
 from trt_eagle3.spec import RopeSpec
 
 INTERLEAVED = RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trt_eagle3.decode.device_batch import DeviceBatch, spread_tokens
-from trt_eagle3.decode.state import LayerStates, PagedStates
+from trt_eagle3.decode.forward.device_batch import DeviceBatch, spread_tokens
+from trt_eagle3.decode.memory.state import LayerStates, PagedStates
 
 CPU = torch.device("cpu")
 

@@ -20,14 +20,15 @@ from tests.decode.random_tree import random_tree
 from tests.decode.recurrent import ANSWERS, GuessingDraft
 from tests.decode.scheduling import LAYOUTS, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, pair, prompts
 from tests.decode.test_grammar_scheduler import END, alone, answer_of, sequence
-from trt_eagle3.decode import async_cycle, catch_up
-from trt_eagle3.decode.decoder import AnyTree
-from trt_eagle3.decode.kv_cache import BatchTable, KVCache, PagePool
-from trt_eagle3.decode.logits_process import AllowedTokens
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.memory.kv_cache import BatchTable, KVCache, PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.sampling.logits_process import AllowedTokens
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.speculation import catch_up
+from trt_eagle3.decode.step import async_cycle
+from trt_eagle3.decode.step.decoder import AnyTree
 
 SEEDS = 24
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.decode.table import Path, TableDraft, brute_force, paths_of
-from trt_eagle3.decode import propose as propose_module
-from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, Frontier, ancestors
-from trt_eagle3.decode.propose import Proposal, Proposer
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.speculation import propose as propose_module
+from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree, Frontier, ancestors
+from trt_eagle3.decode.speculation.propose import Proposal, Proposer
+from trt_eagle3.decode.speculation.tree import Tree
 
 DRAFT_VOCAB, SHIFT = 6, 100
 
@@ -129,7 +129,7 @@ def test_ties_do_occur_in_these_tests() -> None:
         n = scores.shape[1]
         return n - 1 - scores.flip(1).sort(dim=1, descending=True, stable=True).indices[:, :count]
 
-    best = "trt_eagle3.decode.dynamic_tree._best"
+    best = "trt_eagle3.decode.speculation.dynamic_tree._best"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(best, swapped)
         with pytest.raises(AssertionError):

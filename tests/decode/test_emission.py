@@ -9,11 +9,11 @@ import pytest
 
 from tests.decode.overwriting import overwriting_llm
 from tests.tiny import build_tiny
-from trt_eagle3.decode.emission import Emission, joined
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.schedule.emission import Emission, joined
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.errors import EngineFailedError
 
 ONE, OTHER = (cast(SequenceState, object()) for _ in range(2))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trt_eagle3.decode import filter_trial
-from trt_eagle3.decode.filter_trial import FilterTrial
+from trt_eagle3.decode.sampling import filter_trial
+from trt_eagle3.decode.sampling.filter_trial import FilterTrial
 
 
 def run(trial: FilterTrial, trees: int, *, forbidden: float, as_is: int, kept: int) -> list[bool]:

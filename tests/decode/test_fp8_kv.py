@@ -12,7 +12,7 @@ import torch
 
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, load
-from trt_eagle3.decode.kv_cache import KVCache
+from trt_eagle3.decode.memory.kv_cache import KVCache
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.spec import StateSpec
 

@@ -15,11 +15,11 @@ import pytest
 
 from tests.decode.structured import ENDS, VOCAB, compiler, ids_of, state_of, tokenizer
 from tests.waiting import wait_for
-from trt_eagle3.decode import grammar_worker
-from trt_eagle3.decode.grammar import MAX_SOURCE_BYTES, Grammar, StructuralTag
-from trt_eagle3.decode.grammar_compiler import GrammarCompiler
-from trt_eagle3.decode.grammar_masks import fill_next
-from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.decode.sampling import grammar_worker
+from trt_eagle3.decode.sampling.grammar import MAX_SOURCE_BYTES, Grammar, StructuralTag
+from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.sampling.grammar_masks import fill_next
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.errors import OverloadedError, RequestCancelledError, UserError
 from trt_eagle3.multimodal.caller import Caller
 
@@ -183,8 +183,12 @@ def test_a_good_grammar_follows_a_hostile_one_and_is_compiled_once() -> None:
 
 def test_grammars_are_read_and_compiled_in_a_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever reading a schema costs, it costs a process that is bounded."""
-    monkeypatch.setattr("trt_eagle3.decode.schema_end.never_ends", lambda _: time.sleep(60))
-    monkeypatch.setattr("trt_eagle3.decode.grammar_text.never_ends", lambda _: time.sleep(60))
+    monkeypatch.setattr(
+        "trt_eagle3.decode.sampling.schema_end.never_ends", lambda _: time.sleep(60)
+    )
+    monkeypatch.setattr(
+        "trt_eagle3.decode.sampling.grammar_text.never_ends", lambda _: time.sleep(60)
+    )
     state = compiler().state(Grammar.json_schema({**SCHEMA, "title": "not known"}))
     assert takes(state, '{"a": 3}') == (True, True)
 

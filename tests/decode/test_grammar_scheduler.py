@@ -23,18 +23,18 @@ from tests.decode.scheduling import (
     prompts,
 )
 from tests.decode.test_async_cycle import count_calls
-from trt_eagle3.decode import async_cycle
-from trt_eagle3.decode.decoder import AnyTree
-from trt_eagle3.decode.filter_trial import FilterTrial
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.grammar_text import grammar_text
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.request import TokenLogprob
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree_masks import TreeMasks
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.request import TokenLogprob
+from trt_eagle3.decode.sampling.filter_trial import FilterTrial
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.grammar_text import grammar_text
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.tree_masks import TreeMasks
+from trt_eagle3.decode.step import async_cycle
+from trt_eagle3.decode.step.decoder import AnyTree
 
 END = VOCAB - 1
 TEXTS = [*"0123456789,"]

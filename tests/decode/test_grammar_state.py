@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tests.decode.random_tree import random_tree
 from tests.decode.structured import ENDS, TREES, VOCAB, ids_of, state_of
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_masks import NO_MASK, fill_next, fill_roots, fill_trees
-from trt_eagle3.decode.grammar_state import ALL_ALLOWED, GrammarState
-from trt_eagle3.decode.logits_process import unpacked_bits
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar_masks import NO_MASK, fill_next, fill_roots, fill_trees
+from trt_eagle3.decode.sampling.grammar_state import ALL_ALLOWED, GrammarState
+from trt_eagle3.decode.sampling.logits_process import unpacked_bits
+from trt_eagle3.decode.speculation.tree import Tree
 
 SCHEMA = {"type": "array", "items": {"enum": ["x", 12, None]}, "maxItems": 3}
 GRAMMAR = Grammar.json_schema(SCHEMA)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from trt_eagle3.decode.kv_cache import BatchTable, KVCache, PagePool, PageTable
+from trt_eagle3.decode.memory.kv_cache import BatchTable, KVCache, PagePool, PageTable
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
@@ -159,7 +159,7 @@ def test_device_is_told_only_the_pages_that_it_does_not_have(
         sent.append(tensor.shape[1])
         return tensor
 
-    monkeypatch.setattr("trt_eagle3.decode.kv_cache.to_device", counted)
+    monkeypatch.setattr("trt_eagle3.decode.memory.kv_cache.to_device", counted)
     pool = PagePool(200, PAGE_SIZE, table_len=2000)
     tables, batch = [PageTable(pool) for _ in range(4)], BatchTable("cpu")
     for table in tables:
@@ -182,7 +182,7 @@ def test_batch_table_whose_copy_failed_is_that_of_the_batch_before(
         table.reserve(2 * PAGE_SIZE)
     batch.of(tables[:3], [1] * 3, 4)
     with monkeypatch.context() as patch:
-        patch.setattr("trt_eagle3.decode.kv_cache.to_device", Mock(side_effect=MemoryError))
+        patch.setattr("trt_eagle3.decode.memory.kv_cache.to_device", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             batch.of(tables, [1] * 4, 4)
     tables[1].reserve(3 * PAGE_SIZE)

@@ -18,12 +18,12 @@ from tests.decode.scheduling import (
     solo,
 )
 from tests.decode.test_async_cycle import fixed_pool, sequence
-from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.kv_manager import KvManager
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import LayerStates
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.page_manager import KvManager
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import LayerStates
+from trt_eagle3.decode.step.async_cycle import AsyncCycles
 
 
 def full_of_prefixes(num_pages: int) -> tuple[PagePool, PrefixCache]:

@@ -16,12 +16,12 @@ from tests.decode.scheduling import (
     prompts,
     solo,
 )
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.first_token import FirstTokens
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.decode.step.first_token import FirstTokens
 
 
 @pytest.fixture(autouse=True)

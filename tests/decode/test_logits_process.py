@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trt_eagle3.decode.logits_process import History, process_logits
-from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.sampling.logits_process import History, process_logits
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.tree import Tree
 
 VOCAB, END = 12, 11
 TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.decode.structured import TREES, Stub, generate, logits_after
-from trt_eagle3.decode import verify
-from trt_eagle3.decode.accept import Accepted
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.logprobs import path_logprobs
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.logprobs import path_logprobs
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation import verify
+from trt_eagle3.decode.speculation.accept import Accepted
 
 SAMPLINGS = {
     "greedy": SamplingParams(logprobs=3, max_tokens=24),

@@ -22,13 +22,13 @@ from tests.decode.scheduling import (
 from tests.decode.test_async_cycle import Turns, count_calls, fixed_pool, sequence
 from tests.tiny import build_tiny
 from trt_eagle3 import Request, load
-from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.decoder import AnyTree
-from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.policy.protocol import BatchState
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.step.async_cycle import AsyncCycles
+from trt_eagle3.decode.step.decoder import AnyTree
 
 
 @pytest.mark.parametrize("seed", range(6))

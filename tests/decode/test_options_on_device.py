@@ -16,9 +16,9 @@ from tests.decode.overwriting import overwriting_llm
 from tests.decode.test_batches import MODES
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Answer, Grammar, Request, SamplingParams, load
-from trt_eagle3.decode import decoder
-from trt_eagle3.decode.first_token import FirstTokens
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.step import decoder
+from trt_eagle3.decode.step.first_token import FirstTokens
 
 SCHEMA = {
     "type": "object",

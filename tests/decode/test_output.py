@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.multimodal.record_goldens import train_tokenizer
-from trt_eagle3.decode.output import Output
-from trt_eagle3.decode.request import Chunk
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.output import Output
+from trt_eagle3.decode.request.request import Chunk
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.multimodal import StreamDecoder
 from trt_eagle3.multimodal.tokenizer import TokenPieces
 

@@ -18,9 +18,9 @@ from tests.families.internvl.random_pair import save_internvl
 from tests.families.random_pairs import config_of
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM
+from trt_eagle3.decode.forward.runner import PatchBuckets
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.picture_warm_up import picture_grid, run_pictures
-from trt_eagle3.decode.runner import PatchBuckets
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN, Shapes, shapes_of
 from trt_eagle3.pipeline import build
 

@@ -25,10 +25,10 @@ from tests.decode.scheduling import (
     prompts,
     solo,
 )
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache, media_digests, page_keys
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache, media_digests, page_keys
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.multimodal import PixelPatches
 
 
@@ -226,7 +226,7 @@ def test_planted_fault_pages_known_by_their_length_alone_are_caught(
         count = min(num_rows, sequence.num_tokens - 1) // page_size
         return [bytes([page]) for page in range(count)]
 
-    monkeypatch.setattr("trt_eagle3.decode.prefix_cache.page_keys", by_length)
+    monkeypatch.setattr("trt_eagle3.decode.memory.prefix_cache.page_keys", by_length)
     _, output_ids = reused(prompts()[3], other)
     assert output_ids != expected
 

@@ -16,10 +16,10 @@ from tests.decode.scheduling import pair, prompts
 from tests.engine.torch.test_row_graphs import Pieces
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM
-from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.forward.prompt_rows import PromptRows
+from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.prompt_rows import PromptRows
-from trt_eagle3.decode.segment import Segment
+from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
 from trt_eagle3.engine.torch.session import TorchSession
 

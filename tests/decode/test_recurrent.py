@@ -24,13 +24,13 @@ from tests.decode.hybrid import (
 )
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import TREES
-from trt_eagle3.decode import recurrent
-from trt_eagle3.decode.commit import Commit
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.recurrent import RecurrentStates
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.decode.memory import recurrent
+from trt_eagle3.decode.memory.commit import Commit
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.recurrent import RecurrentStates
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import layer_states
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 
 BAD: list[tuple[str, Any, str]] = [

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from trt_eagle3.decode.row_ref import RowRef, gather_padded, gather_rows
+from trt_eagle3.decode.memory.row_ref import RowRef, gather_padded, gather_rows
 
 
 def tables(count: int = 5) -> list[torch.Tensor]:

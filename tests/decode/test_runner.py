@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trt_eagle3.decode.runner import PatchBuckets, VisionRunner, causal_mask
+from trt_eagle3.decode.forward.runner import PatchBuckets, VisionRunner, causal_mask
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.spec import StateSpec

@@ -15,17 +15,17 @@ from torch import Tensor
 from tests.decode.chi_square import FALSE_ALARM, p_value
 from tests.decode.pair import PAGE_SIZE, PREFILL_CHUNK, VOCAB, Pair, make_pair, make_prompt
 from tests.decode.reference_sampling import ref_penalised, ref_probs
-from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
-from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import layer_states
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.propose import Proposer
+from trt_eagle3.decode.speculation.tree import Tree
+from trt_eagle3.decode.step.decoder import AnyTree, Decoder, Drafting
 from trt_eagle3.spec import RopeSpec
 
 NUM_PAGES, BATCH, BATCHES = 1200, 150, 4

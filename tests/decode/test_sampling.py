@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.decode.chi_square import FALSE_ALARM, p_value
 from tests.decode.reference_sampling import edge_distance, ref_penalised, ref_probs
-from trt_eagle3.decode import sampling as sampling_module
-from trt_eagle3.decode.sampling import Sampler, target_probs
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.sampling import sampler as sampling_module
+from trt_eagle3.decode.sampling.sampler import Sampler, target_probs
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.speculation.tree import Tree
 from trt_eagle3.errors import UserError
 
 FLOAT64_TOLERANCE = 1e-12

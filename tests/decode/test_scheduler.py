@@ -25,16 +25,16 @@ from tests.decode.scheduling import (
     prompts,
     solo,
 )
-from trt_eagle3.decode import decoder as decoder_module
-from trt_eagle3.decode import scheduler as scheduler_module
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.first_token import FirstTokens
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.runner import AttentionMetadata
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.forward.runner import AttentionMetadata
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.schedule import scheduler as scheduler_module
+from trt_eagle3.decode.step import decoder as decoder_module
+from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.decode.step.first_token import FirstTokens
 from trt_eagle3.errors import DeviceMemoryError, EngineFailedError
 
 

@@ -22,11 +22,11 @@ from tests.decode.scheduling import (
     prompts,
     solo,
 )
-from trt_eagle3.decode.decoder import AnyTree
-from trt_eagle3.decode.emission import Emission
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.schedule.emission import Emission
+from trt_eagle3.decode.step.decoder import AnyTree
 
 
 @dataclass(eq=False)

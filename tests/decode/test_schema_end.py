@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trt_eagle3.decode.schema_end import never_ends
+from trt_eagle3.decode.sampling.schema_end import never_ends
 
 
 def node(**changes: Any) -> dict[str, Any]:

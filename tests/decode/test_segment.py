@@ -16,11 +16,11 @@ from tests.decode.scheduling import (
     prompts,
     solo,
 )
-from trt_eagle3.decode import chunks as chunks_module
-from trt_eagle3.decode import decoder as decoder_module
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.segment import Segment, cut, last_segments
+from trt_eagle3.decode.forward import chunks as chunks_module
+from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.step import decoder as decoder_module
 
 
 def test_cut_gives_every_row_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

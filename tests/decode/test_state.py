@@ -25,16 +25,16 @@ from tests.decode.scheduling import (
     prompts,
 )
 from tests.decode.test_prefix_cache import continued
-from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.kv_manager import KvManager
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.prompt_rows import PromptRows
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import Commit, PagedStates, Prefix, layer_states
+from trt_eagle3.decode.forward.prompt_rows import PromptRows
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.page_manager import KvManager
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import Commit, PagedStates, Prefix, layer_states
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.errors import EngineFailedError, UserError
 from trt_eagle3.spec import StateSpec
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.decode.mask_faults import bonus_unmasked, not_rolled_back, parents_masks
 from tests.decode.structured import ENDS, TREES, generate, text_of
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 
 MAX_TOKENS = 32
 NAMES = st.sampled_from(["a", "b", "name", "x y", 'q"', "é"])

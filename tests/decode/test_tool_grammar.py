@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tests.decode.structured import ENDS, VOCAB, compiler, ids_of, state_of, text_of
 from tests.decode.test_structured_answers import SCHEMAS
-from trt_eagle3.decode.conversation import Conversation
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.grammar_masks import fill_next
-from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.sampling_params import GREEDY
+from trt_eagle3.decode.request.conversation import Conversation
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar_masks import fill_next
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.sampling_params import GREEDY
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.assistant_message import AnswerFormat, AssistantMessage
 from trt_eagle3.multimodal.reasoning import Reasoning

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.tree import Tree, best_first_paths, configured_tree, static_tree
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.tree import Tree, best_first_paths, configured_tree, static_tree
 from trt_eagle3.errors import UserError
 
 

@@ -23,20 +23,20 @@ from tests.decode.chi_square import FALSE_ALARM, p_value
 from tests.decode.reference_sampling import ref_penalised, ref_probs
 from tests.decode.table import Path, TableDraft
 from tests.decode.test_accept import likeliest_sibling, one_number_for_all, raw_sibling
-from trt_eagle3.decode import accept as accept_module
-from trt_eagle3.decode import sampling as sampling_module
-from trt_eagle3.decode import verify as verify_module
-from trt_eagle3.decode.accept import Accepted, accept
-from trt_eagle3.decode.decoder import AnyTree
-from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import Proposal, Proposer
-from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree import Tree
-from trt_eagle3.decode.verify import verify_tree
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.sampling import sampler as sampling_module
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation import accept as accept_module
+from trt_eagle3.decode.speculation import verify as verify_module
+from trt_eagle3.decode.speculation.accept import Accepted, accept
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.propose import Proposal, Proposer
+from trt_eagle3.decode.speculation.tree import Tree
+from trt_eagle3.decode.speculation.verify import verify_tree
+from trt_eagle3.decode.step.decoder import AnyTree
 
 VOCAB, ROOT = 32, 7
 DRAWS = 25_000  # suffice to tell a biased rule: each of ``FAULTS`` is caught with as many

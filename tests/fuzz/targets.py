@@ -24,10 +24,10 @@ from trt_eagle3.checkpoint.quantised.claim import Claim
 from trt_eagle3.checkpoint.quantised.module_patterns import ModulePatterns
 from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
 from trt_eagle3.config import load_config
-from trt_eagle3.decode.conversation import Conversation
-from trt_eagle3.decode.grammar_compiler import GrammarCompiler
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import GREEDY
+from trt_eagle3.decode.request.conversation import Conversation
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.sampling.sampling_params import GREEDY
 from trt_eagle3.engine.bundle import BUNDLE_FILE, read_bundle
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.families.qwen3_vl import FAMILY

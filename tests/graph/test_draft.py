@@ -19,9 +19,9 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest
-from trt_eagle3.decode.kv_cache import PagePool, PageTable
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, causal_mask
+from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.embedding import EmbeddingTable

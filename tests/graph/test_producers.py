@@ -20,8 +20,8 @@ from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
-from trt_eagle3.decode.runner import DraftRunner
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.decode.forward.runner import DraftRunner
+from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location

@@ -15,7 +15,7 @@ from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
 from tests.quantised import add_kv_scales, save_quantised
 from tests.tiny import QUESTIONS, TARGET, build_tiny
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record import options

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tests.parity.fault import MORE_TOKENS, Fault, gives
 from tests.parity.planting import Planted, Tensors
-from trt_eagle3.decode import preprocess
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.runner import VisionRunner
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import Prefix
+from trt_eagle3.decode.forward.runner import VisionRunner
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import Prefix
+from trt_eagle3.decode.request import preprocess
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 
 
 def _blurred(_: Tensors, outputs: Tensors) -> Tensors:

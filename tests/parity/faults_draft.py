@@ -19,9 +19,10 @@ from tests.parity.fault import (
     row_spoilt,
 )
 from tests.parity.planting import Planted, Seam, Tensors
-from trt_eagle3.decode import decoder, drafting, verify
-from trt_eagle3.decode.accept import Accepted, accept
-from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.speculation import drafting, verify
+from trt_eagle3.decode.speculation.accept import Accepted, accept
+from trt_eagle3.decode.step import decoder
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.spec import RopeSpec
 
 

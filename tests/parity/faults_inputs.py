@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.parity.fault import Fault, decoding, given, gives, moved, reweigh, rewrite, row_spoilt
 from tests.parity.planting import MANIFEST, SPEC, Planted
-from trt_eagle3.decode.prompt import Vision
-from trt_eagle3.decode.runner import DraftRunner
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.forward.runner import DraftRunner
+from trt_eagle3.decode.request.prompt import Vision
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.multimodal.tokenizer import StreamDecoder
 

@@ -14,10 +14,12 @@ import pytest
 from tests.decode.mask_faults import bonus_unmasked, not_rolled_back, parents_masks
 from tests.parity.fault import Fault
 from tests.parity.planting import Planted
-from trt_eagle3.decode import conversation, logits_process, verify
-from trt_eagle3.decode.grammar_state import GrammarState
-from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request import conversation
+from trt_eagle3.decode.sampling import logits_process
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation import verify
 from trt_eagle3.multimodal.tool_formats.json_object import JsonObjectEnd
 from trt_eagle3.parity.record.options import HOT_SEEDS
 

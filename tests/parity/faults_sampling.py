@@ -12,10 +12,12 @@ from torch import Tensor
 
 from tests.parity.fault import MORE_TOKENS, Fault
 from tests.parity.planting import Planted
-from trt_eagle3.decode import logits_process, sampling, verify
-from trt_eagle3.decode.accept import Accepted, accept
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling import logits_process
+from trt_eagle3.decode.sampling import sampler as sampling
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.speculation import verify
+from trt_eagle3.decode.speculation.accept import Accepted, accept
 
 
 def _greedily(request: Request) -> Request:

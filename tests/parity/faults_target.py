@@ -25,7 +25,7 @@ from tests.parity.fault import (
     swapped,
 )
 from tests.parity.planting import MANIFEST, Seam, Tensors
-from trt_eagle3.decode.kv_cache import KVCache
+from trt_eagle3.decode.memory.kv_cache import KVCache
 
 
 def _rounded_norm(model: onnx.ModelProto) -> None:

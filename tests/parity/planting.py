@@ -21,11 +21,11 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.request import Request
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
 from trt_eagle3.families.registry import read_target

@@ -15,7 +15,7 @@ from tests.quantised import save_quantised
 from tests.qwen3 import save_qwen3
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.tensor_index import open_index
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.check_recorder import Measurements

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.parity.evidence import LOGITS, evidence, expected_answer, measured, recorder_of
-from trt_eagle3.decode.request import Generation
+from trt_eagle3.decode.request.request import Generation
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
 from trt_eagle3.parity.record.batching import BatchedAnswers
 from trt_eagle3.parity.record.engine import Forward

@@ -21,7 +21,7 @@ from tests.parity.shared_reference import share_reference
 from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.weight_file import write_tables
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors

@@ -9,7 +9,7 @@ from itertools import combinations_with_replacement
 from tokenizers import Tokenizer
 
 from tests.tiny import ROOT, TARGET
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.record.options import NUM_CASES, option_sets
 
 HAS: Mapping[str, Callable[[SamplingParams], bool]] = {

@@ -14,19 +14,19 @@ from tests.probe.conftest import NUM_QUESTIONS, STEPS, Asked, ask, questions
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.propose import (
+from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.speculation.propose import (
     Drafters,
     Proposer,
     draft_decode_position,
     draft_positions,
     put_draft_visual,
 )
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
-from trt_eagle3.decode.state import layer_states
-from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.drafts.eagle3.graph import draft_graph
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable

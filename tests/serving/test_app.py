@@ -24,8 +24,8 @@ from tests.tiny import ROOT, build_tiny
 from tests.triton.hostile import REFUSED
 from tests.triton.server import data_uri
 from tests.waiting import wait_for
-from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.llm import LLM, load
+from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.app import Front, make_app

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import pytest
 from starlette.requests import ClientDisconnect
 
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.request import Chunk
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.request import Chunk
 from trt_eagle3.serving.delivery import interleaved
 from trt_eagle3.serving.front import _EventStream
 

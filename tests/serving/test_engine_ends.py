@@ -21,12 +21,12 @@ import pytest
 
 from tests.tiny import build_tiny
 from tests.waiting import wait_for
-from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.metrics import EngineMetrics
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import ClosedError, EngineFailedError, TrtEagle3Error, UserError
 from trt_eagle3.serving import delivery, engine_process, remote_engine
 from trt_eagle3.serving.channel import Channel, Close, Failed, News, Submit

@@ -23,10 +23,10 @@ from tests.tiny import build_tiny
 from tests.waiting import wait_for
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig

@@ -24,7 +24,7 @@ from tests.tiny import build_tiny
 from tests.waiting import wait_for
 from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.decode.metrics import EngineMetrics
-from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.request.request import Request
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.access_log import RequestLog

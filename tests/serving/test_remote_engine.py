@@ -21,12 +21,12 @@ from tests.serving.site import Site, serving
 from tests.tiny import build_tiny
 from tests.waiting import wait_for
 from trt_eagle3.decode import loaded_bundle
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.conversation import RawPrompt
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.conversation import RawPrompt
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.engine.bundle import BUNDLE_FILE
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA

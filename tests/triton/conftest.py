@@ -15,8 +15,8 @@ import pytest
 from tests.tiny import ROOT, build_tiny
 from tests.triton.server import Server, data_uri
 from trt_eagle3.decode.llm import LLM, load
-from trt_eagle3.decode.request import Generation
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Generation
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.triton.repository import deploy
 
 IMAGES = ROOT / "examples/tiny/images"

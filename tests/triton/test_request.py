@@ -15,9 +15,9 @@ from tests.multimodal.bombs import encode
 from tests.tiny import TARGET
 from tests.triton.hostile import SURROGATES
 from tests.triton.server import data_uri
-from trt_eagle3.decode.conversation import Conversation
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.request.conversation import Conversation
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.families.registry import read_target

@@ -16,7 +16,7 @@ from tests.triton.conftest import CASES, IMAGES
 from tests.triton.hostile import MALFORMED, REFUSED, as_body, broken_images
 from tests.triton.server import Server, data_uri, grpc, needs_server
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.request import Generation
+from trt_eagle3.decode.request.request import Generation
 
 pytestmark = [pytest.mark.triton, needs_server]
 

@@ -28,9 +28,9 @@ from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerPrompt
 from trt_eagle3.bench.workload import Progress, open_engine
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 

@@ -17,8 +17,8 @@ from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.prompts.prompt_file import Question
 

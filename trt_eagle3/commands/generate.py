@@ -91,7 +91,7 @@ def generate(
     """Answer PROMPT with BUNDLE, streaming the text; PROMPT - is read from standard input."""
     from trt_eagle3.commands import report
     from trt_eagle3.decode.llm import load
-    from trt_eagle3.decode.sampling_params import SamplingParams
+    from trt_eagle3.decode.sampling.sampling_params import SamplingParams
     from trt_eagle3.multimodal import LOCAL_MEDIA
 
     sampling = SamplingParams(

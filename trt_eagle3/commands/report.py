@@ -21,7 +21,7 @@ from trt_eagle3.multimodal.end_tokens import end_token_warnings
 from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
-    from trt_eagle3.decode.request import Generation
+    from trt_eagle3.decode.request.request import Generation
     from trt_eagle3.engine.build_job import Engines
     from trt_eagle3.engine.embedding import TableDifference
     from trt_eagle3.pipeline import BuildReport

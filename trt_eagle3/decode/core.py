@@ -13,27 +13,27 @@ from concurrent.futures import Future
 
 import torch
 
-from trt_eagle3.decode.answer import Answer, wake_readers
-from trt_eagle3.decode.capture import capture_graphs, measure_costs, run_catch_ups, run_prompts
 from trt_eagle3.decode.delivery import CANCELLED, Delivery, outcome_of
-from trt_eagle3.decode.emission import Emission
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache
+from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.picture_warm_up import run_pictures
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.preprocess import (
+from trt_eagle3.decode.request.answer import Answer, wake_readers
+from trt_eagle3.decode.request.output import Output
+from trt_eagle3.decode.request.preprocess import (
     Outcome,
     PreparedRequest,
     PreprocessStage,
     PromptPreprocessor,
 )
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
+from trt_eagle3.decode.schedule.emission import Emission
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.stopwatch import Stopwatch
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.warm_up import capture_graphs, measure_costs, run_catch_ups, run_prompts
 from trt_eagle3.engine.memory import num_pages
 from trt_eagle3.errors import (
     ClosedError,

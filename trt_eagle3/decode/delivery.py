@@ -6,12 +6,12 @@ import logging
 import weakref
 from collections.abc import Iterator, Sequence
 
-from trt_eagle3.decode.answer import Answer, wake_readers
-from trt_eagle3.decode.emission import Emission
+from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.decode.request import Chunk, FinishReason
-from trt_eagle3.decode.scheduler import Scheduler
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.request.answer import Answer, wake_readers
+from trt_eagle3.decode.request.request import Chunk, FinishReason
+from trt_eagle3.decode.schedule.emission import Emission
+from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.errors import TrtEagle3Error, UserError, as_failure, is_failure
 
 __all__ = ["CANCELLED", "Delivery", "engine_error", "outcome_of"]

@@ -12,16 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast, overload
 
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.chat import ChatAnswer, ChatTools, chat_request
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request import Chunk, Generation, Messages, PromptSource, Request
-from trt_eagle3.decode.request_list import Images, Videos, is_one_prompt, one_request, requests_of
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingOptions, SamplingParams
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.chat import ChatAnswer, ChatTools, chat_request
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptSource, Request
+from trt_eagle3.decode.request.request_list import (
+    Images,
+    Videos,
+    is_one_prompt,
+    one_request,
+    requests_of,
+)
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingOptions, SamplingParams
 from trt_eagle3.errors import ClosedError, OverloadedError
 from trt_eagle3.multimodal import (
     LOCAL_MEDIA,

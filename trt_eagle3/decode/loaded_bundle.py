@@ -15,15 +15,15 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
-from trt_eagle3.decode.decoder import Decoder, Drafting
-from trt_eagle3.decode.grammar_compiler import GrammarCompiler
-from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.forward.runner import DraftRunner, PatchBuckets, TargetRunner, VisionRunner
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.state import LayerStates, layer_states
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
 from trt_eagle3.decode.policy.read import read_policy
-from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import DraftRunner, PatchBuckets, TargetRunner, VisionRunner
-from trt_eagle3.decode.state import LayerStates, layer_states
-from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.speculation.propose import Proposer
+from trt_eagle3.decode.speculation.tree import configured_tree
+from trt_eagle3.decode.step.decoder import Decoder, Drafting
 from trt_eagle3.drafts.registry import manifest_from_dict
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import (

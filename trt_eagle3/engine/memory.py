@@ -39,7 +39,7 @@ MAX_DEFERRED = 512
 hidden states.
 """
 
-_SEGMENT = 256  # rows of a prompt's shortest segment (decode/chunks.py)
+_SEGMENT = 256  # rows of a prompt's shortest segment (decode/forward/chunks.py)
 _MAX_WIDENED_BYTES = 512 << 20
 _LIBRARIES_BYTES = 3 << 29
 """CUDA's context, libraries' workspaces and captured graphs: 1.5 GiB."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.interpretation import takes_norm
 from trt_eagle3.prompts.prompt_file import Question

@@ -15,11 +15,15 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
-from trt_eagle3.decode.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.propose import draft_decode_position, draft_positions, put_draft_visual
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
-from trt_eagle3.decode.state import LayerStates, layer_states
+from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.state import LayerStates, layer_states
+from trt_eagle3.decode.speculation.propose import (
+    draft_decode_position,
+    draft_positions,
+    put_draft_visual,
+)
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable

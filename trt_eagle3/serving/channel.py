@@ -16,7 +16,7 @@ from typing import Any
 
 from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.metrics import EngineMetrics
-from trt_eagle3.decode.request import Generation, Request, TokenLogprob
+from trt_eagle3.decode.request.request import Generation, Request, TokenLogprob
 
 __all__ = [
     "Cancel",

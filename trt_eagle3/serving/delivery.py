@@ -7,8 +7,8 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-from trt_eagle3.decode.answer import Answer, wake_readers
-from trt_eagle3.decode.request import Chunk
+from trt_eagle3.decode.request.answer import Answer, wake_readers
+from trt_eagle3.decode.request.request import Chunk
 from trt_eagle3.errors import OverloadedError
 from trt_eagle3.serving.errors import error_object
 from trt_eagle3.serving.openai.call import Reply

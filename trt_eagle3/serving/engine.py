@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics
-from trt_eagle3.decode.request import PromptSource, Request
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.request import PromptSource, Request
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import Caller
 

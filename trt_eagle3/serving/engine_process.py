@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.request import Chunk
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.request import Chunk
 from trt_eagle3.errors import EngineFailedError, TrtEagle3Error, as_failure, clip
 from trt_eagle3.multimodal import MediaPolicy
 from trt_eagle3.serving.channel import (

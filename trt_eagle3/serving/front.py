@@ -24,8 +24,8 @@ from starlette.responses import (
 )
 from starlette.types import Receive, Scope, Send
 
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.request import PromptSource, Request
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.request import PromptSource, Request
 from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError

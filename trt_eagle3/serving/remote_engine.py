@@ -17,14 +17,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from trt_eagle3.config import LimitsConfig
-from trt_eagle3.decode.answer import Answer, wake_readers
 from trt_eagle3.decode.core import ENGINE_STOPPED
 from trt_eagle3.decode.delivery import CANCELLED
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, stall_of
 from trt_eagle3.decode.policy.protocol import FixedPolicy
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request import Chunk, Generation, PromptSource, Request
+from trt_eagle3.decode.request.answer import Answer, wake_readers
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.request import Chunk, Generation, PromptSource, Request
 from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.errors import ClosedError, EngineFailedError, EnvironmentMissingError
 from trt_eagle3.io.child_environment import child_environment

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from trt_eagle3.decode.conversation import Conversation
-from trt_eagle3.decode.generation_config import default_sampling
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.request.conversation import Conversation
+from trt_eagle3.decode.request.generation_config import default_sampling
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.assistant_message import AnswerFormat
 from trt_eagle3.multimodal.tokenizer import TokenBytes

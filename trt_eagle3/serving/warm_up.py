@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import TrtEagle3Error
 from trt_eagle3.serving.config import WARM_UP_SIDE
 

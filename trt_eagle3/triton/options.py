@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trt_eagle3.decode.conversation import Conversation
-from trt_eagle3.decode.request import PromptSource
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.conversation import Conversation
+from trt_eagle3.decode.request.request import PromptSource
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.assistant_message import PLAIN, AnswerFormat, MessageParser

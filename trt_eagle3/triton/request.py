@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.request.request import Request
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.assistant_message import MessageParser
 from trt_eagle3.serving import ServingConfig

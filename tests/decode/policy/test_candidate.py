@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.policy.candidate import candidate_sizes, candidates_of, levels_of, shrunk
-from trt_eagle3.decode.tree import Tree, configured_tree
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.tree import Tree, configured_tree
 
 CHAIN = SpeculationConfig(mode="chain", steps=4)
 

@@ -11,7 +11,7 @@ from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.policy.candidate import candidates_of
 from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, StepStats
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
-from trt_eagle3.decode.tree import AnyTree, configured_tree
+from trt_eagle3.decode.speculation.tree import AnyTree, configured_tree
 
 CHAIN = SpeculationConfig(mode="chain", steps=3)
 ONE = BatchState(1, 1, 1)

@@ -11,9 +11,9 @@ import torch
 from tests.drafts.mtp.head import add_head, read_head
 from tests.hybrid import ROPE, save_qwen3_5_moe_text, save_qwen3_5_text
 from tests.reference.checkpoint import file_name
-from trt_eagle3.decode.kv_cache import PagePool, PageTable
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows, causal_mask
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, all_rows, causal_mask
+from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.mtp.reference import MtpReference
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.dtype import dtype_named

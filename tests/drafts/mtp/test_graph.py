@@ -17,9 +17,9 @@ from tests.quantised import fp8_block
 from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
-from trt_eagle3.decode.kv_cache import PagePool, PageTable
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows, causal_mask
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, all_rows, causal_mask
+from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.mtp.manifest import MtpManifest
 from trt_eagle3.drafts.mtp.reference import MtpReference
 from trt_eagle3.drafts.registry import kind_of

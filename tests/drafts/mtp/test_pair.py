@@ -23,7 +23,7 @@ from tests.families.random_pairs import config_of
 from tests.parity.planting import Planted, plant_in
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.cli import cli
-from trt_eagle3.decode import drafting
+from trt_eagle3.decode.speculation import drafting
 from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target

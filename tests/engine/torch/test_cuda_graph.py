@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from trt_eagle3.decode.chunks import PROMPT_WIDTHS
-from trt_eagle3.decode.device_batch import batch_sizes
+from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS
+from trt_eagle3.decode.forward.device_batch import batch_sizes
 from trt_eagle3.decode.policy.candidate import candidate_sizes
 from trt_eagle3.engine.torch import cuda_graph
 from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, patch_bucket, shapes_of

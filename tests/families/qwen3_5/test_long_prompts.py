@@ -17,11 +17,11 @@ from torch import Tensor
 from tests.hybrid import save_qwen3_5_moe_text, save_qwen3_5_text
 from tests.reference.checkpoint import file_name
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.decode.commit import Commit
-from trt_eagle3.decode.kv_cache import PagePool, PageTable
-from trt_eagle3.decode.recurrent import RecurrentStates
-from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
-from trt_eagle3.decode.state import LayerStates, PagedStates
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
+from trt_eagle3.decode.memory.commit import Commit
+from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.recurrent import RecurrentStates
+from trt_eagle3.decode.memory.state import LayerStates, PagedStates
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.torch.session import TorchSession

@@ -19,7 +19,7 @@ from tests.hybrid import FULL, LINEAR, ROPE, save_qwen3_5, save_qwen3_5_text
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3 import pipeline
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_from_dict, target_to_dict
-from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.graph.decoder import Attention

@@ -19,8 +19,8 @@ from tests.serving.openai.model import (
     sse,
 )
 from tests.serving.site import Site, serving
-from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.request.conversation import Conversation
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.openai.call import Call

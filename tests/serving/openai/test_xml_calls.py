@@ -14,9 +14,9 @@ import pytest
 from tests.multimodal.tool_formats.templates import QWEN3_5
 from tests.serving.openai.model import SERVING, generation, load_with_tools, pieces, sse
 from tests.serving.site import Site
-from trt_eagle3.decode.chat import ChatAnswer
-from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.llm import LLM, load
+from trt_eagle3.decode.request.chat import ChatAnswer
+from trt_eagle3.decode.request.conversation import Conversation
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.serving.openai.chat import read_chat
 from trt_eagle3.serving.openai.responses import read_response

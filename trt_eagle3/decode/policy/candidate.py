@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.tree import AnyTree, Tree, best_first, configured_tree, static_tree
+from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.tree import (
+    AnyTree,
+    Tree,
+    best_first,
+    configured_tree,
+    static_tree,
+)
 
 __all__ = ["Level", "TreeCandidate", "candidate_sizes", "candidates_of", "levels_of", "shrunk"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.decode.speculation.tree import AnyTree
 
 __all__ = ["BatchState", "FixedPolicy", "Policy", "StepStats"]
 

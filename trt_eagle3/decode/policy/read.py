@@ -9,7 +9,7 @@ from trt_eagle3.decode.policy.candidate import candidates_of, shrunk
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.policy.tuning import read_table
-from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.speculation.tree import configured_tree
 
 __all__ = ["read_policy"]
 

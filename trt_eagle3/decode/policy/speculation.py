@@ -15,7 +15,7 @@ from trt_eagle3.decode.policy.acceptance import Acceptance
 from trt_eagle3.decode.policy.candidate import TreeCandidate
 from trt_eagle3.decode.policy.cost import StepCost, load_bucket
 from trt_eagle3.decode.policy.protocol import BatchState, StepStats
-from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.decode.speculation.tree import AnyTree
 
 __all__ = ["SpeculationPolicy"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.grammar_masks import fill_next
-from trt_eagle3.decode.logits_process import unpacked_bits
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.grammar_masks import fill_next
+from trt_eagle3.decode.sampling.logits_process import unpacked_bits
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.checks.mismatch import Choice
 from trt_eagle3.parity.checks.sampling import filtered_probs, reference_scores

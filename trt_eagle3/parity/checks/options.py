@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.request import Generation
+from trt_eagle3.decode.request.request import Generation
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.choices import Asked, choices
 from trt_eagle3.parity.checks.evidence import Evidence

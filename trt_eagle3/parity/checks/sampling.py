@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree import Tree
-from trt_eagle3.decode.verify import verify_tree
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.propose import Proposal
+from trt_eagle3.decode.speculation.tree import Tree
+from trt_eagle3.decode.speculation.verify import verify_tree
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.request import Generation
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Generation
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.record.engine import Forward, RecordingEngine
@@ -162,7 +162,7 @@ def _vision_of(
 
 def without_padding(run: Forward, rows: dict[str, Tensor], patches: int, merged: int) -> Forward:
     """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow
-    (``decode/runner.py``).
+    (``decode/forward/runner.py``).
 
     ``rows``: its other inputs, of those alone. ``merged``: patches of a visual token.
     """

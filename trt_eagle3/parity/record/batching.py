@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trt_eagle3.decode.answer import Answer as Reply
-from trt_eagle3.decode.request import Generation, Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.answer import Answer as Reply
+from trt_eagle3.decode.request.request import Generation, Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.record.answers import Answer, kept_columns
 from trt_eagle3.parity.record.engine import Forward, RecordingEngine
 

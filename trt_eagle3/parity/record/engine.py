@@ -15,15 +15,15 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import LimitsConfig
-from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.decoder import Drafting
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.policy.protocol import FixedPolicy
-from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.request.answer import Answer
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.speculation.tree import configured_tree
+from trt_eagle3.decode.step.decoder import Drafting
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.bundle import BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable

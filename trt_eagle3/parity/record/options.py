@@ -14,10 +14,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from trt_eagle3.decode.answer import Answer as Reply
-from trt_eagle3.decode.grammar import Grammar
-from trt_eagle3.decode.request import Generation, Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.answer import Answer as Reply
+from trt_eagle3.decode.request.request import Generation, Request
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import EngineFailedError
 from trt_eagle3.multimodal.tool_formats import ToolFormat
 from trt_eagle3.multimodal.tool_formats.hermes import HERMES

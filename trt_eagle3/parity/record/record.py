@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.record import options as option_answers
 from trt_eagle3.parity.record.answers import (
     Answer,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tokenizers import Tokenizer
 
-from trt_eagle3.decode.conversation import Conversation
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.conversation import Conversation
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.multimodal.assistant_message import AnswerFormat
 from trt_eagle3.multimodal.text_encoder import TextEncoder
 from trt_eagle3.multimodal.tool_formats import ToolFormat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trt_eagle3.decode.request import Chunk
+from trt_eagle3.decode.request.request import Chunk
 from trt_eagle3.multimodal import Processor
 
 __all__ = ["AcceptanceField"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trt_eagle3.decode.request import Chunk, Generation, Request
+from trt_eagle3.decode.request.request import Chunk, Generation, Request
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.served_model import ServedModel
 

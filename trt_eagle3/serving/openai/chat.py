@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import MAX_LOGPROBS
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import MAX_LOGPROBS
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.serving.config import ServingConfig

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
-from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.serving.config import ServingConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trt_eagle3.decode.conversation import Conversation
+from trt_eagle3.decode.request.conversation import Conversation
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.tools import Tool, read_tools
 from trt_eagle3.serving.config import ServingConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.errors import quote
 from trt_eagle3.serving.errors import FieldError
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from trt_eagle3.decode.conversation import RawPrompt
-from trt_eagle3.decode.request import PromptSource
+from trt_eagle3.decode.request.conversation import RawPrompt
+from trt_eagle3.decode.request.request import PromptSource
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trt_eagle3.decode.request import Generation
+from trt_eagle3.decode.request.request import Generation
 
 __all__ = ["acceptance_length", "usage"]
 

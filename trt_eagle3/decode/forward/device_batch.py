@@ -1,0 +1,145 @@
+"""A batch as a pass on the device has it: padded to sizes that come again, and who sits where."""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.state import LayerStates
+from trt_eagle3.host_copy import to_device
+
+__all__ = [
+    "BATCH_SIZES",
+    "LAUNCHED_AHEAD",
+    "DeviceBatch",
+    "Seats",
+    "batch_sizes",
+    "padded_size",
+    "spread_tokens",
+]
+
+BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
+"""To which batches are padded, so that their shapes come again; larger ones to a multiple of 32."""
+LAUNCHED_AHEAD = 8
+"""Sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
+by it has taken part for nothing, which is much where there are few."""
+_LARGE_STEP = 32
+
+
+def padded_size(batch_size: int, most: int) -> int:
+    """The size that a batch of ``batch_size`` is padded to, ``most`` at most: an engine may be
+    built for no larger ones.
+    """
+    if batch_size > BATCH_SIZES[-1]:
+        return min(-(-batch_size // _LARGE_STEP) * _LARGE_STEP, most)
+    return min(BATCH_SIZES[bisect_left(BATCH_SIZES, batch_size)], most)
+
+
+def batch_sizes(max_batch_size: int) -> list[int]:
+    """All sizes that batches of up to ``max_batch_size`` are padded to, ascending."""
+    return sorted({padded_size(n, max_batch_size) for n in range(1, max_batch_size + 1)})
+
+
+def spread_tokens(shape: tuple[int, ...], num_tokens: int, device: torch.device) -> Tensor:
+    """int64 [*shape]: token ids from all over a vocabulary of ``num_tokens``, so that what depends
+    on tokens (a mixture of experts reads those that a row is routed to) takes its usual time.
+    """
+    count = prod(shape)
+    ids = torch.arange(count, device=device) * max(1, num_tokens // count)
+    return (ids % num_tokens).view(shape)
+
+
+class Seats:
+    """Who is in a pass, and in which row: a sequence may have ended since, or begun again."""
+
+    def __init__(
+        self, sequences: Sequence[SequenceState], lengths: Sequence[int], rows: Sequence[int]
+    ) -> None:
+        seats = zip(sequences, lengths, rows, strict=True)
+        self._seats = {id(s): (weakref.ref(s), s.epoch, n, row) for s, n, row in seats}
+
+    def rows_of(self, sequences: Sequence[SequenceState]) -> list[int]:
+        """The row of each sequence that is as it was when it took its seat, -1 of any other."""
+        return [self._row_of(s) for s in sequences]
+
+    def _row_of(self, sequence: SequenceState) -> int:
+        seat = self._seats.get(id(sequence))
+        if seat is None:
+            return -1
+        held, epoch, length, row = seat
+        same = held() is sequence and epoch == sequence.epoch and length == sequence.length
+        return row if same else -1
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """Where the next rows of a padded batch stand, on the device: int32 [B] each.
+
+    Attributes:
+        lengths: rows of each sequence. positions: rope position of the next one.
+        roots: last tokens, as far as the host knows. rows: of who was in the pass before, its row
+            there, else -1.
+        state_inputs: where the states lie.
+    """
+
+    lengths: Tensor
+    positions: Tensor
+    roots: Tensor
+    rows: Tensor
+    state_inputs: Mapping[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        states: LayerStates,
+        sequences: Sequence[SequenceState],
+        lengths: Sequence[int],
+        rows: Sequence[int],
+        num_new: int,
+        size: int,
+        device: torch.device,
+    ) -> DeviceBatch:
+        """Sequences that have ``lengths`` rows before this pass, which reads or writes ``num_new``
+        more, padded to ``size``.
+
+        Padding has no rows, and page 0.
+        """
+        numbers = torch.zeros(4, size, dtype=torch.int32)
+        positions = [n + s.prompt.rope_delta for s, n in zip(sequences, lengths, strict=True)]
+        fields = [lengths, positions, [s.tokens[-1] for s in sequences], rows]
+        numbers[:, : len(sequences)] = torch.tensor(fields, dtype=torch.int32)
+        there = to_device(numbers, device)
+        state_inputs = states.inputs(sequences, [n + num_new for n in lengths], size)
+        return cls(there[0], there[1], there[2], there[3], state_inputs)
+
+    @classmethod
+    def of_nobody(
+        cls,
+        states: LayerStates,
+        size: int,
+        table_len: int,
+        num_tokens: int,
+        device: torch.device,
+    ) -> DeviceBatch:
+        """Padding alone, which writes to page 0; its last tokens are of all the vocabulary."""
+        none = torch.zeros(size, dtype=torch.int32, device=device)
+        pages = torch.zeros(size, table_len, dtype=torch.int32, device=device)
+        roots = spread_tokens((size,), num_tokens, device).int()
+        return cls(none, none, roots, none - 1, states.padding(size, pages))
+
+    @property
+    def pages(self) -> Mapping[str, Tensor]:
+        """Of ``state_inputs`` what says where paged states lie: a draft has no others."""
+        return {"page_table": self.state_inputs["page_table"]}
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.lengths)

@@ -1,0 +1,320 @@
+"""The graphs as decoding calls them: new tokens of B sequences over the paged caches.
+
+Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows wanted from the head, H
+target hidden, Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. Rows of the S that a
+sequence does not need are padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trt_eagle3.decode.memory.state import LayerStates
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.session import (
+    MixedSession,
+    ReducingSession,
+    Reduction,
+    Session,
+    capture_rows,
+    run_prompt,
+    run_reduced,
+)
+from trt_eagle3.engine.torch.cuda_graph import MAX_CAPTURED_PATCHES, patch_bucket
+
+__all__ = [
+    "DraftRunner",
+    "AttentionMetadata",
+    "Rows",
+    "PatchBuckets",
+    "TargetRunner",
+    "VisionRunner",
+    "all_rows",
+    "causal_mask",
+]
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where new tokens stand. Slot and rope position are separate, always.
+
+    Attributes:
+        past: [B] rows of each sequence that every new token of it sees: numbers, or int32 on the
+            device, where the host does not know them yet.
+        counts: [B] how many of the S tokens are real; the others are padding. Likewise.
+        state_inputs: the graph's inputs that say where the sequences' states lie
+            (``LayerStates.inputs``), ``page_table`` int32 [B, P] among them.
+        mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of
+            them.
+        positions: int32 [3, B, S].
+        is_prompt: ``mask`` is lower-triangular, and of draft features only rows whose logits are
+            wanted are read.
+    """
+
+    past: Sequence[int] | Tensor
+    counts: Sequence[int] | Tensor
+    state_inputs: Mapping[str, Tensor]
+    mask: Tensor
+    positions: Tensor
+    is_prompt: bool = False
+
+    @classmethod
+    def single(cls, past: int, pages: Tensor, mask: Tensor, positions: Tensor) -> AttentionMetadata:
+        """One sequence without padding:
+
+        ``pages`` int32 [1, P], ``mask`` bool [S, M], ``positions`` int32 [3, S].
+        """
+        states = {"page_table": pages}
+        return cls([past], [mask.shape[0]], states, mask[None], positions[:, None])
+
+    def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
+        """The graph's context inputs; ``logit_rows`` [B, R], integers, are the tokens whose
+        logits are wanted.
+        """
+        return {
+            "position_ids": self.positions,
+            "past_lengths": _int32(self.past),
+            "query_lengths": _int32(self.counts),
+            **self.state_inputs,
+            "tree_mask": self.mask,
+            "logit_rows": logit_rows.int(),
+        }
+
+
+def _int32(numbers: Sequence[int] | Tensor) -> Tensor:
+    return numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.int32)
+
+
+def causal_mask(num_tokens: int) -> Tensor:
+    """bool [S, S], lower-triangular: the tree of a plain run of tokens."""
+    rows = torch.arange(num_tokens)
+    return rows[:, None] >= rows
+
+
+def all_rows(batch: int, count: int) -> Tensor:
+    """int32 [B, count]: the logits of every row are wanted. Shared: only to be read."""
+    return _counted(count).expand(batch, -1)
+
+
+@lru_cache(maxsize=32)
+def _counted(count: int) -> Tensor:
+    return torch.arange(count, dtype=torch.int32)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a forward of the target runs over.
+
+    Attributes:
+        embeds: [B, S, H]. metadata: where they stand. logit_rows: integers [B, R].
+        visual_levels: [L, B, S, H], zero at rows of text; None where all are.
+    """
+
+    embeds: Tensor
+    metadata: AttentionMetadata
+    logit_rows: Tensor
+    visual_levels: Tensor | None = None
+
+
+class TargetRunner:
+    """The target graph and the states of its layers."""
+
+    def __init__(
+        self,
+        session: Session,
+        states: LayerStates,
+        embedding: EmbeddingTable,
+        num_visual_levels: int,
+    ) -> None:
+        self.states = states
+        self.embedding = embedding
+        self._session = session
+        self.num_visual_levels = num_visual_levels
+        self._nothing: Tensor | None = None
+        states.bind(session)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether outputs are reduced within the graph."""
+        return isinstance(self._session, ReducingSession)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether prompts can run beside rows that decode (``forward_mixed``)."""
+        return isinstance(self._session, MixedSession) and self._session.mixes
+
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
+        """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``;
+        ``table_len``: pages in a page table.
+        """
+        capture_rows(self._session, most, table_len, has_room)
+
+    def forward(
+        self,
+        embeds: Tensor,
+        metadata: AttentionMetadata,
+        logit_rows: Tensor,
+        visual_levels: Tensor | None = None,
+        reduce: Reduction | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run ``Rows`` of these: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None
+        without a draft). ``reduce``: what to make of the logits, and return instead.
+        """
+        inputs = self._inputs(Rows(embeds, metadata, logit_rows, visual_levels))
+        if metadata.is_prompt:
+            assert reduce is None, "a prompt's logits are of few rows"
+            outputs = run_prompt(self._session, inputs)
+        else:
+            outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
+        self.states.take(outputs)
+        return outputs["logits"], outputs.get("aux_hidden_states")
+
+    def forward_mixed(
+        self, prompts: Rows, steps: Rows, reduce: Reduction | None
+    ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+        """Run rows of prompts and of sequences that decode in one forward, which reads the weights
+        once; what ``forward`` returns of each. ``reduce``: what to make of the logits of ``steps``.
+        """
+        assert isinstance(self._session, MixedSession)
+        parts = [self._inputs(prompts), self._inputs(steps)]
+        of_prompts, of_steps = self._session.run_mixed(parts, [None, reduce])
+        return (
+            (of_prompts["logits"], of_prompts.get("aux_hidden_states")),
+            (of_steps["logits"], of_steps.get("aux_hidden_states")),
+        )
+
+    def _inputs(self, rows: Rows) -> dict[str, Tensor]:
+        inputs = {"inputs_embeds": rows.embeds, **rows.metadata.inputs(rows.logit_rows)}
+        if self.num_visual_levels:
+            levels = rows.visual_levels
+            if levels is None:
+                if self._nothing is None:
+                    self._nothing = rows.embeds.new_zeros(1)
+                levels = self._nothing.expand(self.num_visual_levels, *rows.embeds.shape)
+            inputs["deepstack_embeds"] = levels
+        return inputs
+
+
+class DraftRunner:
+    """The fuse and draft graphs and the states of the draft's layers.
+
+    A level of a tree reads the rows of the levels above before anything is committed, so the
+    draft's states are paged.
+    """
+
+    def __init__(
+        self,
+        fuse: Session,
+        draft: Session,
+        states: LayerStates,
+        embedding: EmbeddingTable,
+        d2t: Tensor | None,
+    ) -> None:
+        assert not states.has_snapshots, "a draft's states are paged"
+        self.states = states
+        self.embedding = embedding
+        self._fuse = fuse
+        self._draft = draft
+        self._target_ids = None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
+        states.bind(draft)
+
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
+        """As ``TargetRunner.capture_rows``, of the draft's forwards over prompts."""
+        capture_rows(self._draft, most, table_len, has_room)
+
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
+        """Features [..., Hd] of aux hidden states [..., k * H]."""
+        features = self._fuse.run({"aux_hidden_states": aux_hidden_states.flatten(0, -2)})[
+            "features"
+        ]
+        return features.view(*aux_hidden_states.shape[:-1], -1)
+
+    def forward(
+        self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run ``embeds`` and ``features [B, S, Hd]``; logits f32 [B, R, Vd] and the next
+        features [B, S, Hd], of a prompt [B, R, Hd].
+        """
+        inputs = {"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)}
+        outputs = run_prompt(self._draft, inputs) if metadata.is_prompt else self._draft.run(inputs)
+        return outputs["logits"], outputs["features_out"]
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Target token ids of draft token ids: i + d2t[i]."""
+        return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
+
+
+@dataclass(frozen=True)
+class PatchBuckets:
+    """How many patches a run of the vision graph has, so that images of about one size share a
+    captured graph.
+
+    Attributes:
+        limit: pad to no more than these. unit: patches are padded by multiples of it.
+        pad: the graph's inputs besides the patches, for so many patches
+            (``families.family.FamilyVision.padded``).
+    """
+
+    limit: int
+    unit: int
+    pad: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Patches of the runs that are captured, the most first."""
+        counts = range(self.unit, min(self.limit, MAX_CAPTURED_PATCHES) + 1, self.unit)
+        return sorted({self.size_of(count) for count in counts}, reverse=True)
+
+    def size_of(self, count: int) -> int:
+        """To how many patches ``count`` are padded."""
+        return count + self._added(count)
+
+    def padded(self, patches: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The graph's inputs, with as many patches as the bucket of ``patches`` has."""
+        count, added = len(patches), self._added(len(patches))
+        # padding by 0 copies
+        filled = functional.pad(patches, (0, 0, 0, added)) if added else patches
+        return {"patches": filled, **self.pad(rows, count + added)}
+
+    def _added(self, count: int) -> int:
+        wanted = min(patch_bucket(count), self.limit) - count
+        return max(0, wanted // self.unit * self.unit)
+
+
+class VisionRunner:
+    """The vision graph."""
+
+    def __init__(
+        self, session: Session, *, merge_size: int, buckets: PatchBuckets | None = None
+    ) -> None:
+        """Call ``session``.
+
+        Args:
+            merge_size: patches along each side of a visual token.
+            buckets: pad the patches of a run, so that CUDA graphs fit again.
+        """
+        self._session = session
+        self._merged = merge_size**2
+        self._buckets = buckets
+
+    def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``,
+        the caller's own.
+        """
+        count = len(patches) // self._merged
+        inputs = {"patches": patches, **rows}
+        if self._buckets is not None:
+            inputs = self._buckets.padded(patches, rows)
+        outputs = self._session.run(inputs)
+        visual_levels = outputs.get("deepstack")
+        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
+        # run
+        return outputs["visual_embeds"][
+            :count
+        ].clone(), None if visual_levels is None else visual_levels[:, :count].clone()

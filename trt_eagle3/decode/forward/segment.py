@@ -1,0 +1,43 @@
+"""Rows of a sequence that are one batch row of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trt_eagle3.decode.forward.chunks import segment_width
+from trt_eagle3.decode.memory.sequence import SequenceState
+
+__all__ = ["Segment", "cut", "last_segments"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows ``[start, start + count)`` of a sequence; ``is_last``: of those in a forward."""
+
+    sequence: SequenceState
+    start: int
+    count: int
+    is_last: bool = True
+
+    @property
+    def stop(self) -> int:
+        """One past its last row."""
+        return self.start + self.count
+
+
+def cut(
+    chunks: Sequence[tuple[SequenceState, int]], max_segments: int | None = None
+) -> list[Segment]:
+    """The next rows of each sequence, cut so that little is padding."""
+    width = segment_width([count for _, count in chunks], max_segments)
+    return [
+        Segment(s, s.length + start, min(width, count - start), start + width >= count)
+        for s, count in chunks
+        for start in range(0, count, width)
+    ]
+
+
+def last_segments(segments: Sequence[Segment]) -> list[int]:
+    """Indices of the last segment of each sequence."""
+    return [i for i, segment in enumerate(segments) if segment.is_last]

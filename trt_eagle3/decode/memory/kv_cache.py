@@ -1,0 +1,316 @@
+"""Paged KV: who owns which page, the cache buffers, and the row moves outside the graphs.
+
+Target and draft hold the same number of rows per sequence, so one page table serves both caches.
+Page 0 belongs to no sequence: rows that are padding write there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.errors import UserError
+from trt_eagle3.host_copy import to_device
+from trt_eagle3.spec import StateSpec
+
+__all__ = ["BatchTable", "KVCache", "PagePool", "PageTable"]
+
+
+class PagePool:
+    """The pages of a cache of ``num_pages`` pages, page 0 excepted, and how many owners each has.
+
+    ``table_len``: entries of every page table given to the graphs. None gives as many as the rows
+    need, because the cost of the reference lowering follows them; a fixed length keeps shapes
+    still, as CUDA graphs want them.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, table_len: int | None = None) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.table_len = table_len
+        # popped from the end: low pages first, so rows stay contiguous
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._owners = [0] * num_pages
+        self._kept = set[int]()
+        self._idle = OrderedDict[int, None]()
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody owns."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Pages that somebody owns."""
+        return self.num_pages - 1 - len(self._free)
+
+    @property
+    def num_idle(self) -> int:
+        """Pages that are kept, and nobody else's."""
+        return len(self._idle)
+
+    def owners(self, page: int) -> int:
+        """How many own ``page``."""
+        return self._owners[page]
+
+    def take(self, count: int) -> list[int]:
+        """Own ``count`` free pages.
+
+        Raises:
+            UserError: fewer are free.
+        """
+        if count > len(self._free):
+            raise UserError(
+                f"KV cache: {count} more pages of {self.page_size} tokens wanted, "
+                f"{len(self._free)} of {self.num_pages - 1} free. Raise limits.max_seq_len or "
+                "limits.max_batch_size and rebuild."
+            )
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._owners[page] = 1
+        return taken
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Own pages that somebody owns already."""
+        for page in pages:
+            assert self._owners[page], f"page {page} is free, and cannot be shared"
+            self._owners[page] += 1
+            self._idle.pop(page, None)
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """No longer own pages; those without an owner are free."""
+        for page in reversed(pages):
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                self._free.append(page)
+            elif self._owners[page] == 1 and page in self._kept:
+                self._idle[page] = None
+
+    def keep(self, page: int) -> None:
+        """Own a page for what stands in it, besides those who use it."""
+        self.share([page])
+        self._kept.add(page)
+
+    def release(self, page: int) -> None:
+        """No longer keep a page."""
+        self._kept.remove(page)
+        self._idle.pop(page, None)
+        self.give_back([page])
+
+    def idle_since(self, count: int) -> list[int]:
+        """At most ``count`` of the pages that are kept and nobody else's, those first that are
+        so for longest.
+        """
+        return list(islice(self._idle, count))
+
+    def refresh(self, page: int) -> None:
+        """Count a kept page as used just now."""
+        if page in self._idle:
+            self._idle.move_to_end(page)
+
+
+class PageTable:
+    """The pages of one sequence, in order; row i of the sequence lies in page i // page_size."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._pages: list[int] = []
+        self._version = 0
+
+    def reserve(self, num_rows: int) -> None:
+        """Own enough pages for ``num_rows`` rows."""
+        wanted = self._pages_of(num_rows)
+        if wanted > len(self._pages):
+            self._pages += self._pool.take(wanted - len(self._pages))
+
+    def lacking(self, num_rows: int) -> int:
+        """Pages of ``num_rows`` rows that are neither held nor free; 0 or less where ``reserve``
+        finds enough.
+        """
+        return self._pages_of(num_rows) - len(self._pages) - self._pool.num_free
+
+    def adopt(self, pages: Sequence[int]) -> None:
+        """Begin with pages that hold the first rows already, as another owner of them: rows in
+        them are only read.
+        """
+        assert not self._pages, "a sequence adopts pages before it has any"
+        self._pool.share(pages)
+        self._pages = list(pages)
+        self._version += 1
+
+    @property
+    def held(self) -> Sequence[int]:
+        """The pages, in order."""
+        return tuple(self._pages)
+
+    @property
+    def version(self) -> int:
+        """Changes whenever the pages do, unless some are only added at the end."""
+        return self._version
+
+    @property
+    def table_len(self) -> int | None:
+        """Of the pool."""
+        return self._pool.table_len
+
+    def truncate(self, num_rows: int) -> None:
+        """Give back the pages past ``num_rows`` rows."""
+        kept = self._pages_of(num_rows)
+        if kept < len(self._pages):
+            self._pool.give_back(self._pages[kept:])
+            del self._pages[kept:]
+            self._version += 1
+
+    def count(self, num_rows: int) -> int:
+        """How many pages a page table has of this sequence: those of its first ``num_rows`` rows;
+        with the pool's ``table_len``, all that are held.
+        """
+        return len(self._pages) if self.table_len is not None else self._pages_of(num_rows)
+
+    def numbers(self, first: int, last: int) -> NDArray[np.int64]:
+        """[last - first]: pages ``first`` to ``last``."""
+        return np.array(self._pages[first:last], dtype=np.int64)
+
+    def pages(self, num_rows: int) -> Tensor:
+        """int32 [1, P]: ``count`` pages, then page 0 up to the pool's ``table_len``."""
+        held = self._pages[: self.count(num_rows)]
+        padding = [0] * ((self.table_len or 0) - len(held))
+        return torch.tensor([held + padding], dtype=torch.int32)
+
+    def slots(self, rows: Tensor) -> Tensor:
+        """int64: the cache slots of ``rows`` (int64)."""
+        size = self._pool.page_size
+        return torch.tensor(self._pages)[rows // size] * size + rows % size
+
+    def _pages_of(self, num_rows: int) -> int:
+        return -(-num_rows // self._pool.page_size)
+
+
+class BatchTable:
+    """The page tables of the last batch, kept on the device. Only new pages are copied to it: a
+    whole table is as wide as the longest sequence may be.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._seats: list[tuple[PageTable, int]] = []
+        self._counts: list[int] = []
+        self._table: Tensor | None = None
+
+    def of(
+        self, tables: Sequence[PageTable], num_rows: Sequence[int], size: int | None = None
+    ) -> Tensor:
+        """int32 [size, P]: the pages of the first ``num_rows`` [B] rows of every sequence, page 0
+        where one has fewer; only to be read.
+
+        ``size``: B or more, B by default; those past B have no pages.
+        """
+        counts = [table.count(rows) for table, rows in zip(tables, num_rows, strict=True)]
+        fixed, most = tables[0].table_len, max(counts)
+        assert not fixed or most <= fixed, f"{most} pages in a table of {fixed}"
+        shape = (len(tables) if size is None else size, fixed or most)
+        seats = [(table, table.version) for table in tables]
+        found, known = self._table, self._counts
+        if found is None or not fixed or seats != self._seats or found.shape != shape:
+            found = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            known = [0] * len(tables)
+        if counts != known:
+            found = _with_pages(found, tables, known, counts)
+        self._table, self._seats, self._counts = found, seats, counts
+        return found
+
+
+def _with_pages(
+    table: Tensor, tables: Sequence[PageTable], known: Sequence[int], counts: Sequence[int]
+) -> Tensor:
+    """A copy of ``table``, which others may hold and which has the first ``known`` [B] pages of
+    ``tables``, with the first ``counts`` [B].
+    """
+    places, pages = [], []
+    for row, (start, stop) in enumerate(zip(known, counts, strict=True)):
+        if stop > start:
+            first = row * table.shape[1]
+            places.append(np.arange(first + start, first + stop))
+            pages.append(tables[row].numbers(start, stop))
+    news = torch.from_numpy(np.stack([np.concatenate(places), np.concatenate(pages)]))
+    there = to_device(news, table.device)
+    changed = table.clone()
+    changed.view(-1)[there[0]] = there[1].int()
+    return changed
+
+
+class KVCache:
+    """The paged states of one graph, token-major; those alike share a buffer ``[states, slots,
+    *shape]``.
+
+    Token-major makes compaction a row move, and the reference lowering one ScatterND and one
+    Gather.
+    """
+
+    def __init__(
+        self, states: Sequence[StateSpec], num_slots: int, device: torch.device | str = "cpu"
+    ) -> None:
+        alike: dict[tuple[tuple[int, ...], str], list[StateSpec]] = {}
+        for state in states:
+            alike.setdefault((state.shape, state.dtype), []).append(state)
+        self._groups = tuple(alike.values())
+        try:
+            self._buffers = tuple(_zeros(group, num_slots, device) for group in self._groups)
+        except RuntimeError as error:  # torch's out-of-memory errors, on the CPU too
+            raise UserError(
+                f"KV cache: {_num_bytes(states, num_slots) / 1e9:.1f} GB for {num_slots} tokens do "
+                "not fit into this device's memory. Lower limits.max_seq_len or "
+                "limits.max_batch_size and rebuild."
+            ) from error
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    def bindings(self) -> Iterator[tuple[str, Tensor]]:
+        """Graph name and buffer of every state's input and output; one buffer serves both."""
+        for group, buffers in zip(self._groups, self._buffers, strict=True):
+            for state, buffer in zip(group, buffers, strict=True):
+                yield state.name, buffer
+                yield state.output_name, buffer
+
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all states, as
+        if at once.
+        """
+        for buffer in self._buffers:
+            _move(buffer, source, destination)
+
+
+def _move(buffer: Tensor, source: Tensor, destination: Tensor) -> None:
+    """Move rows of all states in ``buffer [states, slots, *shape]``."""
+    by_kernel = buffer.is_cuda and buffer.ndim == 4 and len(source) <= capi.MAX_KV_MOVES
+    if by_kernel and capi.available():
+        capi.kv_move(buffer, source, destination)
+        return
+    source, destination = (
+        slots.to(buffer.device, non_blocking=True) for slots in (source, destination)
+    )
+    buffer[:, destination] = buffer[:, source]
+
+
+def _zeros(states: Sequence[StateSpec], num_slots: int, device: torch.device | str) -> Tensor:
+    """``[states, num_slots, *shape]`` for states of one shape and type."""
+    # zeros, not empty: slots that the mask hides still enter a product with probability 0, and
+    # 0 * NaN is NaN
+    shape, dtype = states[0].shape, dtype_named(states[0].dtype).torch
+    return torch.zeros((len(states), num_slots, *shape), dtype=dtype, device=device)
+
+
+def _num_bytes(states: Sequence[StateSpec], num_slots: int) -> int:
+    return sum(dtype_named(s.dtype).num_bytes(num_slots * prod(s.shape)) for s in states)

@@ -1,0 +1,71 @@
+"""Rows that lie in tensors of several sequences, and how they are gathered: a view of each row, and
+a launch for it, would cost the host more than the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.host_copy import to_device
+
+__all__ = ["RowRef", "gather_padded", "gather_rows", "rows_of"]
+
+
+class RowRef(NamedTuple):
+    """Row ``row`` of ``tensor`` [n, ...]."""
+
+    tensor: Tensor
+    row: int
+
+
+def rows_of(tensor: Tensor, rows: Sequence[int], dim: int = 0) -> Tensor:
+    """``tensor`` at ``rows`` of ``dim``; itself where these are all, in their order."""
+    if list(rows) == list(range(tensor.shape[dim])):
+        return tensor
+    return tensor.index_select(dim, to_device(torch.tensor(rows), tensor.device))
+
+
+def gather_rows(refs: Sequence[RowRef]) -> Tensor:
+    """[len(refs), ...]: the rows in their order; perhaps a view."""
+    parts, places = _parts(refs)
+    every = parts[0] if len(parts) == 1 else torch.cat(parts)
+    index = [places[id(ref.tensor), ref.row] for ref in refs]
+    return rows_of(every, index)
+
+
+def gather_padded(refs: Sequence[Sequence[RowRef]], width: int) -> Tensor:
+    """[len(refs), width, ...]: the rows of each, of which none has more than ``width``, and
+    anything behind.
+    """
+    any_row = next(row for of_one in refs for row in of_one)
+    padded = [[*of_one, *[any_row] * (width - len(of_one))] for of_one in refs]
+    rows = gather_rows([row for of_one in padded for row in of_one])
+    return rows.view(len(refs), width, *rows.shape[1:])
+
+
+def _parts(refs: Sequence[RowRef]) -> tuple[list[Tensor], dict[tuple[int, int], int]]:
+    """Views of the runs of rows that are wanted, each row once, and where it stands in them."""
+    tensors = {id(ref.tensor): ref.tensor for ref in refs}
+    wanted: dict[int, set[int]] = {key: set() for key in tensors}
+    for ref in refs:
+        wanted[id(ref.tensor)].add(ref.row)
+    parts, places = list[Tensor](), dict[tuple[int, int], int]()
+    for key, rows in wanted.items():
+        for first, last in _runs(sorted(rows)):
+            for row in range(first, last + 1):
+                places[key, row] = len(places)
+            parts.append(tensors[key][first : last + 1])
+    return parts, places
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of every run of numbers that follow each other in ``rows``, ascending."""
+    ends = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
+    return [
+        (rows[start], rows[stop - 1])
+        for start, stop in zip([0, *ends], [*ends, len(rows)], strict=True)
+    ]

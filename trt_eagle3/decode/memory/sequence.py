@@ -1,0 +1,222 @@
+"""A sequence in the making: what it says, and what the caches hold of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.row_ref import RowRef, gather_rows
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.request import TokenLogprob
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.errors import EngineFailedError, clip
+
+__all__ = ["DraftState", "SequenceState", "Snapshot"]
+
+
+class Snapshot(Protocol):
+    """A copy of a sequence's per-sequence states; who holds it releases it."""
+
+    def release(self) -> None:
+        """Free the copy."""
+        ...
+
+
+@dataclass(frozen=True)
+class DraftState:
+    """What the draft knows after its last committed row; it lies in tensors of several sequences.
+
+    Attributes:
+        length: committed rows, equal to the target's.
+        all_logits: f32 [B, Vd] of the last rows. all_features: [B, Hd] of them. row: which is its.
+    """
+
+    length: int
+    all_logits: Tensor
+    all_features: Tensor
+    row: int
+
+    @property
+    def logits(self) -> Tensor:
+        """f32 [Vd] of the last committed row."""
+        return self.all_logits[self.row]
+
+    @property
+    def features(self) -> Tensor:
+        """[Hd] of the last committed row."""
+        return self.all_features[self.row]
+
+    @staticmethod
+    def gather(states: Sequence[DraftState]) -> tuple[Tensor, Tensor]:
+        """Logits f32 [B, Vd] and features [B, Hd] of ``states``."""
+        logits = gather_rows([RowRef(s.all_logits, s.row) for s in states])
+        return logits, gather_rows([RowRef(s.all_features, s.row) for s in states])
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """One sequence.
+
+    Attributes:
+        drafting: whether the draft follows it. backpressured: whether its reader lags behind.
+        created: by ``time.perf_counter``. queue_seconds: from then to its admission, None before.
+        turn_start: how many tokens it had when it was admitted.
+        grammar: of ``sampling.grammar``, at its beginning. end_ids: the model's tokens that end the
+            answer.
+        tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
+        logprobs: of each of ``tokens``, where the request wants them.
+        length: rows in the target's cache. draft: the draft's state, once the prompt is through.
+        draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
+        deferred: aux hidden states of the rows that the draft lacks, where it was not worth asking.
+        page_keys: of the pages that prompt and answer fill, as far as anybody asked
+            (``prefix_cache.page_keys``).
+        snapshots: of the per-sequence states, by the number of pages that the rows fill.
+        num_reused_rows: of the prompt, that the prefix cache had before the first token.
+        num_prompt: tokens of the prompt.
+        epoch: how often its rows were forgotten: a pass that runs knows by it whom it was for.
+    """
+
+    prompt: Prompt
+    pool: PagePool
+    vocab_size: int
+    sampling: SamplingParams = GREEDY
+    drafting: bool = False
+    grammar: GrammarState | None = None
+    end_ids: Sequence[int] = ()
+    backpressured: bool = False
+    created: float = field(default_factory=time.perf_counter)
+    queue_seconds: float | None = None
+    turn_start: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    length: int = 0
+    draft: DraftState | None = None
+    draft_length: int = 0
+    deferred: list[RowRef] = field(default_factory=list)
+    page_keys: list[bytes] = field(default_factory=list)
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    epoch: int = 0
+    num_reused_rows: int = 0
+    num_prompt: int = field(init=False)
+    pages: PageTable = field(init=False)
+    sampler: Sampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt.token_ids)
+        self.pages = PageTable(self.pool)
+        self.sampler = Sampler(
+            self.sampling, self.prompt.token_ids, self.vocab_size, self.grammar, self.end_ids
+        )
+
+    @property
+    def num_prefill(self) -> int:
+        """Rows to be in the cache before decoding goes on: the prompt, and after a preemption
+        the answer so far.
+        """
+        return self.num_prompt + max(len(self.tokens) - 1, 0)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether it has a root to decode from."""
+        tokens = self.tokens
+        return bool(tokens) and self.length >= self.num_prompt + len(tokens) - 1
+
+    @property
+    def turn_length(self) -> int:
+        """Tokens since it was admitted."""
+        return len(self.tokens) - self.turn_start
+
+    @property
+    def num_written(self) -> int:
+        """Rows that are in every cache that wants them."""
+        return min(self.length, self.draft_length) if self.drafting else self.length
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.num_prompt + len(self.tokens)
+
+    def ids(self, start: int, stop: int) -> Tensor:
+        """int64 [stop - start]: tokens of prompt and answer."""
+        num_prompt = self.num_prompt
+        if stop <= num_prompt:
+            return self.prompt.token_ids[start:stop]
+        output_ids = self.tokens[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
+        return torch.cat(
+            [self.prompt.token_ids[start:stop], torch.tensor(output_ids, dtype=torch.int64)]
+        )
+
+    def append_tokens(self, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Append to the answer."""
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.sampler.remember(tokens)
+
+    def failure(self) -> EngineFailedError:
+        """Why it says nothing: its logits cannot be processed, its grammar cannot go on, or its
+        logits are not finite.
+        """
+        if self.sampler.failure is not None:
+            failure = EngineFailedError(
+                f"its logits cannot be processed ({clip(self.sampler.error)}). Ask without "
+                "penalties, logit_bias and min_tokens."
+            )
+            failure.__cause__ = self.sampler.failure
+            return failure
+        if self.sampler.error:
+            return EngineFailedError(
+                f"the grammar cannot go on ({clip(self.sampler.error)}). Simplify it."
+            )
+        return EngineFailedError(
+            "the target's logits are not finite numbers: its activations overflowed. Of a float16 "
+            "build, set engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 "
+            "validate BUNDLE"
+        )
+
+    def adopt(self, pages: Sequence[int]) -> None:
+        """Begin with the rows in ``pages``, which hold the first ones already."""
+        self.pages.adopt(pages)
+        self.length = self.draft_length = len(pages) * self.pool.page_size
+
+    @property
+    def in_answer(self) -> bool:
+        """Whether rows of the answer are among its rows."""
+        return self.length > self.num_prompt
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a copy of the per-sequence states as they are: where a page ends."""
+        self.snapshots[self.length // self.pool.page_size] = snapshot
+
+    def drop_snapshots(self, *, in_answer: bool) -> bool:
+        """Release those of the answer, or else the first one of the prompt; whether there was
+        one.
+        """
+        in_prompt = self.num_prompt // self.pool.page_size
+        ends = sorted(self.snapshots)
+        dropped = [n for n in ends if n > in_prompt] if in_answer else ends[:1]
+        for num_pages in dropped:
+            self.snapshots.pop(num_pages).release()
+        return bool(dropped)
+
+    def take_snapshots(self, num_pages: int) -> dict[int, Snapshot]:
+        """Hand over the snapshots of the first ``num_pages`` pages."""
+        return {n: self.snapshots.pop(n) for n in sorted(self.snapshots) if n <= num_pages}
+
+    def reset(self) -> None:
+        """Give all pages back and forget the rows; its output tokens stay."""
+        self.pages.truncate(0)
+        self.epoch += 1
+        for snapshot in self.snapshots.values():
+            snapshot.release()
+        self.snapshots.clear()
+        self.length = self.draft_length = 0
+        self.draft = None
+        self.deferred.clear()

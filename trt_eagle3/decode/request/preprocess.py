@@ -1,0 +1,189 @@
+"""Preprocessing: a request to tokens, positions and decoded images, beside the thread that decodes.
+
+Requests that may wait have their own threads. A text takes milliseconds; images, or the turn of a
+new grammar, may take many seconds. So no text waits behind them.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.memory.prefix_cache import media_digests
+from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.stopwatch import Stopwatch
+from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
+from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.multimodal.caller import NO_CALLER, Caller
+
+__all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
+
+_TOKENISING = 2  # threads that prepare texts while the core decodes
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A request, its prompt as target and draft see it, and its grammar at its beginning; the
+    vision tower has not run yet.
+    """
+
+    request: Request
+    prompt: Prompt
+    grammar: GrammarState | None = None
+
+
+Outcome = PreparedRequest | Exception
+"""What becomes of a request before it is decoded: a failure is data, and travels like a success."""
+
+
+class PromptPreprocessor:
+    """Makes prompts of requests, by the rules and limits of one bundle; thread-safe."""
+
+    def __init__(self, bundle: LoadedBundle, *, digests: bool = False) -> None:
+        """``digests``: of images and videos, for a prefix cache."""
+        self._bundle = bundle
+        self._digests = digests
+
+    def run(self, request: Request, caller: Caller = NO_CALLER) -> Outcome:
+        """Prepare ``request``; whatever is wrong with it is the outcome."""
+        try:
+            caller.check()
+            _check_ids(request.sampling, self._bundle.spec.vocab_size)
+            grammar = self._grammar(request.sampling, caller)
+            prompt = self.prompt(self.model_inputs(request, caller))
+            return PreparedRequest(request, prompt, grammar)
+        except BaseException as error:  # reported to the reader; must not end this thread
+            return as_failure(error)
+
+    def may_wait(self, request: Request) -> bool:
+        """Whether preparing ``request`` may take long: images, videos or a new grammar."""
+        grammar = request.sampling.grammar
+        return request.has_media or (
+            grammar is not None and not self._bundle.grammars.knows(grammar)
+        )
+
+    def _grammar(self, sampling: SamplingParams, caller: Caller) -> GrammarState | None:
+        if sampling.grammar is None:
+            return None
+        return self._bundle.grammars.state(
+            sampling.grammar,
+            caller,
+            min_tokens=sampling.min_tokens,
+            ignore_eos=sampling.ignore_eos,
+        )
+
+    def model_inputs(self, request: Request, caller: Caller = NO_CALLER) -> ModelInputs:
+        """Tokens, positions and patches, checked against the bundle's limits.
+
+        Raises:
+            UserError: what is wrong with the prompt.
+            RequestCancelledError: ``caller`` left.
+        """
+        processor, limits = self._bundle.processor, self._bundle.limits
+        match request.prompt:
+            case str() as text:
+                inputs = processor.prompt(text, request.images, request.videos, caller=caller)
+            case RawPrompt(content):
+                inputs = processor.raw(content, caller)
+            case Conversation() as asked:
+                inputs = processor.messages(
+                    asked.messages, caller, tools=asked.offered, options=asked.template_options
+                )
+            case messages:
+                inputs = processor.messages(messages, caller)
+        num_visual = int(inputs.visual_rows.sum())
+        if num_visual > limits.max_visual_tokens:
+            raise UserError(
+                f"prompt: {num_visual} visual tokens, this bundle takes "
+                f"{limits.max_visual_tokens}. Send fewer or smaller images, or rebuild with a "
+                "larger limits.max_visual_tokens."
+            )
+        return inputs
+
+    def prompt(self, inputs: ModelInputs) -> Prompt:
+        """The prompt as target and draft see it."""
+        bundle, visuals = self._bundle, inputs.visuals
+        media: tuple[tuple[bytes, int], ...] = ()
+        if visuals and self._digests:
+            media = media_digests(visuals, bundle.spec.require_vision().spatial_merge_size ** 2)
+        if bundle.device == "cuda":  # here, so that the thread that decodes has nothing to copy
+            visuals = tuple(visual.pinned() for visual in visuals)
+        return Prompt(
+            token_ids=inputs.token_ids,
+            position_ids=inputs.position_ids,
+            rope_delta=inputs.rope_delta,
+            visual_rows=inputs.visual_rows,
+            media=media,
+            visuals=visuals,
+        )
+
+
+def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids outside the vocabulary."""
+    for field in ("logit_bias", "stop_token_ids"):
+        wrong = [token for token in getattr(sampling, field) if not 0 <= token < vocab_size]
+        if wrong:
+            raise UserError(
+                f"{field}: expected token ids from 0 to {vocab_size - 1}, got {wrong[0]}"
+            )
+
+
+class PreprocessStage:
+    """A preprocessor with two queues and their threads: texts, and requests that may wait."""
+
+    def __init__(self, preprocessor: PromptPreprocessor, max_waiting: int) -> None:
+        """``max_waiting``: number of requests that may wait at once for a remote host, or for the
+        processes that decode images and try grammars.
+        """
+        self._preprocessor = preprocessor
+        self._lock = threading.Lock()
+        self._num_texts = 0
+        self._progress = Stopwatch()
+        self._texts = ThreadPoolExecutor(_TOKENISING, "trt-eagle3-prepare")
+        self._others = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
+
+    @property
+    def seconds(self) -> float:
+        """Since a text was last prepared or, if later, the oldest arrived; 0 if none waits."""
+        return self._progress.seconds
+
+    def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
+        """Queue a request. The future never fails; its result may be an error.
+
+        Raises:
+            OverloadedError: no thread starts.
+        """
+        if self._preprocessor.may_wait(request):
+            return self._queue(self._others, request, caller)
+        future = self._queue(self._texts, request, caller)
+        self._count_text(1)
+        future.add_done_callback(lambda _: self._count_text(-1))
+        return future
+
+    def _queue(self, pool: ThreadPoolExecutor, request: Request, caller: Caller) -> Future[Outcome]:
+        try:
+            return pool.submit(self._preprocessor.run, request, caller)
+        except RuntimeError as error:
+            raise OverloadedError(
+                f"no thread starts to prepare the request ({clip(error)}). Try again later."
+            ) from error
+
+    def _count_text(self, change: int) -> None:
+        """Count a text that arrived (1) or is prepared (-1)."""
+        with self._lock:
+            self._num_texts += change
+            if not self._num_texts:
+                self._progress.stop()
+            elif change < 0 or not self._progress.runs:
+                self._progress.start()
+
+    def close(self) -> None:
+        """Take no more; what is queued still comes out, cancelled or not."""
+        for pool in (self._texts, self._others):
+            pool.shutdown(wait=False)

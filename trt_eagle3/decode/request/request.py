@@ -1,0 +1,172 @@
+"""What is asked of an engine, and what comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams, as_tuple
+from trt_eagle3.errors import UserError, clip
+from trt_eagle3.multimodal import ImageSource, VideoSource
+
+__all__ = [
+    "Chunk",
+    "FinishReason",
+    "Generation",
+    "Messages",
+    "PromptSource",
+    "Request",
+    "TokenLogprob",
+]
+
+_MAX_LOGGED_LEN = 10_000  # characters of a prompt in a log
+FinishReason = Literal["stop", "length", "cancelled"]
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation, as ``multimodal.Processor.messages`` takes it."""
+PromptSource = str | Messages | Conversation | RawPrompt
+"""A user's text, chat messages, messages with tools, or a prompt without chat template."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to answer it.
+
+    Attributes:
+        prompt: a user's text, chat messages (``multimodal.Processor.messages``), or what
+            ``conversation`` has.
+        images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
+        sampling: how tokens are chosen and when the answer ends; greedy unless told otherwise.
+        speculation: draft with the bundle's draft: the same answer (when sampled, the same
+            distribution), only faster.
+        client: who asks, if known: what decodes images is shared among clients.
+    Raises:
+        UserError: a value of another type or outside its range, by name.
+    """
+
+    prompt: PromptSource
+    images: Sequence[ImageSource] = ()
+    videos: Sequence[VideoSource] = ()
+    sampling: SamplingParams = GREEDY
+    speculation: bool = True
+    client: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str | list | tuple | Conversation | RawPrompt):
+            raise UserError(
+                f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}"
+            )
+        for name in ("images", "videos"):
+            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+        if not isinstance(self.prompt, str) and (self.images or self.videos):
+            raise UserError(
+                "images and videos: of a list of messages they stand in the messages. Put them "
+                "there."
+            )
+        if not isinstance(self.speculation, bool):
+            raise UserError(f"speculation: expected true or false, got {self.speculation!r:.40}")
+        if not isinstance(self.sampling, SamplingParams):
+            raise UserError(
+                f"sampling: expected SamplingParams, got {type(self.sampling).__name__}"
+            )
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt for a log: a text as it is, all else as JSON, in one bounded line."""
+        match self.prompt:
+            case str() as text:
+                return clip(text, _MAX_LOGGED_LEN)
+            case Conversation(inner) | RawPrompt(inner) | inner:
+                return clip(json.dumps(inner, ensure_ascii=False), _MAX_LOGGED_LEN)
+
+    @property
+    def has_media(self) -> bool:
+        """Whether the prompt has images or videos: parts of messages that are no texts."""
+        prompt = self.prompt
+        if isinstance(prompt, str | RawPrompt):
+            return bool(self.images or self.videos)
+        messages = prompt.messages if isinstance(prompt, Conversation) else prompt
+        contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+        parts = (
+            part for content in contents if isinstance(content, list | tuple) for part in content
+        )
+        return any(isinstance(part, Mapping) and part.get("type") != "text" for part in parts)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The target's log-probability of an emitted token (``SamplingParams.logprobs``).
+
+    Attributes:
+        logprob: natural logarithm; of the raw distribution. top: token ids and log-probabilities of
+            the likeliest tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one target pass added.
+
+    Attributes:
+        token_ids: the tokens that it emitted. text: what of the text is now certain.
+        finish_reason: None until the last chunk.
+        logprobs: of each token, where the request asked for them; empty otherwise.
+        accepted_lengths: as ``Generation``'s; empty where the forward verified no drafts.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    accepted_lengths: tuple[int, ...] = ()
+
+    @staticmethod
+    def joined(chunks: Sequence[Chunk]) -> Chunk:
+        """What several passes added, one after the other."""
+        return Chunk(
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            "".join(chunk.text for chunk in chunks),
+            chunks[-1].finish_reason,
+            tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
+            tuple(length for chunk in chunks for length in chunk.accepted_lengths),
+        )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer.
+
+    Attributes:
+        token_ids: generated ids, the end token included.
+        finish_reason: ``stop`` at an end token or stop text, ``length`` at a limit; None while it
+            is in the making.
+        accepted_lengths: tokens emitted by each target forward that verified drafts, the bonus
+            token included; of the last one those that the answer keeps.
+        acceptance_length: their mean; None where no forward verified drafts.
+        tokens_per_second: of the tokens after the first; None where there is one token.
+        logprobs: of each token, where the request asked for them; empty otherwise.
+        reused_tokens: of the prompt, that the prefix cache had.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason | None
+    acceptance_length: float | None
+    accepted_lengths: tuple[int, ...]
+    tokens_per_second: float | None
+    time_to_first_token_ms: float | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    reused_tokens: int = 0
+
+    @property
+    def num_forwards(self) -> int:
+        """Target forwards behind the prompt's; each without a draft emitted one token."""
+        plain = max(len(self.token_ids) - 1, 0) - sum(self.accepted_lengths)
+        return len(self.accepted_lengths) + plain

@@ -1,0 +1,255 @@
+"""Sampling: accept probabilities and bonus tokens from the target's logits, at every node of a tree
+at once.
+
+A drafted token is a point mass, so a child is accepted with the target's probability of it; once it
+is rejected its mass is taken out and the rest renormalised for the next sibling (SpecInfer, arXiv
+2305.09781, section 4.3, with a deterministic draft). If all children are rejected, what is left is
+the target's distribution without them: its sample can be drawn for every node before it is known
+where the walk will end.
+
+Shapes: B sequences, T nodes of each, V vocab.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.sampling.grammar_masks import fill_next
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.logits_process import AllowedTokens, History, process_logits
+from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.accept import agreeing
+from trt_eagle3.host_copy import to_device
+
+__all__ = ["Sampler", "VerifyResult", "target_probs", "verify_results"]
+
+# of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all
+# takes
+_FEW = 1024
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What the target makes of trees, of one or of several of one shape.
+
+    Attributes:
+        accept: float64 [..., T]: the target's probability of a node's token after its parent; the
+            root's means nothing.
+        bonus: int64 [..., T]: the token to emit where the walk ends, none of that node's children
+            among them.
+    """
+
+    accept: Tensor
+    bonus: Tensor
+
+
+def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """float64 [n, V] probabilities of ``logits`` f32 [n, V] (penalties applied) under temperature
+    and filters.
+
+    Tokens that tie at the edge of a filter all stay, whatever the order in which they were sorted.
+    """
+    if sampling.greedy:
+        return torch.zeros_like(logits, dtype=torch.float64).scatter_(
+            1, logits.argmax(dim=1, keepdim=True), 1.0
+        )
+    most = logits.amax(dim=1, keepdim=True)
+    weights = _weights(logits, most, sampling.temperature)
+    num_best = sampling.top_k if 0 < sampling.top_k < logits.shape[1] else None
+    if num_best:
+        best = logits.topk(num_best, dim=1).values
+        weights = weights.masked_fill_(logits < best[:, -1:], 0.0)
+    if sampling.top_p < 1.0 and num_best:
+        # of those that tie with the last of the best, one stands for all: they have one value, so
+        # the edge is the same
+        shares = _weights(best, most, sampling.temperature) / weights.sum(dim=1, keepdim=True)
+        edge = best.gather(1, _num_within(shares, sampling.top_p) - 1)
+        weights = weights.masked_fill_(logits < edge, 0.0)
+    elif sampling.top_p < 1.0:
+        weights /= weights.sum(dim=1, keepdim=True)
+        ordered = _likeliest(weights, sampling.top_p)
+        edge = ordered.gather(1, _num_within(ordered, sampling.top_p) - 1)
+        weights = weights.masked_fill(weights < edge, 0.0)
+    if sampling.min_p > 0.0:
+        least = sampling.min_p * weights.amax(dim=1, keepdim=True)
+        weights = weights.masked_fill(weights < least, 0.0)
+    return weights.div_(weights.sum(dim=1, keepdim=True))
+
+
+def _weights(logits: Tensor, most: Tensor, temperature: float) -> Tensor:
+    """float64, in proportion to the probabilities; ``most``: the largest logit, whose is 1."""
+    # first the difference: a quotient then overflows to -inf only
+    return logits.double().sub_(most).div_(temperature).exp_()
+
+
+def _num_within(ordered: Tensor, mass: float) -> Tensor:
+    """int64 [n, 1]: how many of the probabilities of each row, descending, reach ``mass``."""
+    return (ordered.cumsum(dim=1) - ordered < mass).sum(dim=1, keepdim=True)
+
+
+def _likeliest(probs: Tensor, mass: float) -> Tensor:
+    """The largest values of each row, descending: at least as many as together reach ``mass``."""
+    # elsewhere the look at the sums would be a wait
+    if probs.device.type == "cpu" and probs.shape[1] > _FEW:
+        few = probs.topk(_FEW, dim=1).values
+        if bool((few.cumsum(dim=1)[:, -1] >= mass).all()):
+            return few
+    return probs.sort(dim=1, descending=True).values
+
+
+class Sampler:
+    """How one sequence chooses: its random numbers, its history, its grammar.
+
+    Attributes:
+        count: tokens of the answer. end_ids: tokens that end it.
+        failure: what its penalties or biases raised; None while they work.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        prompt_ids: Tensor,
+        vocab_size: int,
+        grammar: GrammarState | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
+        """``prompt_ids`` int64 [P] on the host. ``grammar``: of ``sampling.grammar``, at its
+        beginning.
+        """
+        self.sampling = sampling
+        seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._ahead = deque[float]()  # drawn, and not used yet
+        self._vocab_size = vocab_size
+        self.history = History(sampling, prompt_ids, vocab_size)
+        self.grammar = grammar
+        self.count = 0
+        self.failure: Exception | None = None
+        self.end_ids = tuple({*sampling.stop_token_ids, *end_ids})
+        self._bias: Tensor | None = None
+
+    @property
+    def needs_probs(self) -> bool:
+        """Whether the likeliest token of the raw logits is not all that there is to know."""
+        return self.sampling.changes_logits or not self.sampling.greedy
+
+    @property
+    def error(self) -> str:
+        """Why it can choose no more tokens; empty while it can."""
+        if self.failure is not None:
+            return f"{type(self.failure).__name__}: {self.failure}"
+        return self.grammar.error if self.grammar is not None else ""
+
+    def uniform(self) -> float:
+        """The next random number of this sequence in [0, 1)."""
+        number = self.upcoming(1)[0]
+        self.skip(1)
+        return number
+
+    def upcoming(self, count: int) -> list[float]:
+        """The next ``count`` random numbers, which stay the next ones."""
+        lacking = count - len(self._ahead)
+        if lacking > 0:
+            drawn = torch.rand(lacking, generator=self._generator, dtype=torch.float64)
+            self._ahead.extend(drawn.tolist())
+        return list(islice(self._ahead, count))
+
+    def skip(self, count: int) -> None:
+        """The next ``count`` random numbers have been used."""
+        self.upcoming(count)
+        for _ in range(count):
+            self._ahead.popleft()
+
+    def bias_on(self, device: torch.device) -> Tensor:
+        """f32 [V]: ``logit_bias``."""
+        if self._bias is None:
+            bias = torch.zeros(self._vocab_size)
+            for token, value in self.sampling.logit_bias.items():
+                bias[token] = value
+            self._bias = bias.to(device)
+        return self._bias
+
+    def first(self, logits: Tensor) -> Tensor:
+        """int64: the first token, from the prompt's last logits f32 [V]; where it ``needs_probs``,
+        else that is the likeliest.
+        """
+        no_tokens = torch.full((1,), -1, device=logits.device)
+        mask = torch.ones(1, 1, dtype=torch.bool)
+        allowed = None
+        if self.grammar is not None:
+            bits = torch.empty(1, -(-len(logits) // 32), dtype=torch.int32)
+            fill_next(self.grammar, bits.numpy()[0])
+            allowed = AllowedTokens([(0, 0)], to_device(bits, logits.device))
+        found = verify_results(
+            [self], logits[None, None], no_tokens[None], no_tokens[None], mask[None], allowed
+        )
+        return found.bonus[0, 0]
+
+    def remember(self, tokens: Sequence[int]) -> None:
+        """The answer has these tokens now."""
+        self.count += len(tokens)
+        self.history.remember(tokens)
+        if self.grammar is not None:
+            self.grammar.advance(tokens)
+
+    def verdict(
+        self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
+    ) -> VerifyResult:
+        """Judge one tree: ``verify_results`` without the B."""
+        found = verify_results([self], logits[None], tokens[None], parents[None], mask[None])
+        return VerifyResult(found.accept[0], found.bonus[0])
+
+
+def verify_results(
+    samplers: Sequence[Sampler],
+    logits: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    mask: Tensor,
+    allowed: AllowedTokens | None = None,
+    draws: Sequence[float] | None = None,
+) -> VerifyResult:
+    """Judge a tree of each of B sequences with the same filters.
+
+    Args:
+        logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
+            int64 [B, T].
+        mask: bool [B, T, T]: row i is true at i and its ancestors.
+        allowed: what their grammars allow.
+        draws: a random number in [0, 1) of each, for its bonus token; None: its next one.
+    """
+    device, (batch, num_nodes) = logits.device, tokens.shape
+    parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+    logits = process_logits(samplers, logits, tokens, mask, allowed)
+    if samplers[0].sampling.greedy:
+        best = logits.argmax(dim=2)
+        return VerifyResult(agreeing(tokens, parents, best).double(), best)
+    rows = logits.flatten(0, 1)
+    probs = target_probs(rows, samplers[0].sampling)
+    first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]
+    above = first + parents.clamp(min=0)
+    accept = probs[above, tokens.clamp(min=0)]
+    drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
+    left = probs.index_put_(drafted, torch.zeros((), dtype=probs.dtype, device=device))
+    draws = [s.uniform() for s in samplers] if draws is None else draws
+    uniform = to_device(torch.tensor(draws, dtype=torch.float64), device)
+    each = uniform[:, None].expand(-1, num_nodes).reshape(-1, 1)
+    return VerifyResult(accept, _inverse_cdf(left, each).view(batch, -1))
+
+
+def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """int64 [n]: a sample of each row of ``weights`` float64 [n, V], not all of one sum;
+    ``uniform`` float64 [n, 1].
+    """
+    cumulative = weights.cumsum(dim=1)
+    wanted = cumulative[:, -1:] * uniform
+    # rounding must not pass it
+    last = weights.shape[1] - 1 - (weights > 0).flip(1).to(torch.uint8).argmax(dim=1)
+    return torch.minimum(torch.searchsorted(cumulative, wanted, right=True)[:, 0], last)

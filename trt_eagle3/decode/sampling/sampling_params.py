@@ -1,0 +1,228 @@
+"""SamplingParams: how the tokens of an answer are chosen, and when it ends."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict, Unpack
+
+from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.errors import UserError
+
+__all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams"]
+
+MAX_LOGPROBS = 20
+"""Best tokens whose log-probabilities can be asked for."""
+_LEAST_TOP_P = 1e-9  # a mass that the likeliest token reaches; OpenAI's clients may send 0
+MAX_BIASES = 1024
+"""Tokens of a request whose logits can be changed."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen, and when the answer ends; greedy unless told otherwise.
+
+    ``logit_bias`` comes first, then penalties, then what grammar and ``min_tokens`` forbid, then
+    the filters in the order of the fields.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy.
+        top_k: only tokens whose probability reaches the k-th largest; 0 is all.
+        top_p: of those, the likeliest ones that together reach this mass; 0 is the likeliest alone.
+        min_p: of those, tokens of at least this share of the largest probability.
+        repetition_penalty: logits of tokens in prompt or answer are divided by it if positive,
+            multiplied if negative (CTRL, arXiv 1909.05858); 1 is none.
+        presence_penalty: subtracted from the logits of tokens in the answer.
+        frequency_penalty: subtracted once for each time that a token stands in the answer.
+        logit_bias: added to the logits of tokens, by their ids.
+        seed: of this request's own random numbers; None draws one.
+        max_tokens: at most this many new tokens.
+        min_tokens: of so many, none ends the answer; one that a grammar demands does.
+        stop: texts that end the answer; they are not part of it.
+        stop_token_ids: tokens that end the answer besides the model's own; they are its last
+            tokens.
+        ignore_eos: go on past the model's end tokens; with a grammar, as long as that allows
+            anything else.
+        grammar: what the answer must look like. It is all of the grammar unless ``finish_reason``
+            is ``length``, or a stop text or stop token cut it.
+        logprobs: say the log-probability of every token and of so many of the likeliest, of the
+            target's own distribution: before bias, penalties, grammar, temperature and filters.
+            0 is of the token alone, None is none.
+    Raises:
+        UserError: a value outside its range or of another type, by name.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    seed: int | None = None
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_whole("top_k", self.top_k, 0, 2**31 - 1)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            object.__setattr__(self, "top_p", _LEAST_TOP_P)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, 2**64 - 1)
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.grammar, Grammar | None):
+            raise UserError(f"grammar: expected a Grammar, got {type(self.grammar).__name__}")
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """What ends the answer."""
+        if not _is_whole(self.max_tokens) or self.max_tokens < 1:
+            raise UserError(
+                f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
+            )
+        _check_whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UserError(
+                f"stop: expected a list of texts that are not empty, got {list(self.stop)!r:.80}"
+            )
+        if not all(_is_whole(token) for token in self.stop_token_ids):
+            raise UserError(
+                "stop_token_ids: expected a list of token ids, got "
+                f"{list(self.stop_token_ids)!r:.80}"
+            )
+        if not isinstance(self.ignore_eos, bool):
+            raise UserError(f"ignore_eos: expected true or false, got {self.ignore_eos!r:.40}")
+
+    def updated(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """The same with some fields changed.
+
+        Raises:
+            UserError: as for the constructor; a field that there is not.
+        """
+        unknown = [name for name in options if name not in self.__dataclass_fields__]
+        if unknown:
+            raise UserError(
+                f"{unknown[0]}: no such option. There are: {', '.join(self.__dataclass_fields__)}"
+            )
+        return replace(self, **options)
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token, always."""
+        return self.temperature == 0.0
+
+    @property
+    def filters(self) -> tuple[float, int, float, float]:
+        """What makes probabilities of penalised logits: sequences that have it in common are
+        judged together.
+        """
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier tokens matter."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the likeliest token of the target's logits may be none that is emitted."""
+        return (
+            self.penalised
+            or bool(self.logit_bias)
+            or self.min_tokens > 0
+            or self.grammar is not None
+        )
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Fields of ``SamplingParams`` as keywords."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    max_tokens: int
+    min_tokens: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    grammar: Grammar | None
+    logprobs: int | None
+
+
+def as_tuple(name: str, value: object) -> tuple[object, ...]:
+    """A list or tuple as a tuple; None is an empty one.
+
+    Raises:
+        UserError: anything else, a single value in place of a list above all.
+    """
+    if not isinstance(value, list | tuple | types.NoneType):
+        raise UserError(f"{name}: expected a list, got {type(value).__name__}. Put it in a list.")
+    return tuple(value or ())
+
+
+def _biases(value: object) -> Mapping[int, float]:
+    """``logit_bias`` as a copy that nobody else changes."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"logit_bias: expected token ids with numbers, got {type(value).__name__}")
+    if len(value) > MAX_BIASES:
+        raise UserError(f"logit_bias: {len(value)} tokens, at most {MAX_BIASES} are taken")
+    for token, bias in value.items():
+        _check_whole("logit_bias", token, 0, 2**31 - 1)
+        _check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    in_range = (
+        isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    )
+    if not in_range:
+        raise UserError(f"{name}: expected a number from {low:g} to {high:g}, got {_shown(value)}")
+
+
+def _check_whole(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise UserError(
+            f"{name}: expected a whole number from {low} to {high}, got {_shown(value)}"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    """A value of any type, in one line."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "one of more than 40 digits"
+    return f"{' '.join(repr(value).split()):.40}"
+
+
+GREEDY = SamplingParams()

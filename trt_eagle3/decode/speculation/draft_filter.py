@@ -1,0 +1,106 @@
+"""Keeps a draft to what grammars allow, where that pays (``filter_trial``).
+
+At the first level the host knows where each sequence stands. Deeper levels cost a wait for the
+device each and copies of states, so on a GPU those of a few sequences alone.
+
+Shapes: B sequences, m rows of each that a level runs, V vocab, Vd draft vocab, W = ceil(V / 32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.sampling.grammar_masks import fill_trees
+from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.logits_process import AllowedTokens, forbidden_tokens
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.host_copy import host_buffer
+
+__all__ = ["DraftFilter", "filtered_states"]
+
+_MOST_DEEP = 4  # sequences whose deeper levels are filtered: each has to be copied
+_LEAST_SHARE = 8  # of so many sequences one must want it: all wait for it
+
+
+def filtered_states(samplers: Sequence[Sampler | None]) -> list[GrammarState | None]:
+    """The grammars that drafts may be kept to, by row. Whoever samples has none: with other drafts
+    it would use other random numbers, and a seed must say the same whatever was tried before.
+    """
+    return [s.grammar if s is not None and s.sampling.greedy else None for s in samplers]
+
+
+class DraftFilter:
+    """The grammars of B sequences at the rows that a draft runs, level by level."""
+
+    def __init__(
+        self, states: Sequence[GrammarState | None], target_ids: Callable[[Tensor], Tensor]
+    ) -> None:
+        """``states``: by row of the batch, None where there is no grammar. ``target_ids``: of
+        draft ids.
+        """
+        self._target_ids = target_ids
+        live = {i: s for i, s in enumerate(states) if s is not None and not s.finished}
+        self._rows: dict[int, list[GrammarState | None]] = {i: [s] for i, s in live.items()}
+        self._deep = {i for i, s in live.items() if s.trial.wanted}
+        for state in live.values():
+            state.filtered = True
+
+    @staticmethod
+    def pays(states: Sequence[GrammarState | None]) -> bool:
+        """Whether the drafts of a batch should be filtered, as far as is known."""
+        wanted = sum(s is not None and s.live and s.trial.wanted for s in states)
+        return wanted > 0 and wanted * _LEAST_SHARE >= len(states)
+
+    def first(self, logits: Tensor) -> Tensor:
+        """``logits`` f32 [B, 1, Vd] after the roots, without what is forbidden."""
+        return self._masked(logits) if self._rows else logits
+
+    def level(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """``logits`` f32 [B, m, Vd] of the rows of a level, without what is forbidden.
+
+        Args:
+            tokens: int64 [B, m] that the rows ran. parents: int64 [m] or [B, m]: which rows of the
+                level above are theirs.
+        """
+        if logits.is_cuda:
+            few = len(self._deep) <= _MOST_DEEP
+            self._rows = {i: rows for i, rows in self._rows.items() if few and i in self._deep}
+        if not self._rows:
+            return logits
+        both = torch.stack([tokens, parents.to(tokens.device).expand_as(tokens)])
+        of_tokens, of_parents = both[:, list(self._rows)].tolist()
+        for i, ran, above in zip([*self._rows], of_tokens, of_parents, strict=True):
+            held = [self._rows[i][parent] for parent in above]
+            self._rows[i] = [
+                state.after(token) if state is not None else None
+                for state, token in zip(held, ran, strict=True)
+            ]
+        return self._masked(logits) if self._vocab_size else logits
+
+    @property
+    def _vocab_size(self) -> int:
+        states = (state for rows in self._rows.values() for state in rows)
+        return max((state.vocab_size for state in states if state is not None), default=0)
+
+    def _masked(self, logits: Tensor) -> Tensor:
+        """``logits`` [B, m, Vd], a copy, of which each row keeps what its state allows."""
+        device, vocab_size = logits.device, self._vocab_size
+        each = [
+            (state, (i, place))
+            for i, rows in self._rows.items()
+            for place, state in enumerate(rows)
+            if state is not None
+        ]
+        bits = host_buffer((len(each), -(-vocab_size // 32)), torch.int32, device)
+        found = fill_trees([(state, [-1], [-1]) for state, _ in each], bits.numpy())
+        allowed = AllowedTokens.from_masks(device, bits, found, [[node] for _, node in each])
+        if allowed is None:
+            return logits
+        ids = self._target_ids(torch.arange(logits.shape[2], device=device))
+        forbidden = forbidden_tokens(allowed.bits, vocab_size)[:, ids]
+        rows, places = logits.flatten(0, 1), allowed.places(logits.shape[1])
+        kept = rows.index_select(0, places).masked_fill_(forbidden, -torch.inf)
+        return rows.index_copy(0, places, kept).view_as(logits)
