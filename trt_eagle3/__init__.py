@@ -119,13 +119,13 @@ __all__ = [
 
 _HOMES = {
     "config": ("BuildConfig", "load_config"),
-    "decode.answer": ("Answer",),
-    "decode.chat": ("ChatAnswer",),
-    "decode.conversation": ("Conversation", "RawPrompt"),
-    "decode.grammar": ("Grammar", "StructuralTag"),
+    "decode.request.answer": ("Answer",),
+    "decode.request.chat": ("ChatAnswer",),
+    "decode.request.conversation": ("Conversation", "RawPrompt"),
+    "decode.sampling.grammar": ("Grammar", "StructuralTag"),
     "decode.llm": ("LLM", "load"),
     "decode.metrics": ("EngineMetrics", "Histogram"),
-    "decode.request": (
+    "decode.request.request": (
         "Chunk",
         "FinishReason",
         "Generation",
@@ -133,7 +133,7 @@ _HOMES = {
         "Request",
         "TokenLogprob",
     ),
-    "decode.sampling_params": ("SamplingOptions", "SamplingParams"),
+    "decode.sampling.sampling_params": ("SamplingOptions", "SamplingParams"),
     "errors": (
         "ClosedError",
         "DeviceMemoryError",

@@ -196,7 +196,7 @@ class LLM:
 
         Args:
             messages: as of OpenAI's chat completions. tools and the next three: see
-                ``decode.chat.ChatTools``.
+                ``decode.request.chat.ChatTools``.
         Raises:
             UserError, OverloadedError, ClosedError: as for ``generate``.
         """

@@ -71,7 +71,7 @@ def read_order(
             that no input has.
     Raises:
         UserError: no prompt or two, text that is not UTF-8, too long a prompt, too many stop words,
-            an unknown parameter, or a value that ``decode.request.Request`` refuses.
+            an unknown parameter, or a value that ``decode.request.request.Request`` refuses.
     """
     _refuse_unknown(parameters)
     _check_sizes(tensors, serving)

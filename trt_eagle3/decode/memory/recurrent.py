@@ -121,7 +121,7 @@ class _Layers:
 
 
 class RecurrentStates:
-    """Implements ``decode.state.PerSequenceStates``."""
+    """Implements ``decode.memory.state.PerSequenceStates``."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Parts that make up the grammar of a tool call.
 
-A ``decode.grammar.Grammar`` holds them in their JSON form.
+A ``decode.sampling.grammar.Grammar`` holds them in their JSON form.
 """
 
 from __future__ import annotations
