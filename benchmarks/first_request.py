@@ -26,7 +26,7 @@ from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.policy.candidate import candidates_of
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.warm_up import capture_graphs, run_catch_ups, run_prompts
+from trt_eagle3.decode.warm_up import capture_steps, run_backfills, run_prompts
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
@@ -87,8 +87,7 @@ class _Engine:
     def __init__(self, pair: RandomPair, batch: int) -> None:
         self._pair = pair
         self._policy = SpeculationPolicy(candidates_of(SpeculationConfig()))
-        self._decoder = pair.decoder(prefill_chunk=2048)
-        self._batch = batch
+        self._decoder = pair.decoder(prefill_chunk=2048, max_batch_size=batch)
         self._scheduler = Scheduler(
             self._decoder,
             max_batch_size=batch,
@@ -99,16 +98,14 @@ class _Engine:
         """How many sizes have run, and in how many seconds."""
         start = time.perf_counter()
         done = run_prompts(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
-        run_catch_ups(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
+        run_backfills(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
         return done.count, time.perf_counter() - start
 
     def capture(self) -> int:
         """How many batch sizes are ready."""
-        cycles, table_len = self._decoder.async_cycles, self._pair.pool.table_len
-        assert cycles is not None
+        table_len = self._pair.pool.table_len
         assert table_len is not None
-        cycles.max_batch_size = self._batch
-        return capture_graphs(cycles, self._policy, table_len, _CAPTURE_SECONDS)
+        return capture_steps(self._decoder, self._policy, table_len, _CAPTURE_SECONDS)
 
     def answer(self, context: int, tokens: int) -> _Times:
         """Serve one request."""

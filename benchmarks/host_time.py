@@ -14,10 +14,11 @@ import torch
 
 from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.speculation.draft_ahead import DraftAhead
-from trt_eagle3.decode.speculation.propose import Proposer
-from trt_eagle3.decode.step import async_cycle
-from trt_eagle3.decode.step.async_cycle import AsyncCycles
+from trt_eagle3.decode.memory.state import LayerStates
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.grow import TreeGrower
+from trt_eagle3.decode.step import stepper
+from trt_eagle3.decode.step.stepper import Stepper
 from trt_eagle3.engine.torch.cuda_graph import Captured
 from trt_eagle3.host_copy import Readback
 
@@ -25,8 +26,8 @@ __all__ = ["HostTime"]
 
 _PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "batch": ((DeviceBatch, "of"),),
-    "propose": ((Proposer, "propose"),),
-    "verify inputs": ((AsyncCycles, "_verify"),),
+    "propose": ((TreeGrower, "grow"),),
+    "target inputs": ((Stepper, "_rows"),),
     "forward": (
         (TargetRunner, "forward"),
         (TargetRunner, "forward_mixed"),
@@ -35,11 +36,11 @@ _PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     "fill": ((Captured, "fill"),),
     "replay": ((torch.cuda.CUDAGraph, "replay"),),
-    "accept": ((async_cycle, "accept_trees"),),
-    "commit": ((AsyncCycles, "_commit"),),
-    "extend": ((DraftAhead, "extend"),),
+    "accept": ((stepper, "verify"),),
+    "commit": ((LayerStates, "commit"),),
+    "extend": ((AutoregressiveDrafter, "extend"),),
     "wait": ((Readback, "wait"),),
-    "cycle": ((AsyncCycles, "cycle"),),
+    "step": ((Stepper, "step"),),
 }
 
 

@@ -24,8 +24,8 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.speculation.propose import Proposer
-from trt_eagle3.decode.step.decoder import Decoder, Drafting
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.program import Weight
@@ -50,15 +50,24 @@ class RandomPair:
     pool: PagePool
     max_seq_len: int
 
-    def decoder(self, prefill_chunk: int, *, drafting: bool = True) -> Decoder:
+    def decoder(
+        self, prefill_chunk: int, *, drafting: bool = True, max_batch_size: int | None = None
+    ) -> Decoder:
         """A decoder over the pair, of fixed shapes."""
-        draft = Drafting(Proposer(self.draft), self.manifest) if drafting else None
+        drafter = AutoregressiveDrafter(
+            self.draft,
+            self.manifest,
+            max_rows=prefill_chunk,
+            max_sequences=max_batch_size,
+            fixed_shapes=True,
+        )
         return Decoder(
             self.target,
-            draft,
+            drafter if drafting else None,
             max_seq_len=self.max_seq_len,
             prefill_chunk=prefill_chunk,
             fixed_shapes=True,
+            max_batch_size=max_batch_size,
         )
 
     def sequence(

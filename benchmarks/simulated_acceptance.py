@@ -6,23 +6,19 @@ Only benchmarks import this, and what is generated under it means nothing.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.forward.device_batch import DeviceBatch
-from trt_eagle3.decode.speculation import verify
-from trt_eagle3.decode.speculation.accept import Accepted, accept
-from trt_eagle3.decode.speculation.outcome import is_chain
-from trt_eagle3.decode.speculation.propose import Proposal
-from trt_eagle3.decode.speculation.tree import AnyTree
-from trt_eagle3.decode.speculation.tree_outcome import gives_tokens
-from trt_eagle3.decode.step.async_cycle import AsyncCycles
-from trt_eagle3.engine.session import Reduction
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.speculation.accept import AcceptedPaths
+from trt_eagle3.decode.speculation.proposal import Proposal
+from trt_eagle3.decode.speculation.tree_masks import TreeMasks
+from trt_eagle3.decode.speculation.verify import Wanted, verify
+from trt_eagle3.decode.step import stepper
 
 __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]
 
@@ -50,40 +46,26 @@ def acceptance_rate(length: float, steps: int) -> float:
 
 @contextmanager
 def simulated_acceptance(rate: float, *, seed: int = 0) -> Iterator[None]:
-    """Accept every drafted token of a chain with probability ``rate``, whatever the target says, on
-    the host and on the device.
+    """Accept every drafted token of a chain with probability ``rate``, whatever the target's
+    choice, of greedy sequences without penalties, bias or grammar.
     """
-    chance = random.Random(seed)
+    generators: dict[torch.device, torch.Generator] = {}
 
-    def on_host(
-        tokens: Sequence[int],
-        parents: Sequence[int],
-        probs: Sequence[float],
-        bonus: Sequence[int],
-        uniform: Callable[[], float],
-    ) -> Accepted:
-        del uniform
-        return accept(tokens, parents, [rate] * len(probs), bonus, chance.random)
-
-    verify_step = AsyncCycles._verify
-
-    def on_device(
-        cycles: AsyncCycles,
-        tree: AnyTree,
+    def simulated(
+        wanted: Wanted,
+        samplers: Sequence[Sampler],
         proposal: Proposal,
-        batch: DeviceBatch,
-        reduce: Reduction | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        said, aux = verify_step(cycles, tree, proposal, batch, reduce)
-        if not gives_tokens(reduce) or tree.num_nodes == 1:
-            return said, aux
-        assert is_chain(tree), "acceptance is simulated for chains"
-        right = torch.rand(said[:, 1:].shape, device=said.device) < rate
-        agreed = torch.where(right, proposal.tokens[:, 1:], said[:, :-1])
-        return torch.cat([agreed, said[:, -1:]], 1), aux
+        reduced: Tensor,
+        masks: TreeMasks,
+    ) -> AcceptedPaths:
+        if wanted is Wanted.TOKENS and proposal.tree.num_nodes > 1:
+            assert proposal.is_chain, "acceptance is simulated for chains"
+            device, shape = reduced.device, reduced[:, 1:].shape
+            chance = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
+            right = torch.rand(shape, generator=chance, device=device) < rate
+            agreed = torch.where(right, proposal.tokens[:, 1:], reduced[:, :-1])
+            reduced = torch.cat([agreed, reduced[:, -1:]], 1)
+        return verify(wanted, samplers, proposal, reduced, masks)
 
-    with (
-        patch(f"{verify.__name__}.accept", on_host),
-        patch.object(AsyncCycles, "_verify", on_device),
-    ):
+    with patch.object(stepper, "verify", simulated):
         yield

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
         Generation,
         Messages,
         Request,
-        TokenLogprob,
     )
     from trt_eagle3.decode.sampling.grammar import Grammar, StructuralTag
+    from trt_eagle3.decode.sampling.logprobs import TokenLogprob
     from trt_eagle3.decode.sampling.sampling_params import SamplingOptions, SamplingParams
     from trt_eagle3.errors import (
         CheckFailedError,
@@ -131,8 +131,8 @@ _HOMES = {
         "Generation",
         "Messages",
         "Request",
-        "TokenLogprob",
     ),
+    "decode.sampling.logprobs": ("TokenLogprob",),
     "decode.sampling.sampling_params": ("SamplingOptions", "SamplingParams"),
     "errors": (
         "ClosedError",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.tiny import TARGET
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.request.request import TokenLogprob
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.sampling.grammar_masks import fill_next

@@ -12,7 +12,8 @@ import pytest
 
 from trt_eagle3.decode.delivery import CANCELLED
 from trt_eagle3.decode.request.answer import Answer, wake_readers
-from trt_eagle3.decode.request.request import Chunk, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 
 CHUNKS = [Chunk((1,), "a"), Chunk((2, 3), "bc"), Chunk((4,), "d", "stop")]
 

@@ -26,7 +26,7 @@ from tests.decode.test_async_cycle import count_calls
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.request.request import TokenLogprob
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.filter_trial import FilterTrial
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.grammar_state import GrammarState

@@ -33,7 +33,7 @@ from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.stopwatch import Stopwatch
-from trt_eagle3.decode.warm_up import capture_graphs, measure_costs, run_catch_ups, run_prompts
+from trt_eagle3.decode.warm_up import capture_steps, measure_costs, run_backfills, run_prompts
 from trt_eagle3.engine.memory import num_pages
 from trt_eagle3.errors import (
     ClosedError,
@@ -184,15 +184,15 @@ class EngineCore:
             ClosedError: this is closed, or was before it began. EngineFailedError: the thread that
                 decodes died.
         """
-        cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
-        if cycles is None or table_len is None or not cycles.capturable:
+        decoder, table_len = self._bundle.decoder, self.pool.table_len
+        if table_len is None or not decoder.captures_steps:
             return 0
         policy = self.scheduler.policy
 
         def work() -> int:
             if not self.scheduler.running:  # whose states, and places for them, prompts would take
                 self._run_shapes(policy)
-            return capture_graphs(cycles, policy, table_len, seconds)
+            return capture_steps(decoder, policy, table_len, seconds)
 
         return self._ask(work)
 
@@ -204,13 +204,13 @@ class EngineCore:
         if prompts.seconds:
             policy.prime_prompts(prompts.num_rows, prompts.seconds)
         if policy.speculates:
-            run_catch_ups(decoder, self.pool, vocab_size)
+            run_backfills(decoder, self.pool, vocab_size)
 
     def _measure_costs(self) -> None:
         """Time steps of a few batch sizes for the policy, if no start of a server did."""
-        cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
-        if cycles is not None and table_len is not None and cycles.capturable:
-            measure_costs(cycles, self.scheduler.policy, table_len, _MEASURE_SECONDS)
+        decoder, table_len = self._bundle.decoder, self.pool.table_len
+        if table_len is not None and decoder.captures_steps:
+            measure_costs(decoder, self.scheduler.policy, table_len, _MEASURE_SECONDS)
 
     def _ask(self, errand: Callable[[], int]) -> int:
         """Let the thread that decodes run ``errand`` between two steps; what that returns or

@@ -21,9 +21,9 @@ from trt_eagle3.decode.memory.state import LayerStates, layer_states
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
 from trt_eagle3.decode.policy.read import read_policy
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
-from trt_eagle3.decode.speculation.propose import Proposer
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.tree import configured_tree
-from trt_eagle3.decode.step.decoder import Decoder, Drafting
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.drafts.registry import manifest_from_dict
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import (
@@ -70,8 +70,8 @@ class LoadedBundle:
         policy: chooses the tree of the next step.
         fixed_shapes: sessions capture CUDA graphs, which want shapes that come again.
         sessions: opens graphs.
-        asynchronous: passes may begin before the last one's outcome is known (``async_cycle``);
-            not where every forward is looked at.
+        run_ahead: steps may be launched before the host has read the last one's tokens; not where
+            every forward is recorded.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class LoadedBundle:
     policy: Policy
     fixed_shapes: bool
     sessions: SessionFactory
-    asynchronous: bool = True
+    run_ahead: bool = True
 
     @classmethod
     def open(
@@ -160,7 +160,9 @@ class LoadedBundle:
         """
         return self.sessions(self, graph, intermediates)
 
-    def decoder_over(self, target: Session, drafting: Drafting | None = None) -> Decoder:
+    def decoder_over(
+        self, target: Session, drafter: AutoregressiveDrafter | None = None
+    ) -> Decoder:
         """A decoder whose target is ``target``, a session of that graph, over a cache of its
         own.
         """
@@ -168,18 +170,18 @@ class LoadedBundle:
         runner = TargetRunner(target, states, self.embedding, self.spec.num_visual_levels)
         return Decoder(
             runner,
-            drafting,
+            drafter,
             max_seq_len=self.limits.max_seq_len,
             prefill_chunk=self.record.config.engine.prefill_chunk,
             fixed_shapes=self.fixed_shapes,
-            asynchronous=self.asynchronous,
+            run_ahead=self.run_ahead,
             max_batch_size=self.limits.max_batch_size,
         )
 
     @cached_property
     def decoder(self) -> Decoder:
         """Target and draft over the bundle's KV caches."""
-        return self.decoder_over(self.open_graph("target"), self.drafting)
+        return self.decoder_over(self.open_graph("target"), self.drafter)
 
     @cached_property
     def vision(self) -> VisionRunner:
@@ -219,7 +221,7 @@ class LoadedBundle:
         )
 
     @cached_property
-    def drafting(self) -> Drafting | None:
+    def drafter(self) -> AutoregressiveDrafter | None:
         """The draft; None in a bundle without one."""
         manifest = self.manifest
         if manifest is None:
@@ -227,7 +229,13 @@ class LoadedBundle:
         d2t = self._read_d2t(manifest)
         fuse, draft = self.open_graph("fuse"), self.open_graph("draft")
         runner = DraftRunner(fuse, draft, self._layer_states(draft), self.draft_embedding, d2t)
-        return Drafting(Proposer(runner), manifest)
+        return AutoregressiveDrafter(
+            runner,
+            manifest,
+            max_rows=self.record.config.engine.prefill_chunk,
+            max_sequences=self.limits.max_batch_size,
+            fixed_shapes=self.fixed_shapes,
+        )
 
     @property
     def _root(self) -> Path:

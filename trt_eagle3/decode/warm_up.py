@@ -15,15 +15,13 @@ import torch
 from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS, warm_widths
 from trt_eagle3.decode.forward.device_batch import batch_sizes
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.memory.row_ref import RowRef
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.prompt import Prompt
-from trt_eagle3.decode.speculation.catch_up import CatchUp
+from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.speculation.tree import AnyTree
-from trt_eagle3.decode.step.async_cycle import AsyncCycles
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.decode.step.launched import launch_prefill
+from trt_eagle3.decode.step.stepper import Stepper
 from trt_eagle3.engine.machine import seconds_of
 from trt_eagle3.engine.memory import request_memory
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
@@ -31,18 +29,18 @@ from trt_eagle3.errors import DeviceMemoryError
 
 __all__ = [
     "PromptRuns",
-    "capture_graphs",
+    "capture_steps",
     "has_room_for_graphs",
     "measure_costs",
     "prime_sizes",
-    "run_catch_ups",
+    "run_backfills",
     "run_prompts",
 ]
 
 _log = logging.getLogger("trt_eagle3")
-_TIMED = 4  # cycles of every shape
+_TIMED = 4  # steps of every shape
 _LEAST_FREE_BYTES = 2 << 30  # that prompts and pictures may want besides
-_CAUGHT_UP = (1, 2, 4)  # sequences whose draft catches up ahead
+_BACKFILLED = (1, 2, 4)  # sequences of the backfills that run ahead
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> PromptRuns
     Widths without room in memory are left to the requests that need them.
     """
     if pool.table_len is not None:
-        decoder.capture_rows(pool.table_len, has_room_for_graphs)
+        decoder.capture_prompts(pool.table_len, has_room_for_graphs)
     room = min(decoder.max_seq_len, pool.num_free * pool.page_size, decoder.prefill_chunk)
     ready = [
         width
@@ -95,7 +93,7 @@ def _run_prompt(
         sequence = _text(pool, vocab_size, num_rows)
         decoder.states.reserve(sequence, num_rows)
         try:
-            launched = launch_prefill(decoder, [(sequence, num_rows)])
+            launched = decoder.prefiller.launch([(sequence, num_rows)])
             launched.wait()
         finally:
             decoder.states.release(sequence)
@@ -114,25 +112,25 @@ def _text(pool: PagePool, vocab_size: int, num_rows: int) -> SequenceState:
     return SequenceState(prompt, pool, vocab_size, drafting=True)
 
 
-def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
-    """Run backfilling in the shapes of few sequences with made-up rows, as often as captures need.
+def run_backfills(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
+    """Run backfills in the shapes of few sequences with made-up rows, as often as captures need.
 
-    The first run of a shape takes as long as several cycles.
+    The first run of a shape takes as long as several steps.
 
     Returns:
         Number of shapes that ran. Shapes without room in memory are left to requests.
     """
-    catch_up, ready = decoder.catch_up, 0
-    if catch_up is None:
+    if decoder.drafter is None:
         return 0
-    most = min(catch_up.max_deferred, decoder.max_seq_len - 1)
-    for count, width in catch_up.shapes(_CAUGHT_UP, most):
+    backfill, ready = decoder.drafter.backfill, 0
+    most = min(backfill.max_deferred, decoder.max_seq_len - 1)
+    for count, width in backfill.shapes(_BACKFILLED, most):
         num_rows = min(width, most)
-        if num_rows > 1 and catch_up.width(num_rows - 1) == width:
+        if num_rows > 1 and backfill.width(num_rows - 1) == width:
             num_rows -= 1  # with a row of padding, as nearly all have
         if count * -(-(num_rows + 1) // pool.page_size) > pool.num_free:
             continue
-        run = partial(_run_catch_up, catch_up, pool, vocab_size, count, num_rows)
+        run = partial(_run_backfill, backfill, pool, vocab_size, count, num_rows)
         try:
             for _ in range(CAPTURED_AT_RUN):
                 run()
@@ -142,29 +140,25 @@ def run_catch_ups(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
     return ready
 
 
-def _run_catch_up(
-    catch_up: CatchUp, pool: PagePool, vocab_size: int, count: int, num_rows: int
+def _run_backfill(
+    backfill: DraftBackfill, pool: PagePool, vocab_size: int, count: int, num_rows: int
 ) -> None:
-    """Catch up with ``num_rows`` rows of each of ``count`` sequences.
+    """Backfill ``num_rows`` rows of each of ``count`` sequences.
 
     Raises:
         DeviceMemoryError: memory did not hold it.
     """
     sequences = [_text(pool, vocab_size, num_rows) for _ in range(count)]
-    manifest, table = catch_up.drafting.manifest, catch_up.drafting.proposer.runner.embedding
-    width = len(manifest.aux_layers) * manifest.target_hidden_size
-    # a plain cycle leaves the rows of all sequences in one tensor
-    cycles = torch.zeros(num_rows, count, width, dtype=table.dtype, device=table.device).unbind()
     try:
-        for i, s in enumerate(sequences):
+        for s in sequences:
             s.pages.reserve(num_rows + 1)
             s.tokens, s.length = [0], num_rows
-            s.deferred = [RowRef(rows, i) for rows in cycles]
+        backfill.defer_zeros(sequences, num_rows)
         with request_memory(
-            f"a draft that catches up: {count * catch_up.width(num_rows)} rows at once",
+            f"a draft's backfill: {count * backfill.width(num_rows)} rows at once",
             "Rebuild with a smaller engine.prefill_chunk.",
         ):
-            catch_up.run(sequences)
+            backfill.run(sequences)
     finally:
         for s in sequences:
             s.reset()
@@ -175,7 +169,7 @@ def has_room_for_graphs() -> bool:
     return not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= _LEAST_FREE_BYTES
 
 
-def capture_graphs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds: float) -> int:
+def capture_steps(decoder: Decoder, policy: Policy, table_len: int, seconds: float) -> int:
     """Run batches of every padded size without a tree and with the policy's trees, and prime the
     policy with the seconds of each step.
 
@@ -186,36 +180,36 @@ def capture_graphs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds:
         How many sizes are ready.
     """
     start, done = time.perf_counter(), 0
-    for size in reversed(batch_sizes(cycles.max_batch_size)):
+    for size in reversed(batch_sizes(decoder.max_batch_size)):
         if not has_room_for_graphs():
             _log.warning("little GPU memory is free: graphs of small batches are captured later")
             break
         if time.perf_counter() - start > seconds:
             break
-        prime_sizes(cycles, policy, table_len, [size])
+        prime_sizes(decoder.stepper, policy, table_len, [size])
         done += 1
     return done
 
 
-def measure_costs(cycles: AsyncCycles, policy: Policy, table_len: int, seconds: float) -> None:
+def measure_costs(decoder: Decoder, policy: Policy, table_len: int, seconds: float) -> None:
     """Time steps of growing batches for ``seconds`` and prime ``policy`` with them."""
     start = time.perf_counter()
-    for size in batch_sizes(cycles.max_batch_size):
-        prime_sizes(cycles, policy, table_len, [size])
+    for size in batch_sizes(decoder.max_batch_size):
+        prime_sizes(decoder.stepper, policy, table_len, [size])
         if time.perf_counter() - start > seconds or not has_room_for_graphs():
             return
 
 
-def prime_sizes(cycles: AsyncCycles, policy: Policy, table_len: int, sizes: Sequence[int]) -> None:
-    """Run batches of ``sizes`` with every tree that ``policy`` may choose, and tell it what a step
-    takes; their graphs are captured.
+def prime_sizes(stepper: Stepper, policy: Policy, table_len: int, sizes: Sequence[int]) -> None:
+    """Run batches of ``sizes`` with every tree that ``policy`` may choose, and prime the policy
+    with the seconds of a step; their graphs are captured.
     """
     for size in sizes:
         for tree in dict.fromkeys((*policy.trees_at(size), None)):
-            policy.prime(tree, size, _cycle_seconds(cycles, size, tree, table_len))
+            policy.prime(tree, size, _step_seconds(stepper, size, tree, table_len))
 
 
-def _cycle_seconds(cycles: AsyncCycles, size: int, tree: AnyTree | None, table_len: int) -> float:
-    """Seconds of a cycle of padding alone, once its graphs are captured."""
-    cycles.run_nobody(size, tree, table_len, CAPTURED_AT_RUN)
-    return seconds_of(lambda: cycles.run_nobody(size, tree, table_len, _TIMED)) / _TIMED
+def _step_seconds(stepper: Stepper, size: int, tree: AnyTree | None, table_len: int) -> float:
+    """Seconds of a step of padding alone, once its graphs are captured."""
+    stepper.run_dummy(size, tree, table_len, CAPTURED_AT_RUN)
+    return seconds_of(lambda: stepper.run_dummy(size, tree, table_len, _TIMED)) / _TIMED

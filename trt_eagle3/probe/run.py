@@ -62,7 +62,7 @@ def probe(
         opened = LoadedBundle.open(
             path if draft is None else _build(path, draft, overrides or {}, folder)
         )
-        bundle = replace(opened, asynchronous=False)  # every forward is looked at
+        bundle = replace(opened, run_ahead=False)  # every forward is looked at
         vision = bundle.spec.vision is not None
         questions = questions_for(bundle.path, prompts, vision=vision)
         name = path if draft is None else f"{path} with {draft}"

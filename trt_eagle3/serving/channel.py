@@ -16,7 +16,8 @@ from typing import Any
 
 from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.metrics import EngineMetrics
-from trt_eagle3.decode.request.request import Generation, Request, TokenLogprob
+from trt_eagle3.decode.request.request import Generation, Request
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 
 __all__ = [
     "Cancel",

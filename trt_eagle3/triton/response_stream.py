@@ -10,7 +10,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trt_eagle3.decode.request.answer import Answer
-from trt_eagle3.decode.request.request import TokenLogprob
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.errors import MAX_MESSAGE_LEN, OverloadedError, UserError, clip
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.openai.chat_reply import message_object

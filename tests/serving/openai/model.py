@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.tiny import build_tiny
 from trt_eagle3.decode.llm import LLM, load
-from trt_eagle3.decode.request.request import Chunk, Generation, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk, Generation
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.served_model import ServedModel
 

@@ -16,7 +16,8 @@ from tests.serving.site import Site
 from tests.tiny import TARGET
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request.conversation import Conversation
-from trt_eagle3.decode.request.request import Chunk, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.families.registry import read_target

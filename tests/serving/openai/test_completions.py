@@ -11,7 +11,8 @@ from tests.serving.openai.model import SERVING, generation, sse
 from tests.serving.site import Site
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request.conversation import RawPrompt
-from trt_eagle3.decode.request.request import Chunk, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving.openai.completions import read_completion
 from trt_eagle3.serving.served_model import ServedModel

@@ -1,6 +1,6 @@
-"""What a forward of several sequences is given: rows padded to one width, masks, and proposals.
+"""Inputs of a forward over rows of several sequences: rows padded to one width, masks, positions.
 
-Shapes: B sequences, S rows of each in one forward, T tree nodes, H target hidden.
+Shapes: B sequences, S rows of each in one forward.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from torch.nn import functional
 
 from trt_eagle3.decode.forward.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import LayerStates
-from trt_eagle3.decode.speculation.propose import Proposal, tree_proposal
-from trt_eagle3.decode.speculation.tree import Tree
 
 __all__ = [
     "causal_mask_of",
@@ -26,7 +23,6 @@ __all__ = [
     "segment_inputs",
     "segment_metadata",
     "segment_positions",
-    "widened",
 ]
 
 
@@ -108,29 +104,3 @@ def segment_metadata(
         positions=positions,
         is_prompt=True,
     )
-
-
-def widened(
-    proposal: Proposal | None, rows: Sequence[int], sequences: Sequence[SequenceState]
-) -> Proposal:
-    """The proposal of the sequences at ``rows`` among all ``sequences``; the others have a root
-    and padding.
-    """
-    roots = torch.tensor([s.tokens[-1] for s in sequences])[:, None]
-    if proposal is None:
-        return tree_proposal(Tree.root_only(), roots)
-    if len(rows) == len(sequences):
-        return proposal
-    index = torch.tensor(rows)
-    num_nodes = proposal.tokens.shape[1]
-    alone = Proposal(
-        tokens=roots.expand(-1, num_nodes),
-        parents=torch.full((len(sequences), num_nodes), -1),
-        depths=torch.zeros(len(sequences), num_nodes, dtype=torch.int64),
-        mask=torch.eye(num_nodes, dtype=torch.bool).expand(len(sequences), -1, -1),
-    )
-    fields = {}
-    for name, theirs in vars(proposal).items():
-        ours = getattr(alone, name).to(theirs.device, non_blocking=True).contiguous()
-        fields[name] = ours.index_copy(0, index.to(theirs.device, non_blocking=True), theirs)
-    return Proposal(**fields)

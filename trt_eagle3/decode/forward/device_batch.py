@@ -1,11 +1,11 @@
-"""A batch as a pass on the device has it: padded to sizes that come again, and who sits where."""
+"""DeviceBatch: a padded batch of sequences on the device, and which row each sequence has."""
 
 from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -17,9 +17,8 @@ from trt_eagle3.host_copy import to_device
 
 __all__ = [
     "BATCH_SIZES",
-    "LAUNCHED_AHEAD",
     "DeviceBatch",
-    "Seats",
+    "BatchRows",
     "batch_sizes",
     "padded_size",
     "spread_tokens",
@@ -27,9 +26,6 @@ __all__ = [
 
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 """To which batches are padded, so that their shapes come again; larger ones to a multiple of 32."""
-LAUNCHED_AHEAD = 8
-"""Sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
-by it has taken part for nothing, which is much where there are few."""
 _LARGE_STEP = 32
 
 
@@ -56,24 +52,24 @@ def spread_tokens(shape: tuple[int, ...], num_tokens: int, device: torch.device)
     return (ids % num_tokens).view(shape)
 
 
-class Seats:
-    """Who is in a pass, and in which row: a sequence may have ended since, or begun again."""
+class BatchRows:
+    """The row that each sequence has in a forward; it may have ended since, or begun again."""
 
     def __init__(
         self, sequences: Sequence[SequenceState], lengths: Sequence[int], rows: Sequence[int]
     ) -> None:
-        seats = zip(sequences, lengths, rows, strict=True)
-        self._seats = {id(s): (weakref.ref(s), s.epoch, n, row) for s, n, row in seats}
+        every = zip(sequences, lengths, rows, strict=True)
+        self._rows = {id(s): (weakref.ref(s), s.epoch, n, row) for s, n, row in every}
 
     def rows_of(self, sequences: Sequence[SequenceState]) -> list[int]:
-        """The row of each sequence that is as it was when it took its seat, -1 of any other."""
+        """The row of each sequence that is as it was in the forward, -1 of any other."""
         return [self._row_of(s) for s in sequences]
 
     def _row_of(self, sequence: SequenceState) -> int:
-        seat = self._seats.get(id(sequence))
-        if seat is None:
+        known = self._rows.get(id(sequence))
+        if known is None:
             return -1
-        held, epoch, length, row = seat
+        held, epoch, length, row = known
         same = held() is sequence and epoch == sequence.epoch and length == sequence.length
         return row if same else -1
 
@@ -84,8 +80,8 @@ class DeviceBatch:
 
     Attributes:
         lengths: rows of each sequence. positions: rope position of the next one.
-        roots: last tokens, as far as the host knows. rows: of who was in the pass before, its row
-            there, else -1.
+        roots: last tokens, as far as the host knows.
+        rows: row of each sequence in the forward before, -1 where it had none.
         state_inputs: where the states lie.
     """
 
@@ -102,12 +98,12 @@ class DeviceBatch:
         sequences: Sequence[SequenceState],
         lengths: Sequence[int],
         rows: Sequence[int],
-        num_new: int,
+        num_new: Sequence[int],
         size: int,
         device: torch.device,
     ) -> DeviceBatch:
-        """Sequences that have ``lengths`` rows before this pass, which reads or writes ``num_new``
-        more, padded to ``size``.
+        """Sequences that have ``lengths`` rows before this forward, which reads or writes
+        ``num_new`` more of each, padded to ``size``.
 
         Padding has no rows, and page 0.
         """
@@ -116,11 +112,12 @@ class DeviceBatch:
         fields = [lengths, positions, [s.tokens[-1] for s in sequences], rows]
         numbers[:, : len(sequences)] = torch.tensor(fields, dtype=torch.int32)
         there = to_device(numbers, device)
-        state_inputs = states.inputs(sequences, [n + num_new for n in lengths], size)
+        num_rows = [n + new for n, new in zip(lengths, num_new, strict=True)]
+        state_inputs = states.inputs(sequences, num_rows, size)
         return cls(there[0], there[1], there[2], there[3], state_inputs)
 
     @classmethod
-    def of_nobody(
+    def dummy(
         cls,
         states: LayerStates,
         size: int,
@@ -128,11 +125,18 @@ class DeviceBatch:
         num_tokens: int,
         device: torch.device,
     ) -> DeviceBatch:
-        """Padding alone, which writes to page 0; its last tokens are of all the vocabulary."""
+        """Padding alone, which writes to page 0; its last tokens are spread over the
+        vocabulary.
+        """
         none = torch.zeros(size, dtype=torch.int32, device=device)
         pages = torch.zeros(size, table_len, dtype=torch.int32, device=device)
         roots = spread_tokens((size,), num_tokens, device).int()
         return cls(none, none, roots, none - 1, states.padding(size, pages))
+
+    def only(self, rows: Tensor) -> DeviceBatch:
+        """The same with padding in place of all but ``rows`` bool [B]; paged states alone."""
+        pages = self.state_inputs["page_table"] * rows[:, None]
+        return replace(self, lengths=self.lengths * rows, state_inputs={"page_table": pages})
 
     @property
     def pages(self) -> Mapping[str, Tensor]:

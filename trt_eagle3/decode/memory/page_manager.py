@@ -1,5 +1,4 @@
-"""KvManager: which pages and per-sequence states sequences have, and what of them the prefix cache
-keeps.
+"""PageManager: the pages and per-sequence states of sequences, and what the prefix cache keeps.
 
 Whoever asks for room gets that of cached prefixes, the least recently used first. What is launched
 ahead of the host asks nobody to give anything back, so as many pages as it may want are made free
@@ -16,10 +15,10 @@ from trt_eagle3.decode.memory.prefix_cache import PrefixCache, may_begin
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
 from trt_eagle3.decode.memory.state import LayerStates
 
-__all__ = ["KvManager"]
+__all__ = ["PageManager"]
 
 
-class KvManager:
+class PageManager:
     """Gives room to sequences and takes it back. Not thread-safe: the scheduler's own."""
 
     def __init__(self, states: LayerStates, prefixes: PrefixCache | None) -> None:
@@ -111,15 +110,13 @@ class KvManager:
         if self._prefixes is not None:
             self._prefixes.remember(sequence)
 
-    def let_go(self, sequence: SequenceState) -> None:
-        """Take back what ``sequence`` has; what its pages hold stays known as long as nobody needs
-        them.
-        """
+    def retire(self, sequence: SequenceState) -> None:
+        """Take back what ``sequence`` has; what its pages hold stays known until it is needed."""
         self.remember(sequence)
         self.release(sequence)
 
     def release(self, sequence: SequenceState) -> None:
-        """Take back what ``sequence`` has; nobody shall reuse what its pages hold."""
+        """Take back what ``sequence`` has; what its pages hold is not reused."""
         self._states.release(sequence)
 
     def clear(self) -> None:

@@ -1,13 +1,13 @@
 """States of recurrent layers: an entry per sequence, read by a forward and written anew.
 
-A forward reads a sequence's entry and writes another, the state after the rows that stay whatever
-the target says: all of a prompt's, the first of a tree's. A commit replays what else was accepted
-on the written entry, which becomes the sequence's. Nothing is kept per drafted token but the rows
-that a replay takes, and those only until the commit. An entry that was read stays as it was, so a
-snapshot is a second owner of it, and a forward that failed can be run again.
+A forward reads a sequence's entry and writes another: the state after the rows that stay in any
+case (all rows of a prompt, the root of a tree). The device replays what else was accepted on the
+written entry, which becomes the sequence's. Nothing is kept per drafted token but the rows that a
+replay takes. An entry that was read stays as it was, so a snapshot is a second owner of it, and a
+forward that failed can be run again.
 
-Which entry the next forward reads does not depend on what was accepted: where only the device knows
-that, it replays by itself, and the host hands the entries on.
+Which entry the next forward reads does not depend on what was accepted. So the host swaps the
+entries before it knows that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.memory.commit import Commit
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.memory import num_entries
@@ -32,7 +31,7 @@ from trt_eagle3.spec import StateKind, StateSpec
 __all__ = ["RecurrentStates"]
 
 _NO_TOKEN = 0  # the entry of a sequence without rows; never written
-_PADDING = 1  # what batch rows write that are nobody's
+_PADDING = 1  # the entry that batch rows of padding write
 _REPLAYED_BYTES = 256 << 20  # of states that are replayed at once
 
 _REPLAYS: Mapping[StateKind, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = {
@@ -49,7 +48,7 @@ class _Entries:
         self._owners = [1, 1] + [0] * (count - 2)
 
     def take(self) -> int:
-        """An entry of nobody's."""
+        """A free entry."""
         entry = self._free.pop()
         self._owners[entry] = 1
         return entry
@@ -68,14 +67,10 @@ class _Entries:
 
 @dataclass
 class _Held:
-    """A sequence's entries: the one that is read, and the one that a forward writes.
-
-    ``certain``: rows of the last forward after which the written entry is the state.
-    """
+    """A sequence's entries: the one that is read, and the one that a forward writes."""
 
     read: int
     write: int
-    certain: int = 0
 
 
 class _EntrySnapshot:
@@ -141,8 +136,12 @@ class RecurrentStates:
         self._entries = _Entries(count)
         self._layers = [_allocated(alike, count, self._device) for alike in _alike(states)]
         self._held: dict[SequenceState, _Held] = {}
-        self._places: dict[SequenceState, int] = {}  # in the batch of the last forward
         self._rows: Mapping[str, Tensor] = {}
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Nodes of a tree at most: a forward gives what replays as many rows."""
+        return TREE_ROWS
 
     def bind(self, session: Session) -> None:
         """Give the buffers to a session of the graph, as inputs and outputs."""
@@ -158,9 +157,6 @@ class RecurrentStates:
     ) -> dict[str, Tensor]:
         """``state_reads``, ``state_writes`` and ``certain``, int32 [size] each."""
         held = [self._held[s] for s in sequences]
-        for entry, rows in zip(held, certain, strict=True):
-            entry.certain = rows
-        self._places = {s: i for i, s in enumerate(sequences)}
         padding = (size or len(held)) - len(held)
         numbers = [
             [h.read for h in held] + [_NO_TOKEN] * padding,
@@ -171,7 +167,7 @@ class RecurrentStates:
         return dict(zip(("state_reads", "state_writes", "certain"), there, strict=True))
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
-        """Remember what a commit takes of the last forward's outputs."""
+        """Keep what ``replay`` takes of the last forward's outputs."""
         self._rows = outputs
 
     def reserve(self, sequence: SequenceState) -> None:
@@ -187,24 +183,17 @@ class RecurrentStates:
             self._entries.drop(held.read)
             self._entries.drop(held.write)
 
-    def commit(self, commits: Sequence[Commit]) -> None:
-        """Let the entry that the forward wrote be the sequence's, with the rest of the path."""
-        some = [c for c in commits if c.path]
-        for commit in some:
-            certain = self._held[commit.sequence].certain
-            assert len(commit.path) >= certain, "rows that were certain do not stay"
-        self._replay_paths([c for c in some if len(c.path) > self._held[c.sequence].certain])
-        self.hand_on([c.sequence for c in some])
-
     def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
         """Bring the entries that the forward of ``inputs`` wrote further along the first
-        ``counts`` int64 [B] nodes of ``path`` int64 [B, T], a tree's.
+        ``counts`` int64 [B] nodes of ``path`` int64 [B, D].
         """
-        place = torch.arange(path.shape[1], device=path.device)
-        moves = path.masked_fill(place >= counts[:, None], -1)[:, 1:].int().contiguous()
-        self._replay(inputs["state_writes"], moves)
+        if path.shape[1] > 1:
+            place = torch.arange(path.shape[1], device=path.device)
+            moves = path.masked_fill(place >= counts[:, None], -1)[:, 1:].int().contiguous()
+            for layers in self._layers:
+                layers.replay(self._rows, inputs["state_writes"], moves)
 
-    def hand_on(self, sequences: Sequence[SequenceState]) -> None:
+    def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
         """Let the entry that the last forward wrote be the one that the next reads."""
         for sequence in sequences:
             held = self._held[sequence]
@@ -230,24 +219,6 @@ class RecurrentStates:
         """A snapshot of ``entry`` was released."""
         self._entries.drop(entry)
         self._room += 1
-
-    def _replay_paths(self, commits: Sequence[Commit]) -> None:
-        if not commits:
-            return
-        paths = [list(c.path[self._held[c.sequence].certain :]) for c in commits]
-        assert all(path[-1] < TREE_ROWS for path in paths), "a tree of more rows than are kept"
-        moves = torch.full((len(self._places), max(map(len, paths))), -1, dtype=torch.int32)
-        entries = torch.full((len(moves),), _PADDING, dtype=torch.int32)
-        for commit, path in zip(commits, paths, strict=True):
-            place = self._places[commit.sequence]
-            moves[place, : len(path)] = torch.tensor(path)
-            entries[place] = self._held[commit.sequence].write
-        self._replay(to_device(entries, self._device), to_device(moves, self._device))
-
-    def _replay(self, entries: Tensor, path: Tensor) -> None:
-        if path.shape[1] > 0:
-            for layers in self._layers:
-                layers.replay(self._rows, entries, path)
 
 
 def _alike(states: Sequence[StateSpec]) -> list[tuple[StateSpec, ...]]:

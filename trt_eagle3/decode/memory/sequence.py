@@ -13,8 +13,8 @@ from torch import Tensor
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.row_ref import RowRef, gather_rows
 from trt_eagle3.decode.request.prompt import Prompt
-from trt_eagle3.decode.request.request import TokenLogprob
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.errors import EngineFailedError, clip

@@ -2,8 +2,10 @@
 
 Paged states have a row per token, in pages that target and draft share. Per-sequence states have
 one entry per sequence, which every token changes: those of recurrent layers. A forward starts from
-what was committed before it. One commit for each of its sequences follows, and says which of the
-new rows stay.
+what was committed before it. Where it verifies a tree, ``commit`` says on the device which of its
+new rows stay; of a prompt all stay. ``swap_entries`` then makes the written entries the sequences'.
+
+Shapes: B sequences of a padded batch, D nodes of a path.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.memory.commit import Commit
 from trt_eagle3.decode.memory.kv_cache import BatchTable, KVCache
 from trt_eagle3.decode.memory.recurrent import RecurrentStates
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
@@ -23,7 +24,7 @@ from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Commit", "LayerStates", "PagedStates", "PerSequenceStates", "Prefix", "layer_states"]
+__all__ = ["LayerStates", "PagedStates", "PerSequenceStates", "Prefix", "layer_states"]
 
 
 @dataclass(frozen=True)
@@ -62,23 +63,13 @@ class PagedStates:
         """
         return {"page_table": self._tables.of([s.pages for s in sequences], num_rows, size)}
 
-    def commit(self, commits: Sequence[Commit]) -> None:
-        """Move the rows that stay to the front of their forward, in all layers at once."""
-        moved = [commit for commit in commits if not commit.in_place]
-        if moved:
-            self._cache.move(
-                torch.cat([c.sequence.pages.slots(c.start + torch.tensor(c.path)) for c in moved]),
-                torch.cat(
-                    [c.sequence.pages.slots(c.start + torch.arange(len(c.path))) for c in moved]
-                ),
-            )
-
     def move(self, page_table: Tensor, source: Tensor, destination: Tensor, page_size: int) -> None:
         """Copy rows ``source`` of the sequences of ``page_table`` int32 [B, P] to ``destination``
-        (int64 [B, K], on its device), as if at once.
+        (integers [B, K], on its device), as if at once.
         """
         slots = []
         for rows in (source, destination):
+            rows = rows.long()
             pages = page_table.long().gather(1, rows // page_size)
             slots.append((pages * page_size + rows % page_size).flatten())
         self._cache.move(*slots)
@@ -87,9 +78,14 @@ class PagedStates:
 class PerSequenceStates(Protocol):
     """States with one entry per sequence, which every token changes.
 
-    A forward leaves the states as they were, and gives what a commit needs: the state after each
-    new row, to select one, or what each row adds, to replay those that stay.
+    A forward leaves the entry that it reads as it was, writes another one, and gives what each row
+    adds, to replay those that stay.
     """
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Nodes of a tree that can be replayed, at most."""
+        ...
 
     def bind(self, session: Session) -> None:
         """Give the buffers to a session of the graph, as inputs and outputs."""
@@ -109,7 +105,7 @@ class PerSequenceStates(Protocol):
         ...
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
-        """See the outputs of the forward before they are overwritten by the next."""
+        """Keep what ``replay`` takes of a forward's outputs."""
         ...
 
     def reserve(self, sequence: SequenceState) -> None:
@@ -120,18 +116,14 @@ class PerSequenceStates(Protocol):
         """Take the entry of ``sequence`` back, if it has one."""
         ...
 
-    def commit(self, commits: Sequence[Commit]) -> None:
-        """Bring each sequence's entry to the state after the rows that stay, and no others."""
-        ...
-
     def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
-        """``commit``, first part, where only the device knows what stays: of the last forward,
-        which had ``inputs``, the first ``counts`` int64 [B] nodes of ``path`` int64 [B, T].
+        """Bring the entries that the last forward wrote along the first ``counts`` int64 [B] nodes
+        of ``path`` int64 [B, D]. ``inputs``: of that forward.
         """
         ...
 
-    def hand_on(self, sequences: Sequence[SequenceState]) -> None:
-        """``commit``, second part: let what the last forward of each led to be its state."""
+    def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
+        """Let the entry that the last forward wrote be the one that the next reads."""
         ...
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
@@ -159,6 +151,12 @@ class LayerStates:
         """Whether a known beginning can be reused only where the states after it were saved."""
         return self._per_sequence is not None
 
+    def check_tree(self, num_nodes: int) -> None:
+        """Assert that a tree of ``num_nodes`` can be committed."""
+        if self._per_sequence is not None:
+            most = self._per_sequence.max_tree_nodes
+            assert num_nodes <= most, f"a tree of {num_nodes} nodes, at most {most} can be replayed"
+
     def bind(self, session: Session) -> None:
         """Give the buffers to a session of the graph."""
         self._paged.bind(session)
@@ -182,7 +180,7 @@ class LayerStates:
         return {**found, **self._entries(sequences, certain or [1] * len(sequences), size)}
 
     def padding(self, size: int, pages: Tensor) -> dict[str, Tensor]:
-        """``inputs`` of ``size`` batch rows that are nobody's, with the page table ``pages``."""
+        """``inputs`` of ``size`` batch rows of padding, with the page table ``pages``."""
         return {"page_table": pages, **self._entries([], [], size)}
 
     def _entries(
@@ -193,7 +191,7 @@ class LayerStates:
         return self._per_sequence.inputs(sequences, certain, size)
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
-        """See the outputs of the forward that a commit follows."""
+        """Keep what ``commit`` takes of a forward's outputs."""
         if self._per_sequence is not None:
             self._per_sequence.take(outputs)
 
@@ -213,35 +211,36 @@ class LayerStates:
         if self._per_sequence is not None:
             self._per_sequence.reserve(sequence)
 
-    def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep of the last forward's new rows those that stay, and forget the others."""
-        self._paged.commit(commits)
-        if self._per_sequence is not None:
-            self._per_sequence.commit(commits)
-
-    def move(
-        self, inputs: Mapping[str, Tensor], source: Tensor, destination: Tensor, page_size: int
+    def commit(
+        self,
+        inputs: Mapping[str, Tensor],
+        first: Tensor,
+        path: Tensor,
+        counts: Tensor,
+        page_size: int,
+        *,
+        in_place: bool,
     ) -> None:
-        """Keep rows of paged states by copying them, where the host does not know which stay.
+        """Keep the accepted rows of the last forward, which had ``inputs``; ``swap_entries``
+        follows.
 
         Args:
-            inputs: of the forward (``inputs``). source, destination: int64 [B, K] on the device.
+            first: int32 [B] rows of each sequence before the forward.
+            path: int64 [B, D] new rows, ascending, of which the first ``counts`` int64 [B] stay.
+            in_place: the rows of every path stand at the front already.
         """
-        self._paged.move(inputs["page_table"], source, destination, page_size)
-
-    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
-        """Bring per-sequence states along the first ``counts`` int64 [B] nodes of ``path`` int64
-        [B, T], where the host does not know which stay; ``hand_on`` follows.
-
-        ``inputs``: of the last forward.
-        """
+        if not in_place:
+            place = torch.arange(path.shape[1], device=path.device)
+            stays, first = place < counts[:, None], first[:, None]
+            source, destination = (first + torch.where(stays, rows, 0) for rows in (path, place))
+            self._paged.move(inputs["page_table"], source, destination, page_size)
         if self._per_sequence is not None:
             self._per_sequence.replay(inputs, path, counts)
 
-    def hand_on(self, sequences: Sequence[SequenceState]) -> None:
+    def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
         """Let what the last forward of ``sequences`` led to be their per-sequence states."""
         if self._per_sequence is not None:
-            self._per_sequence.hand_on(sequences)
+            self._per_sequence.swap_entries(sequences)
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
         """Copy the per-sequence states; None where there are none, or no room for a copy."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trt_eagle3.decode.request.request import Chunk, FinishReason, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk, FinishReason
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.multimodal.tokenizer import StreamDecoder
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams, as_tuple
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.multimodal import ImageSource, VideoSource
@@ -19,7 +20,6 @@ __all__ = [
     "Messages",
     "PromptSource",
     "Request",
-    "TokenLogprob",
 ]
 
 _MAX_LOGGED_LEN = 10_000  # characters of a prompt in a log
@@ -93,20 +93,6 @@ class Request:
             part for content in contents if isinstance(content, list | tuple) for part in content
         )
         return any(isinstance(part, Mapping) and part.get("type") != "text" for part in parts)
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """The target's log-probability of an emitted token (``SamplingParams.logprobs``).
-
-    Attributes:
-        logprob: natural logarithm; of the raw distribution. top: token ids and log-probabilities of
-            the likeliest tokens, best first.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)

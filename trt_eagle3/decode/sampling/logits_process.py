@@ -73,14 +73,10 @@ class AllowedTokens:
             on_device = on_device[copy_on_side_stream(torch.tensor(used), device)]
         return cls([masked[row] for row in used], on_device)
 
-    def select(self, rows: Sequence[int], num_nodes: int) -> AllowedTokens | None:
-        """The same of the sequences ``rows`` and the first nodes; None where none has a grammar."""
+    def select(self, rows: Sequence[int]) -> AllowedTokens | None:
+        """The same of the sequences ``rows``; None where none has a grammar."""
         place = {row: i for i, row in enumerate(rows)}
-        kept = [
-            (i, place[row], node)
-            for i, (row, node) in enumerate(self.nodes)
-            if row in place and node < num_nodes
-        ]
+        kept = [(i, place[row], node) for i, (row, node) in enumerate(self.nodes) if row in place]
         if not kept:
             return None
         index = to_device(torch.tensor([i for i, *_ in kept]), self.bits.device)

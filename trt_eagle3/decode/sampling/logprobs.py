@@ -1,80 +1,61 @@
-"""Log-probabilities of emitted tokens: of the target's own distribution at the nodes of their path.
+"""Log-probabilities of emitted tokens, of the target's own distribution at the nodes of their path.
 
-Raw: ``log_softmax`` of the logits as the target gave them, before bias, penalties, grammar,
-temperature and filters (what vLLM calls ``raw_logprobs``).
+Raw: ``log_softmax`` of the target's logits before bias, penalties, grammar, temperature and
+filters (vLLM's ``raw_logprobs``).
 
-Shapes: B sequences, T tree nodes, V vocab, n emitted tokens of all of them.
+Shapes: B sequences, T tree nodes, D nodes of the deepest path, V vocab, n emitted tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.request.request import TokenLogprob
-from trt_eagle3.decode.speculation.accept import Accepted
-from trt_eagle3.host_copy import Readback, to_device
+from trt_eagle3.host_copy import Readback
 
-__all__ = ["LogprobsAhead", "path_logprobs", "token_logprobs"]
+__all__ = ["LogprobsReadback", "TokenLogprob", "token_logprobs"]
 
 
-def path_logprobs(
-    sequences: Sequence[SequenceState], found: Sequence[Accepted], logits: Tensor
-) -> list[Accepted]:
-    """``found`` with the log-probabilities of those that want them, from ``logits`` f32 [B, T, V];
-    the host waits for the device if there are any.
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The target's log-probability of an emitted token (``SamplingParams.logprobs``).
+
+    Attributes:
+        logprob: natural logarithm; of the raw distribution. top: token ids and log-probabilities of
+            the likeliest tokens, best first.
     """
-    wanted = [
-        (i, node, token)
-        for i, (s, accepted) in enumerate(zip(sequences, found, strict=True))
-        if s.sampler.sampling.logprobs is not None
-        for node, token in zip(accepted.path, accepted.tokens, strict=False)
-    ]
-    if not wanted:
-        return list(found)
-    rows = to_device(torch.tensor(wanted), logits.device)
-    most = max(s.sampler.sampling.logprobs or 0 for s in sequences)
-    values = token_logprobs(logits[rows[:, 0], rows[:, 1]], rows[:, 2], most)
-    each = iter(values)
-    named = []
-    for s, accepted in zip(sequences, found, strict=True):
-        count = s.sampler.sampling.logprobs
-        if count is not None:
-            said = [next(each) for _ in accepted.tokens]
-            accepted = replace(accepted, logprobs=tuple(cut(x, count) for x in said))
-        named.append(accepted)
-    return named
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
-class LogprobsAhead:
-    """Log-probabilities of what a pass says, on their way to the host with it."""
+class LogprobsReadback:
+    """Log-probabilities of a step's tokens, on their way to the host with them."""
 
     def __init__(
-        self, sequences: Sequence[SequenceState], logits: Tensor, path: Tensor, tokens: Tensor
+        self, num_best: Sequence[int | None], logits: Tensor, path: Tensor, tokens: Tensor
     ) -> None:
-        """``sequences``: the first rows of ``logits`` f32 [B, T, V]; ``path``, ``tokens`` int64
-        [B, T]: as of their outcome.
-        """
-        rows = [i for i, s in enumerate(sequences) if s.sampling.logprobs is not None]
-        counts = [s.sampling.logprobs or 0 for s in sequences]
-        self._counts = {i: counts[i] for i in rows}
-        self._found = [
-            Readback(_packed(logits[i].index_select(0, path[i]), tokens[i], counts[i]))
-            for i in rows
-        ]
+        """Begin the copies.
 
-    def wait(self, found: list[Accepted]) -> list[Accepted]:
-        """``found``, what the pass says row by row, with the log-probabilities of those who want
-        them.
+        Args:
+            num_best: likeliest tokens that each sequence wants beside its own; None: no
+                log-probabilities. The sequences are the first rows of ``logits`` f32 [B, T, V].
+            path, tokens: int64 [B, D]: nodes and emitted tokens.
         """
-        for (row, _), values in zip(self._counts.items(), self._found, strict=True):
-            said = _unpacked(values.wait()[: len(found[row].tokens)])
-            found[row] = replace(found[row], logprobs=tuple(said))
-        return found
+        self._found = {
+            i: Readback(_packed(logits[i].index_select(0, path[i]), tokens[i], most))
+            for i, most in enumerate(num_best)
+            if most is not None
+        }
+
+    def wait(self, row: int, count: int) -> tuple[TokenLogprob, ...]:
+        """Of the first ``count`` tokens of the sequence at ``row``; empty where it wants none."""
+        values = self._found.get(row)
+        return () if values is None else tuple(_unpacked(values.wait()[:count]))
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_best: int) -> list[TokenLogprob]:
@@ -99,8 +80,3 @@ def _unpacked(rows: Sequence[Sequence[float]]) -> list[TokenLogprob]:
         top = tuple((int(other), value) for other, value in pairs)
         found.append(TokenLogprob(int(token), logprob, top))
     return found
-
-
-def cut(found: TokenLogprob, count: int) -> TokenLogprob:
-    """``found`` with the ``count`` likeliest tokens."""
-    return replace(found, top=found.top[:count])

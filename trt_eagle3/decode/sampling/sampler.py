@@ -25,10 +25,9 @@ from trt_eagle3.decode.sampling.grammar_masks import fill_next
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.logits_process import AllowedTokens, History, process_logits
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.speculation.accept import agreeing
 from trt_eagle3.host_copy import to_device
 
-__all__ = ["Sampler", "VerifyResult", "target_probs", "verify_results"]
+__all__ = ["Sampler", "VerifyResult", "agreeing", "target_probs", "verify_results"]
 
 # of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all
 # takes
@@ -48,6 +47,14 @@ class VerifyResult:
 
     accept: Tensor
     bonus: Tensor
+
+
+def agreeing(tokens: Tensor, parents: Tensor, target_ids: Tensor) -> Tensor:
+    """bool [B, T]: whether a node's token is the target's choice after its parent.
+
+    ``tokens``, ``parents``, ``target_ids``: int64 [B, T]; a root's parent is -1.
+    """
+    return tokens == target_ids.gather(1, parents.clamp(min=0))
 
 
 def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:

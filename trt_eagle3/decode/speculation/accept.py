@@ -1,36 +1,54 @@
-"""Acceptance: which of the drafted tokens the target accepts. Greedy is the case of certainty."""
+"""Acceptance on the device: which drafted tokens of a batch the target accepts.
+
+A walk starts at the root. Of a node's children, in order, it takes the first that passes; at the
+end it emits a bonus token. A rejected child's probability mass is gone: the next child passes with
+its share of what is left. So each token is emitted with exactly the target's probability, whatever
+was drafted (SpecInfer, arXiv 2305.09781, section 4.3, with a deterministic draft). Greedy decoding
+is the case in which every probability is 0 or 1.
+
+Shapes: B sequences, T tree nodes, D nodes of the deepest path, its root included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
-from trt_eagle3.decode.request.request import TokenLogprob
-from trt_eagle3.decode.speculation.tree import AnyTree
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
+from trt_eagle3.decode.sampling.sampler import agreeing
+from trt_eagle3.decode.speculation.proposal import Proposal
 
-__all__ = ["ROUNDING", "Accepted", "CycleOutcome", "accept", "agreeing"]
+__all__ = [
+    "NO_TOKEN",
+    "ROUNDING",
+    "Accepted",
+    "AcceptedPaths",
+    "accept_greedy",
+    "accept_sampled",
+    "greedy_tokens",
+]
 
+NO_TOKEN = -1
+"""The token after logits that are not finite."""
 # of sums of float64 probabilities: siblings that have all the mass leave none behind
 ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """One cycle's outcome.
+    """What one sequence emits in a step, on the host.
 
     Attributes:
-        path: nodes from the root to the deepest accepted one.
-        tokens: what to emit: the drafted tokens on the path, then the bonus token.
-        steps: levels of the tree below its root.
+        tokens: drafted tokens of the accepted path, then the bonus token; empty after logits that
+            are not finite.
+        steps: levels of the verified tree below its root; 0 without a draft.
         logprobs: of each of ``tokens``, where its request wants them.
-        draws: random numbers of the sequence that were used, and are not taken from it yet.
+        draws: random numbers used beside the bonus token's.
     """
 
-    path: tuple[int, ...]
     tokens: tuple[int, ...]
     steps: int = field(default=0, compare=False)
     logprobs: tuple[TokenLogprob, ...] = field(default=(), compare=False)
@@ -38,61 +56,157 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class CycleOutcome:
-    """The outcome of a cycle of several sequences.
+class AcceptedPaths:
+    """What each sequence of a batch accepts, on the device.
 
     Attributes:
-        accepted: of each; None of one that was not in it.
-        tree: that was drafted for those that have ``steps``; None of a plain pass.
+        counts: int64 [B] tokens that each emits, at least 1.
+        tokens: int64 [B, D] emitted tokens, then any.
+        path: int64 [B, D] nodes from the root to the deepest accepted one, then any.
+        last: int64 [B] the last emitted token; ``NO_TOKEN`` after logits that are not finite.
+        draws: int64 [B] random numbers used beside the bonus token's.
+        target_ids: int64 [B, T] the target's token after each verified node.
     """
 
-    accepted: Sequence[Accepted | None]
-    tree: AnyTree | None
+    counts: Tensor
+    tokens: Tensor
+    path: Tensor
+    last: Tensor
+    draws: Tensor
+    target_ids: Tensor
+
+    @property
+    def finite(self) -> Tensor:
+        """bool [B]: whether all logits of a sequence are finite; it emits nothing otherwise."""
+        return (self.target_ids != NO_TOKEN).all(dim=1)
+
+    def packed(self) -> Tensor:
+        """int64 [B, 2 + D], or [B] of roots alone, for ``unpacked``: a copy."""
+        if self.tokens.shape[1] == 1:  # a plain step launches nothing more
+            return self.last.clone()
+        counts = self.counts * self.finite
+        return torch.cat([counts[:, None], self.draws[:, None], self.tokens], dim=1)
+
+    @staticmethod
+    def unpacked(packed: list[int] | list[list[int]], steps: int) -> list[Accepted]:
+        """``packed``, which the host has read, of a tree of ``steps`` levels."""
+        found = []
+        for row in packed:
+            if isinstance(row, int):
+                found.append(Accepted((row,) if row != NO_TOKEN else ()))
+            else:
+                count, draws = row[:2]
+                found.append(Accepted(tuple(row[2 : 2 + count]), steps, draws=draws))
+        return found
 
 
-def accept(
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    probs: Sequence[float],
-    bonus: Sequence[int],
-    uniform: Callable[[], float],
-) -> Accepted:
-    """Walk from the root: of a node's children, in order, the first that its chance lets pass; then
-    a bonus token.
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """int64 [...]: the likeliest token of each row of ``logits`` [..., V], the first of equals;
+    ``NO_TOKEN`` where one is not finite.
+    """
+    best, tokens = logits.max(dim=-1)
+    return tokens.masked_fill_(best * 0 != 0, NO_TOKEN)  # ``isfinite`` is five launches
 
-    A rejected sibling's mass is gone: the next one's chance is its share of what is left. So each
-    token is emitted with exactly the target's probability, whatever was drafted (``sampling``).
+
+def accept_greedy(proposal: Proposal, target_ids: Tensor) -> AcceptedPaths:
+    """Follow the target's own choices down every tree.
+
+    ``target_ids`` int64 [B, T]: ``greedy_tokens`` at the nodes.
+    """
+    size, num_nodes = proposal.tokens.shape
+    if num_nodes == 1:
+        alone = _roots(size, proposal.tokens.device)
+        return AcceptedPaths(
+            alone.counts, target_ids, alone.path, target_ids[:, 0], alone.no_draws, target_ids
+        )
+    if proposal.is_chain:  # what is emitted is the target's choice, as far as the draft agrees
+        agree = proposal.tokens[:, 1:] == target_ids[:, :-1]
+        dropped = proposal.dropped()
+        if dropped is not None:
+            agree = agree & ~dropped[:, 1:]
+            target_ids = target_ids.masked_fill(dropped, 0)
+        ends = agree.cumprod(dim=1).sum(dim=1)
+        last = target_ids.gather(1, ends[:, None])[:, 0]
+        fixed = _chains(size, num_nodes, target_ids.device)
+        return AcceptedPaths(ends + 1, target_ids, fixed.path, last, fixed.no_draws, target_ids)
+    pruned, dropped = proposal.pruned(), proposal.dropped()
+    if dropped is not None:
+        target_ids = target_ids.masked_fill(dropped, 0)
+    right = agreeing(pruned.tokens, pruned.parents, target_ids)
+    draws = _chains(size, num_nodes, target_ids.device).no_draws
+    return _accepted(pruned, *_followed(pruned, right), target_ids, draws)
+
+
+def accept_sampled(
+    proposal: Proposal, accept_probs: Tensor, bonus: Tensor, uniform: Tensor
+) -> AcceptedPaths:
+    """Walk down every tree by chance.
+
+    A node's random number comes after those of all nodes that are tried before it on its way, so
+    all nodes are tried at once.
 
     Args:
-        tokens: [T] at the nodes; siblings differ. parents: [T], the root's is -1.
-        probs: [T] the target's probability of a node's token after its parent.
-        bonus: [T] the token to emit where the walk ends.
-        uniform: the next random number in [0, 1); asked only where chance decides.
+        proposal: ``pruned``.
+        accept_probs: float64 [B, T]: the target's probability of a node's token after its parent;
+            0 at dropped nodes.
+        bonus: int64 [B, T]: the token to emit where the walk ends, ``NO_TOKEN`` after logits that
+            are not finite.
+        uniform: float64 [B, T]: the next random numbers, behind the one that drew ``bonus``.
     """
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents[1:], start=1):
-        children.setdefault(parent, []).append(node)
-    path = [0]
-    while (chosen := _chosen(children.get(path[-1], ()), probs, uniform)) is not None:
-        path.append(chosen)
-    return Accepted(tuple(path), (*(tokens[node] for node in path[1:]), bonus[path[-1]]))
+    parents, mask = proposal.parents, proposal.mask
+    nodes = torch.arange(parents.shape[1], device=parents.device)
+    # siblings that are tried before
+    elder = (parents[:, :, None] == parents[:, None, :]) & (nodes < nodes[:, None])
+    left = 1.0 - (elder * accept_probs[:, None, :]).sum(dim=2)
+    possible = accept_probs > 0.0
+    certain = possible & (accept_probs >= left - ROUNDING)
+    drawn = possible & ~certain
+    above = mask & (nodes != nodes[:, None]) & (nodes > 0)
+    tried = above | (mask.float() @ elder.float() > 0)
+    index = (tried & drawn[:, None, :]).sum(dim=2).clamp(max=len(nodes) - 1)
+    passes = certain | (drawn & (uniform.gather(1, index) * left < accept_probs))
+    first = ~(elder & passes[:, None, :]).any(dim=2)
+    counts, path = _followed(proposal, passes & first)
+    reached = torch.zeros_like(possible).scatter(1, path, nodes[: path.shape[1]] < counts[:, None])
+    looked_at = reached.gather(1, parents.clamp(min=0)) & (nodes > 0) & first & drawn
+    return _accepted(proposal, counts, path, bonus, looked_at.sum(dim=1))
 
 
-def agreeing(tokens: Tensor, parents: Tensor, target_ids: Tensor) -> Tensor:
-    """bool [B, T]: whether a node's token is the one that the target says after its parent.
+@dataclass(frozen=True)
+class _Fixed:
+    """Tensors of batches of one shape; only to be read."""
 
-    ``tokens``, ``parents``, ``target_ids``: int64 [B, T]; a root's parent is -1.
-    """
-    return tokens == target_ids.gather(1, parents.clamp(min=0))
+    counts: Tensor
+    path: Tensor
+    no_draws: Tensor
 
 
-def _chosen(
-    siblings: Sequence[int], probs: Sequence[float], uniform: Callable[[], float]
-) -> int | None:
-    left = 1.0
-    for node in siblings:
-        prob = probs[node]
-        if prob > 0.0 and (prob >= left - ROUNDING or uniform() * left < prob):
-            return node
-        left -= prob
-    return None
+@lru_cache(maxsize=256)
+def _chains(size: int, num_nodes: int, device: torch.device) -> _Fixed:
+    path = torch.arange(num_nodes, device=device).expand(size, -1).contiguous()
+    no_draws = torch.zeros(size, dtype=torch.int64, device=device)
+    return _Fixed(torch.ones_like(no_draws), path, no_draws)
+
+
+def _roots(size: int, device: torch.device) -> _Fixed:
+    return _chains(size, 1, device)
+
+
+def _followed(proposal: Proposal, right: Tensor) -> tuple[Tensor, Tensor]:
+    """``counts`` and ``path`` of trees of which the nodes that are ``right`` bool [B, T] pass."""
+    nodes = torch.arange(right.shape[1], device=right.device)
+    wrong = ~right & (nodes > 0)
+    accepted = ~(proposal.mask & wrong[:, None]).any(dim=2)
+    path = torch.where(accepted, nodes, nodes + len(nodes)).argsort(dim=1)
+    return accepted.sum(dim=1), path[:, : proposal.tree.steps + 1]
+
+
+def _accepted(
+    proposal: Proposal, counts: Tensor, path: Tensor, target_ids: Tensor, draws: Tensor
+) -> AcceptedPaths:
+    """The paths ``path``, of which the first ``counts`` nodes are accepted."""
+    place = torch.arange(path.shape[1], device=path.device)
+    last = target_ids.gather(1, path.gather(1, counts[:, None] - 1))
+    following = proposal.tokens.gather(1, path).roll(-1, dims=1)
+    tokens = torch.where(place == counts[:, None] - 1, last, following)
+    return AcceptedPaths(counts, tokens, path, last[:, 0], draws, target_ids)

@@ -1,146 +1,191 @@
-"""Verifying: from the target's logits at the nodes of every tree to what each sequence accepts.
+"""Verification: from the target's logits at the nodes of a batch of trees to the accepted paths.
 
-Shapes: B sequences, T nodes, V vocab.
+Shapes: B sequences of a padded batch, n sequences that sample alike, T tree nodes, V vocab.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.sampling.logprobs import path_logprobs
-from trt_eagle3.decode.sampling.sampler import Sampler, verify_results
-from trt_eagle3.decode.speculation.accept import Accepted, accept, agreeing
-from trt_eagle3.decode.speculation.propose import Proposal
+from trt_eagle3.decode.sampling.logits_process import AllowedTokens, changed_logits
+from trt_eagle3.decode.sampling.sampler import Sampler, agreeing, verify_results
+from trt_eagle3.decode.speculation.accept import (
+    NO_TOKEN,
+    AcceptedPaths,
+    accept_greedy,
+    accept_sampled,
+    greedy_tokens,
+)
+from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
+from trt_eagle3.engine.session import Reduction
 from trt_eagle3.host_copy import to_device
 
-__all__ = ["AcceptProbabilities", "accept_probabilities", "verify_tree"]
+__all__ = ["Wanted", "take_draws", "verify", "wanted_of"]
 
-_NO_TOKEN = -1
 _MOST_PROBS = 1 << 24  # at once: 128 MiB of float64
 
 
-@dataclass(frozen=True)
-class AcceptProbabilities:
-    """What the target makes of trees, on its device.
+class Wanted(Enum):
+    """What a step needs of the target's logits."""
 
-    Attributes:
-        tokens: int64 [B, T] at the nodes. parents: int64 [B, T].
-        accept_probs: float64 [B, T]: the target's probability of a node's token after its parent;
-            None where all sequences take the likeliest token of the raw logits.
-        bonus: int64 [B, T]: the token to emit where the walk ends, -1 after logits that are no
-            numbers.
+    TOKENS = "the likeliest token of each row"
+    COMPUTED = "logits of the type in which they were computed"
+    FLOAT32 = "logits in float32"
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """What makes it within the target's graph; None: nothing to be made."""
+        return _REDUCTIONS[self]
+
+
+def _as_computed(logits: Tensor) -> Tensor:
+    return logits
+
+
+_REDUCTIONS = {
+    Wanted.TOKENS: greedy_tokens,
+    Wanted.COMPUTED: _as_computed,
+    Wanted.FLOAT32: None,
+}
+
+
+def wanted_of(samplers: Sequence[Sampler]) -> Wanted:
+    """What the sequences of ``samplers`` need together."""
+    every = [s.sampling for s in samplers]
+    if not all(s.greedy and s.logprobs is None for s in every):
+        return Wanted.FLOAT32
+    return Wanted.COMPUTED if any(s.changes_logits for s in every) else Wanted.TOKENS
+
+
+def verify(
+    wanted: Wanted,
+    samplers: Sequence[Sampler],
+    proposal: Proposal,
+    reduced: Tensor,
+    masks: TreeMasks,
+) -> AcceptedPaths:
+    """What each sequence accepts of its tree.
+
+    Args:
+        samplers: of the sequences, the first rows of the batch.
+        reduced: what ``wanted`` names: int64 [B, T] tokens or [B, T, V] logits.
+        masks: of ``proposal``, begun before the target ran.
     """
+    match wanted:
+        case Wanted.TOKENS:
+            return accept_greedy(proposal, reduced)
+        case Wanted.COMPUTED:
+            return accept_greedy(proposal, _chosen_tokens(samplers, proposal, reduced, masks))
+        case Wanted.FLOAT32:
+            return _sampled_paths(samplers, proposal, reduced, masks)
 
-    tokens: Tensor
-    parents: Tensor
-    accept_probs: Tensor | None
-    bonus: Tensor
+
+def take_draws(sampler: Sampler, count: int) -> None:
+    """Use up ``count`` random numbers of the walk, and the bonus token's."""
+    if not sampler.sampling.greedy:
+        sampler.skip(1 + count)
 
 
-def accept_probabilities(
+def _chosen_tokens(
+    samplers: Sequence[Sampler], proposal: Proposal, logits: Tensor, masks: TreeMasks
+) -> Tensor:
+    """int64 [B, T]: the token to emit after each node, from ``logits`` [B, T, V] of any type."""
+    count, device = len(samplers), logits.device
+    allowed = masks.compute(logits.shape[2], device)
+    first = proposal.pruned().first(count)
+    changed = changed_logits(samplers, logits[:count], first.tokens, first.mask)
+    found = _allowed_tokens(changed, allowed) if allowed else greedy_tokens(changed)
+    return functional.pad(found, (0, 0, 0, len(logits) - count))
+
+
+def _allowed_tokens(logits: Tensor, allowed: AllowedTokens) -> Tensor:
+    """``greedy_tokens`` of ``logits`` [B, T, V] without forbidden tokens; only the logits of nodes
+    with a mask are copied.
+    """
+    places = allowed.places(logits.shape[1])
+    kept = allowed.mask_(logits.flatten(0, 1).index_select(0, places))
+    found = greedy_tokens(logits)
+    return found.flatten().index_copy_(0, places, greedy_tokens(kept)).view_as(found)
+
+
+def _sampled_paths(
+    samplers: Sequence[Sampler], proposal: Proposal, logits: Tensor, masks: TreeMasks
+) -> AcceptedPaths:
+    """What sequences accept by chance, from ``logits`` f32 [B, T, V].
+
+    Their random numbers stay the next ones until ``take_draws``: a step may be forgotten.
+    """
+    count, (size, num_nodes) = len(samplers), proposal.tokens.shape
+    pruned = proposal.pruned()
+    draws = [
+        [0.0] * (1 + num_nodes) if s.sampling.greedy else s.upcoming(1 + num_nodes)
+        for s in samplers
+    ]
+    accept_probs, bonus = _accept_probabilities(
+        samplers, pruned.first(count), logits[:count], masks, [d[0] for d in draws]
+    )
+    flat = torch.tensor([*chain.from_iterable(d[1:] for d in draws)], dtype=torch.float64)
+    uniform = to_device(flat.view(count, num_nodes), logits.device)
+    padding = (0, 0, 0, size - count)
+    fields = [functional.pad(field, padding) for field in (accept_probs, bonus, uniform)]
+    return accept_sampled(pruned, *fields)
+
+
+def _accept_probabilities(
     samplers: Sequence[Sampler],
     proposal: Proposal,
     logits: Tensor,
-    counts: Sequence[int],
     masks: TreeMasks,
     draws: Sequence[float],
-) -> AcceptProbabilities:
-    """Those of the first ``counts`` nodes of every tree, by ``logits`` f32 [B, T, V].
+) -> tuple[Tensor, Tensor]:
+    """Of ``proposal``, ``pruned``, and ``logits`` f32 [B, T, V].
 
-    Args:
-        masks: of ``proposal``. draws: a random number of each sequence that samples, for its bonus
-            token.
+    Returns:
+        float64 [B, T]: the target's probability of a node's token after its parent.
+        int64 [B, T]: the token to emit where the walk ends.
+    ``draws``: a random number of each sequence, for its bonus token.
     """
-    device = logits.device
-    tokens, parents = (t.to(device, non_blocking=True) for t in (proposal.tokens, proposal.parents))
+    device, tokens, parents = logits.device, proposal.tokens, proposal.parents
     best, bonus = logits.max(dim=-1)
     allowed = masks.compute(logits.shape[2], device)
-    accept_probs = None
-    for alike, count in _alike(samplers, counts, logits.shape[2]):
-        if accept_probs is None:
-            accept_probs = agreeing(tokens, parents, bonus).double()
+    accept_probs = agreeing(tokens, parents, bonus).double()
+    for alike in _alike(samplers, tokens.shape[1] * logits.shape[2]):
         index = to_device(torch.tensor(alike), device)
-        values, drafted, above = (
-            t[:, :count].index_select(0, index) for t in (logits, tokens, parents)
+        values, drafted, above, mask = (
+            t.index_select(0, index) for t in (logits, tokens, parents, proposal.mask)
         )
-        mask = proposal.mask[:, :count, :count].to(device, non_blocking=True).index_select(0, index)
         found = verify_results(
             [samplers[i] for i in alike],
             values,
             drafted,
             above,
             mask,
-            allowed.select(alike, count) if allowed else None,
+            allowed.select(alike) if allowed else None,
             [draws[i] for i in alike],
         )
-        accept_probs[index] = 0.0
-        accept_probs[index, :count], bonus[index, :count] = found.accept, found.bonus
-    return AcceptProbabilities(
-        tokens, parents, accept_probs, bonus.masked_fill(~best.isfinite(), _NO_TOKEN)
-    )
+        accept_probs[index], bonus[index] = found.accept, found.bonus
+    bonus = bonus.masked_fill(~best.isfinite(), NO_TOKEN)
+    dropped = proposal.dropped()
+    if dropped is None:
+        return accept_probs, bonus
+    return accept_probs.masked_fill(dropped, 0.0), bonus.masked_fill(dropped, 0)
 
 
-def verify_tree(
-    sequences: Sequence[SequenceState],
-    proposal: Proposal,
-    logits: Tensor,
-    counts: Sequence[int],
-    masks: TreeMasks | None = None,
-) -> list[Accepted]:
-    """What each sequence accepts, by ``logits`` f32 [B, T, V] of its first ``counts`` nodes.
-
-    Nothing at all where a logit is no number. The host waits for the device here, once; twice where
-    log-probabilities are wanted. ``masks``: of ``proposal``, begun before the target ran.
-    """
-    samplers = [s.sampler for s in sequences]
-    masks = masks or TreeMasks(samplers, proposal)
-    draws = [0.0 if s.sampling.greedy else s.uniform() for s in samplers]
-    probabilities = accept_probabilities(samplers, proposal, logits, counts, masks, draws)
-    known = torch.stack([probabilities.tokens, probabilities.parents, probabilities.bonus])
-    fields = (
-        known.tolist()
-        if probabilities.accept_probs is None
-        else torch.cat([known.double(), probabilities.accept_probs[None]]).tolist()
-    )
-    found = [
-        _accepted(s, [row[i][:count] for row in fields])
-        for i, (s, count) in enumerate(zip(sequences, counts, strict=True))
-    ]
-    return path_logprobs(sequences, found, logits)
-
-
-def _accepted(sequence: SequenceState, fields: Sequence[Sequence[float]]) -> Accepted:
-    """What one sequence accepts: of its nodes the tokens, parents and bonus tokens, and where there
-    are any, accept probabilities.
-    """
-    nodes, parents, output_ids = ([int(value) for value in row] for row in fields[:3])
-    if _NO_TOKEN in output_ids or sequence.sampler.error:
-        return Accepted((0,), ())
-    if len(fields) > 3:
-        probs: Sequence[float] = fields[3]
-    else:
-        pairs = zip(nodes, parents, strict=True)
-        probs = [float(output_ids[parent] == token) for token, parent in pairs]
-    return accept(nodes, parents, probs, output_ids, sequence.sampler.uniform)
-
-
-def _alike(
-    samplers: Sequence[Sampler], counts: Sequence[int], vocab_size: int
-) -> Iterator[tuple[list[int], int]]:
-    """Those that need probabilities and can be verified together, and their count: of the same
-    filters and count.
+def _alike(samplers: Sequence[Sampler], num_probs: int) -> Iterator[list[int]]:
+    """Sequences of the same filters that need probabilities, ``num_probs`` each; few enough to be
+    verified together.
     """
     alike: dict[Hashable, list[int]] = {}
-    for i, (s, count) in enumerate(zip(samplers, counts, strict=True)):
-        if s.needs_probs:
-            alike.setdefault((count, s.sampling.filters), []).append(i)
+    for i, sampler in enumerate(samplers):
+        if sampler.needs_probs:
+            alike.setdefault(sampler.sampling.filters, []).append(i)
+    most = max(_MOST_PROBS // num_probs, 1)
     for rows in alike.values():
-        count = counts[rows[0]]
-        most = max(_MOST_PROBS // (count * vocab_size), 1)
-        yield from ((rows[start : start + most], count) for start in range(0, len(rows), most))
+        yield from (rows[start : start + most] for start in range(0, len(rows), most))

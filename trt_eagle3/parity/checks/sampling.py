@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.speculation.propose import Proposal
+from trt_eagle3.decode.speculation.accept import AcceptedPaths
+from trt_eagle3.decode.speculation.proposal import tree_proposal
 from trt_eagle3.decode.speculation.tree import Tree
-from trt_eagle3.decode.speculation.verify import verify_tree
+from trt_eagle3.decode.speculation.tree_masks import TreeMasks
+from trt_eagle3.decode.speculation.verify import Wanted, verify
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 
@@ -47,16 +48,9 @@ _WARM = 4.0
 _APART = 1e-5  # what they are brought apart by: of tokens that tie, a filter may keep any or all
 _DRAWS, _BATCH = 5000, 250
 _LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
-_NOBODY = torch.empty(0, dtype=torch.int64)  # tokens seen before
+_UNSEEN = torch.empty(0, dtype=torch.int64)  # tokens seen before
 _TOO_SHORT = "no answer of four tokens or more"
 _TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1)])
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """All that ``verify_tree`` wants of a sequence."""
-
-    sampler: Sampler
 
 
 def check_probabilities(e: Evidence, m: Measurements) -> None:
@@ -139,7 +133,7 @@ def _accept_probs(
 
 
 def reference_scores(
-    logits: Tensor, sampling: SamplingParams, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
+    logits: Tensor, sampling: SamplingParams, seen: Tensor = _UNSEEN, answer: Sequence[int] = ()
 ) -> Tensor:
     """float64 [V]: ``logits`` f32 [V] after transformers' repetition penalty, and bias, presence
     and frequency penalties, which it lacks, by formula.
@@ -160,7 +154,7 @@ def reference_scores(
 
 
 def reference_probs(
-    logits: Tensor, sampling: SamplingParams, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
+    logits: Tensor, sampling: SamplingParams, seen: Tensor = _UNSEEN, answer: Sequence[int] = ()
 ) -> Tensor:
     """float64 [V]: what transformers makes of ``reference_scores``; arguments as there."""
     return filtered_probs(reference_scores(logits, sampling, seen, answer), sampling)
@@ -177,7 +171,7 @@ def filtered_probs(scores: Tensor, sampling: SamplingParams) -> Tensor:
         steps.append(hf.MinPLogitsWarper(sampling.min_p))
     rows = scores[None]
     for step in steps:
-        rows = step(_NOBODY[None], rows)
+        rows = step(_UNSEEN[None], rows)
     probs: Tensor = rows.softmax(dim=-1)[0]
     return probs
 
@@ -225,7 +219,7 @@ def _draw_without_tree(sampling: SamplingParams, logits: Tensor) -> list[int]:
     """
     root, count = Tree.root_only(), _DRAWS // 4
     output_ids = [
-        int(Sampler(replace(sampling, seed=seed), _NOBODY, len(logits)).first(logits))
+        int(Sampler(replace(sampling, seed=seed), _UNSEEN, len(logits)).first(logits))
         for seed in range(count)
     ]
     for start in range(count, 2 * count, _BATCH):
@@ -239,20 +233,11 @@ def _sample_tokens(
     sampling: SamplingParams, tokens: Tensor, logits: Tensor, seeds: Sequence[int], tree: Tree
 ) -> list[tuple[int, ...]]:
     count, vocab = len(seeds), logits.shape[1]
-    sequences = [_Drawn(Sampler(replace(sampling, seed=seed), _NOBODY, vocab)) for seed in seeds]
-    proposal = Proposal(
-        tokens=tokens.expand(count, -1),
-        parents=torch.tensor(tree.parents).expand(count, -1),
-        depths=tree.depths.expand(count, -1),
-        mask=tree.mask.expand(count, -1, -1),
-    )
-    found = verify_tree(
-        cast("Sequence[SequenceState]", sequences),
-        proposal,
-        logits.expand(count, -1, -1),
-        [len(tokens)] * count,
-    )
-    return [accepted.tokens for accepted in found]
+    samplers = [Sampler(replace(sampling, seed=seed), _UNSEEN, vocab) for seed in seeds]
+    proposal = tree_proposal(tree, tokens.expand(count, -1))
+    masks = TreeMasks(samplers, proposal)
+    paths = verify(Wanted.FLOAT32, samplers, proposal, logits.expand(count, -1, -1), masks)
+    return [a.tokens for a in AcceptedPaths.unpacked(paths.packed().tolist(), tree.steps)]
 
 
 def _p_value(counts: Counter[int], probs: Tensor) -> tuple[float, int]:

@@ -22,8 +22,8 @@ from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.tree import configured_tree
-from trt_eagle3.decode.step.decoder import Drafting
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.bundle import BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -173,7 +173,7 @@ class RecordingEngine(LLM):
         super().__init__(
             replace(
                 LoadedBundle.open(path, policy=FixedPolicy(self.tree), sessions=self._recorder),
-                asynchronous=False,
+                run_ahead=False,
             ),
             prefix_cache=False,
         )
@@ -230,9 +230,9 @@ class RecordingEngine(LLM):
         return "bfloat16" if rounded else self.record.engine.dtype
 
     @property
-    def drafting(self) -> Drafting | None:
+    def drafter(self) -> AutoregressiveDrafter | None:
         """The draft's graphs."""
-        return self.bundle.drafting
+        return self.bundle.drafter
 
     @property
     def embedding(self) -> EmbeddingTable:

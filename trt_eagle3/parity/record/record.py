@@ -107,7 +107,7 @@ def record_answers(
 
 def _target_ids(engine: RecordingEngine) -> Tensor | None:
     """As decoding looks them up, for every draft id."""
-    if engine.manifest is None or engine.drafting is None:
+    if engine.manifest is None or engine.drafter is None:
         return None
     ids = torch.arange(engine.manifest.draft_vocab_size)
-    return engine.drafting.proposer.runner.target_ids(ids.to(engine.device)).cpu()
+    return engine.drafter.runner.target_ids(ids.to(engine.device)).cpu()

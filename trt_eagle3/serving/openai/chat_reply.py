@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trt_eagle3.decode.request.request import Chunk, Generation, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk, Generation
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.assistant_message import (
     AssistantMessage,

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.decode.request.conversation import RawPrompt
-from trt_eagle3.decode.request.request import Chunk, Generation, Request, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk, Generation, Request
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param

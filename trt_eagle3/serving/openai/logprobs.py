@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trt_eagle3.decode.request.request import TokenLogprob
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 
 __all__ = ["chat_logprobs", "completion_logprobs", "response_logprobs"]

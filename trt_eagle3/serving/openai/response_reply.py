@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trt_eagle3.decode.request.request import Chunk, Generation, TokenLogprob
+from trt_eagle3.decode.request.request import Chunk, Generation
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.multimodal.assistant_message import MessageDelta, MessageParser
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 from trt_eagle3.serving.openai.call import CountReasoning, to_event

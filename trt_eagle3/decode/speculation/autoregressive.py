@@ -1,0 +1,333 @@
+"""The autoregressive drafter: EAGLE-3 and MTP, over the graphs ``fuse`` and ``draft``.
+
+Shapes: B sequences of a padded batch, S rows of each, T tree nodes, D nodes of the deepest path, k
+aux layers, H target hidden, Hd draft hidden, Vd draft vocab, P pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode.forward.batch import (
+    causal_mask_of,
+    segment_inputs,
+    segment_metadata,
+    segment_positions,
+)
+from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch, spread_tokens
+from trt_eagle3.decode.forward.prompt_rows import PromptRows
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
+from trt_eagle3.decode.forward.segment import Segment
+from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
+from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.sampling.sampler import Sampler
+from trt_eagle3.decode.speculation.accept import AcceptedPaths
+from trt_eagle3.decode.speculation.backfill import DraftBackfill
+from trt_eagle3.decode.speculation.draft_filter import DraftFilter, filtered_states
+from trt_eagle3.decode.speculation.drafter import DraftOutput
+from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
+from trt_eagle3.decode.speculation.proposal import Proposal, is_chain, tree_proposal
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.host_copy import to_device
+
+__all__ = [
+    "AutoregressiveDrafter",
+    "draft_decode_position",
+    "draft_positions",
+    "put_draft_visual",
+]
+
+_Count = TypeVar("_Count", int, Tensor)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What the draft knows after a step, on the device.
+
+    Attributes:
+        logits: f32 [B, Vd] and features: [B, Hd] of the last rows.
+        proposal: the next trees; None where none were wanted.
+    """
+
+    logits: Tensor
+    features: Tensor
+    proposal: Proposal | None
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Trees that were proposed ahead, and the sequences that they are for."""
+
+    rows: BatchRows
+    proposal: Proposal
+
+
+class AutoregressiveDrafter:
+    """Implements ``Drafter``: every level of a tree is a forward of the draft."""
+
+    def __init__(
+        self,
+        runner: DraftRunner,
+        manifest: DraftManifest,
+        *,
+        max_rows: int,
+        max_sequences: int | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        """``max_rows``, ``max_sequences``, ``fixed_shapes``: of ``DraftBackfill``."""
+        self.runner = runner
+        self.manifest = manifest
+        self.backfill = DraftBackfill(
+            runner.embedding,
+            len(manifest.aux_layers) * manifest.target_hidden_size,
+            self._commit,
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            fixed_shapes=fixed_shapes,
+        )
+        self._grower = TreeGrower(runner)
+        self._prepared: _Prepared | None = None
+
+    def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
+        """Capture forwards over prompts (``Drafter.capture_prompts``)."""
+        self.runner.capture_rows(max_rows, table_len, has_room)
+
+    def prefill(self, rows: PromptRows, next_ids: Tensor, page_table: Tensor, aux: Tensor) -> None:
+        """Run over rows of prompts (``Drafter.prefill``)."""
+        embeds = self.runner.embedding.lookup(next_ids)
+        for i, s in enumerate(rows.segments):
+            put_draft_visual(self.manifest, s.sequence.prompt, embeds[i], s.start)
+        self._commit_at(rows.segments, rows.positions, {"page_table": page_table}, embeds, aux)
+
+    def _commit(self, segments: Sequence[Segment], embeds: Tensor, aux: Tensor) -> None:
+        """Run over rows that were deferred (``backfill.Commit``)."""
+        inputs = segment_inputs(self.runner.states, segments)
+        positions = segment_positions(segments, embeds.shape[1])
+        self._commit_at(segments, positions, inputs, embeds, aux)
+
+    def _commit_at(
+        self,
+        segments: Sequence[Segment],
+        positions: Tensor,
+        state_inputs: Mapping[str, Tensor],
+        embeds: Tensor,
+        aux: Tensor,
+    ) -> None:
+        """Write rows with true features; each sequence's last one seeds its next proposals.
+
+        ``positions``: as of ``segment_positions``.
+        """
+        starts = torch.tensor([s.start for s in segments])
+        positions = draft_positions(self.manifest, starts, positions)
+        metadata = segment_metadata(segments, positions, state_inputs, embeds.device)
+        last = torch.tensor([[s.count - 1] for s in segments])
+        logits, out = self.runner.forward(embeds, self.runner.fuse(aux), metadata, last)
+        # copies: the next run of the same shapes may overwrite a session's outputs
+        kept, held = logits[:, 0].clone(), out[:, 0].clone()
+        for i, s in enumerate(segments):
+            s.sequence.draft = DraftState(s.stop, kept, held, i)
+            s.sequence.draft_length = s.stop
+
+    def propose(
+        self,
+        sequences: Sequence[SequenceState],
+        tree: AnyTree,
+        batch: DeviceBatch,
+        speculates: Sequence[bool],
+    ) -> Proposal:
+        """Trees that were proposed ahead, if they are for these sequences; else new ones."""
+        num_kept = None
+        if not all(speculates):
+            kept = [tree.num_nodes if s else 1 for s in speculates]
+            kept += [1] * (batch.size - len(kept))
+            num_kept = to_device(torch.tensor(kept, dtype=torch.int32), batch.lengths.device)
+        ready, self._prepared = self._prepared, None
+        proposal = None if ready is None else _reused(ready, sequences, tree, batch.size)
+        if proposal is None:
+            proposal = self._grow_now(sequences, tree, batch, speculates, num_kept)
+        return proposal if num_kept is None else replace(proposal, num_kept=num_kept)
+
+    def _grow_now(
+        self,
+        sequences: Sequence[SequenceState],
+        tree: AnyTree,
+        batch: DeviceBatch,
+        speculates: Sequence[bool],
+        num_kept: Tensor | None,
+    ) -> Proposal:
+        known = next(s.draft for s in sequences if s.draft)
+        for s, wanted in zip(sequences, speculates, strict=True):
+            assert not wanted or s.draft_length == s.length, (
+                f"draft holds {s.draft_length} rows, target {s.length}"
+            )
+        states = [s.draft or known for s in sequences]
+        states += [known] * (batch.size - len(states))
+        samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
+        rows = batch if num_kept is None else batch.only(num_kept > 1)
+        return self._grow(tree, rows, *DraftState.gather(states), samplers)
+
+    def extend(
+        self,
+        batch: DeviceBatch,
+        proposal: Proposal,
+        paths: AcceptedPaths,
+        aux: Tensor,
+        *,
+        ahead: bool,
+    ) -> _Output:
+        """Run over accepted rows with true features (``Drafter.extend``)."""
+        if not proposal.is_chain:  # whose accepted nodes are always the first ones
+            aux = aux.gather(1, paths.path[..., None].expand(-1, -1, aux.shape[2]))
+        size, width = paths.path.shape
+        nodes = _nodes(width, aux.device)
+        first = draft_decode_position(self.manifest, batch.lengths, batch.positions)
+        counts = paths.counts.int()
+        metadata = AttentionMetadata(
+            past=batch.lengths,
+            counts=counts,
+            state_inputs=batch.pages,
+            mask=causal_mask_of(width, aux.device).expand(size, -1, -1),
+            positions=(first[:, None] + nodes).expand(3, -1, -1),
+        )
+        end = paths.counts[:, None] - 1
+        embeds = self.runner.embedding.lookup(paths.tokens.clamp(min=0))
+        logits, out = self.runner.forward(embeds, self.runner.fuse(aux), metadata, end)
+        inputs = DraftInputs(
+            logits=logits[:, 0].clone(),  # the next run may overwrite a session's outputs
+            features=out.gather(1, end[..., None].expand(-1, -1, out.shape[2]))[:, 0],
+            lengths=batch.lengths + counts,
+            roots=paths.last.clamp(min=0),
+            positions=first + counts,
+            state_inputs=batch.pages,
+        )
+        following = self._grower.grow(proposal.tree, inputs) if ahead else None
+        return _Output(inputs.logits, inputs.features, following)
+
+    def keep(
+        self,
+        sequences: Sequence[SequenceState],
+        rows: Sequence[int],
+        output: DraftOutput,
+    ) -> None:
+        """Remember the last rows and the next trees of ``sequences`` (``Drafter.keep``)."""
+        assert isinstance(output, _Output)
+        for s, row in zip(sequences, rows, strict=True):
+            if s.drafting:
+                s.draft = DraftState(s.length, output.logits, output.features, row)
+                s.draft_length = s.length
+        if output.proposal is not None:
+            seats = BatchRows(sequences, [s.length for s in sequences], rows)
+            self._prepared = _Prepared(seats, output.proposal)
+
+    def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
+        """Whether drafts are kept to grammars, whose states the host advances."""
+        return DraftFilter.pays(filtered_states([s.sampler for s in sequences]))
+
+    def propose_ahead(
+        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
+    ) -> None:
+        """Propose for sequences whose tokens the host knows (``Drafter.propose_ahead``)."""
+        proposal = self._grow_now(sequences, tree, batch, [s.drafting for s in sequences], None)
+        rows = BatchRows(sequences, [s.length for s in sequences], range(len(sequences)))
+        self._prepared = _Prepared(rows, proposal)
+
+    def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
+        """Trees for a batch of padding (``Drafter.dummy_proposal``)."""
+        m, device = self.manifest, batch.lengths.device
+        logits = torch.zeros(batch.size, m.draft_vocab_size, device=device)
+        features = torch.zeros(batch.size, m.hidden_size, dtype=dtype, device=device)
+        proposal = self._grow(tree, batch, logits, features)
+        tokens = spread_tokens(tuple(proposal.tokens.shape), m.vocab_size, device)
+        return replace(proposal, tokens=tokens)
+
+    def _grow(
+        self,
+        tree: AnyTree,
+        batch: DeviceBatch,
+        logits: Tensor,
+        features: Tensor,
+        samplers: Sequence[Sampler | None] = (),
+    ) -> Proposal:
+        """``samplers``: by row, those whose last tokens the host knows."""
+        states = filtered_states(samplers)
+        inputs = DraftInputs(
+            logits=logits,
+            features=features,
+            lengths=batch.lengths,
+            roots=batch.roots.long(),
+            positions=draft_decode_position(self.manifest, batch.lengths, batch.positions),
+            state_inputs=batch.pages,
+            filter=DraftFilter(states, self.runner.target_ids)
+            if DraftFilter.pays(states)
+            else None,
+        )
+        return self._grower.grow(tree, inputs)
+
+
+def draft_positions(manifest: DraftManifest, first_rows: Tensor, positions: Tensor) -> Tensor:
+    """Rope positions int32 [3, B, S] of draft rows from ``first_rows`` [B] on.
+
+    ``positions`` int32 [3, B, S + 1]: the target's of those rows and of the row after them, where a
+    draft stands whose positions are shifted.
+    """
+    if manifest.positions == "linear":
+        count = torch.arange(positions.shape[2] - 1, dtype=torch.int32)
+        rows = first_rows[:, None].int() + manifest.position_shift + count
+        return rows.expand(3, -1, -1)
+    found = positions[..., 1:] if manifest.position_shift else positions[..., :-1]
+    return found[:1].expand(3, -1, -1) if manifest.positions == "temporal" else found
+
+
+def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Count) -> _Count:
+    """Rope position of the draft row after ``length`` rows, whose target row stands at rope
+    ``position``; of several sequences where they are tensors.
+    """
+    return (length if manifest.positions == "linear" else position) + manifest.position_shift
+
+
+def put_draft_visual(manifest: DraftManifest, prompt: Prompt, embeds: Tensor, start: int) -> None:
+    """Write what stands at image positions over ``embeds [S, Hd]`` of draft rows from ``start`` on.
+
+    Row t has the text embedding of token t + 1, and with it the visual one where the draft has
+    those at all.
+    """
+    if manifest.image_rows == "vision":
+        prompt.put_visual(embeds, start + int(manifest.image_rows_rotated))
+
+
+@lru_cache(maxsize=32)
+def _nodes(width: int, device: torch.device) -> Tensor:
+    """int32 [width]: 0, 1, ...; only to be read."""
+    return torch.arange(width, dtype=torch.int32, device=device)
+
+
+def _reused(
+    ready: _Prepared, sequences: Sequence[SequenceState], tree: AnyTree, size: int
+) -> Proposal | None:
+    """The prepared trees of ``sequences``, cut to ``tree`` and padded to ``size``; None where they
+    are for others or of another shape.
+    """
+    proposal = ready.proposal
+    shorter = is_chain(tree) and proposal.is_chain and tree.num_nodes < proposal.tree.num_nodes
+    if proposal.tree != tree and not shorter:
+        return None
+    rows = ready.rows.rows_of(sequences)
+    if min(rows) < 0:
+        return None
+    whole = len(proposal.tokens) == size and rows == list(range(len(rows)))
+    if whole and not shorter:
+        return proposal
+    tokens = proposal.tokens[:, : tree.num_nodes]
+    index = to_device(torch.tensor(rows + [0] * (size - len(rows))), tokens.device)
+    tokens = tokens if whole else tokens.index_select(0, index)
+    if isinstance(tree, Tree):
+        return tree_proposal(tree, tokens)
+    others = (proposal.parents, proposal.depths, proposal.mask)
+    return Proposal(tree, tokens, *(field.index_select(0, index) for field in others))

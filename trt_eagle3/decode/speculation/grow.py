@@ -1,0 +1,153 @@
+"""Growing trees level by level over an autoregressive draft, its own KV kept between levels.
+
+Row t of the draft is (features of target row t, embedding of token t + 1):
+
+    target rows   x0   x1   x2   x3
+    draft rows    (g0, x1)  (g1, x2)  (g2, x3)  (g3, x4)
+
+After every step the draft holds as many rows as the target, and the logits of its last row are the
+first proposals. Rows of proposals are drafted from the draft's own features, and overwritten by
+true ones when their tokens are accepted.
+
+Shapes: B sequences, T tree nodes, m rows of a level, Hd draft hidden, Vd draft vocab. Nothing here
+waits for the device but a filter of grammars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, all_rows
+from trt_eagle3.decode.speculation.draft_filter import DraftFilter
+from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree, ancestors
+from trt_eagle3.decode.speculation.proposal import Proposal, tree_proposal
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+
+__all__ = ["DraftInputs", "TreeGrower"]
+
+
+@dataclass(frozen=True)
+class DraftInputs:
+    """From where a batch of trees grows, on the device.
+
+    Attributes:
+        logits: f32 [B, Vd] and features: [B, Hd] of the last committed rows.
+        lengths: int32 [B] rows that the draft holds.
+        roots: int64 [B] last accepted tokens.
+        positions: int32 [B] rope positions at depth 1.
+        state_inputs: where the draft's states lie, with room for the tree's draft rows.
+        filter: what grammars allow; None without one.
+    """
+
+    logits: Tensor
+    features: Tensor
+    lengths: Tensor
+    roots: Tensor
+    positions: Tensor
+    state_inputs: Mapping[str, Tensor]
+    filter: DraftFilter | None = None
+
+    def first(self) -> tuple[Tensor, Tensor]:
+        """Logits f32 [B, 1, Vd], forbidden tokens left out, and features [B, 1, Hd] of the
+        roots.
+        """
+        logits = self.logits[:, None]
+        if self.filter is not None:
+            logits = self.filter.first(logits)
+        return logits, self.features[:, None]
+
+
+class TreeGrower:
+    """Grows static and dynamic trees."""
+
+    def __init__(self, runner: DraftRunner) -> None:
+        self._runner = runner
+
+    def grow(self, tree: AnyTree, inputs: DraftInputs) -> Proposal:
+        """A ``tree`` from the last accepted token of each sequence."""
+        return self._fill(tree, inputs) if isinstance(tree, Tree) else self._expand(tree, inputs)
+
+    def _fill(self, tree: Tree, inputs: DraftInputs) -> Proposal:
+        """A static tree: its shape says which token of which parent every node takes."""
+        logits, features = inputs.first()
+        tokens = [inputs.roots[:, None]]
+        for depth, step in enumerate(tree.steps_on(logits.device)):
+            best = self._runner.target_ids(_best(logits, step.width))
+            tokens.append(best[:, 0] if step.is_link else best[:, step.parents, step.ranks])
+            if step.mask is None:
+                break
+            inner, fed = tokens[-1], features
+            if not step.is_link:  # each index is a launch, and a chain's steps are short
+                inner, fed = inner[:, step.inner], features[:, step.parents[step.inner]]
+            mask = step.mask.expand(len(inner), -1, -1)
+            logits, features = self._level(inputs, depth, inner, fed, mask, step.num_shared)
+            if inputs.filter is not None:
+                logits = inputs.filter.level(logits, inner, step.parents[step.inner])
+        return tree_proposal(tree, torch.cat(tokens, dim=1))
+
+    def _expand(self, tree: DynamicTree, inputs: DraftInputs) -> Proposal:
+        """A dynamic tree: each level feeds the children that score best (``dynamic_tree``)."""
+        logits, features = inputs.first()
+        tokens, log_probs = self._children(logits, tree.topk)
+        candidates = Candidates(tokens[:, 0], log_probs[:, 0])
+        frontier = candidates.first()
+        own = torch.eye(tree.topk, dtype=torch.bool, device=logits.device).expand(
+            len(tokens), -1, -1
+        )
+        mask = own[..., :0]
+        for depth in range(tree.steps - 1):
+            rows = frontier.parents[..., None]
+            fed = features.gather(1, rows.expand(-1, -1, features.shape[2]))
+            above = mask.gather(1, rows.expand(-1, -1, mask.shape[2])) if depth else mask
+            mask = torch.cat([above, own], dim=2)
+            logits, features = self._level(inputs, depth, frontier.tokens, fed, mask)
+            if inputs.filter is not None:
+                logits = inputs.filter.level(logits, frontier.tokens, frontier.parents)
+            frontier = candidates.add(frontier, *self._children(logits, tree.topk))
+        kept, parents = candidates.keep(tree.num_nodes - 1)
+        seen = ancestors(parents, tree.steps)
+        tokens = torch.cat([inputs.roots[:, None], kept], dim=1)
+        return Proposal(tree, tokens, parents, seen.sum(dim=2) - 1, seen)
+
+    def _level(
+        self,
+        inputs: DraftInputs,
+        depth: int,
+        tokens: Tensor,
+        fed: Tensor,
+        mask: Tensor,
+        num_shared: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features; logits f32 [B, m, Vd] and
+        features [B, m, Hd]. ``num_shared``: rows of the tree before those of ``mask``.
+        """
+        batch, count = tokens.shape
+        metadata = AttentionMetadata(
+            past=inputs.lengths + num_shared if num_shared else inputs.lengths,
+            counts=[count] * batch,
+            state_inputs=inputs.state_inputs,
+            mask=mask,
+            positions=(inputs.positions[:, None] + depth).expand(3, batch, count),
+        )
+        embeds = self._runner.embedding.lookup(tokens)
+        return self._runner.forward(embeds, fed, metadata, all_rows(batch, count))
+
+    def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        """Target ids and log-probabilities [B, n, k] of the best tokens after each row of
+        ``logits [B, n, Vd]``.
+        """
+        best = logits.topk(topk, dim=-1)
+        log_probs = best.values - logits.logsumexp(dim=-1, keepdim=True)
+        # of a draft that overflowed: NaN would sort before its own parent
+        return self._runner.target_ids(best.indices), log_probs.nan_to_num(nan=-torch.inf)
+
+
+def _best(logits: Tensor, width: int) -> Tensor:
+    """int64 [..., width]: the best draft ids of each row; one of them is cheaper found by
+    argmax.
+    """
+    return logits.argmax(dim=-1, keepdim=True) if width == 1 else logits.topk(width, dim=-1).indices

@@ -1,0 +1,88 @@
+"""The forms of a step: ``Forward`` -> ``InFlight`` -> ``StepOutput``.
+
+Shapes: B sequences of a padded batch, T tree nodes, k aux layers, H target hidden, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.sampling.logprobs import LogprobsReadback
+from trt_eagle3.decode.speculation.accept import Accepted
+from trt_eagle3.decode.speculation.drafter import DraftOutput
+from trt_eagle3.decode.speculation.proposal import Proposal
+from trt_eagle3.decode.speculation.tree import AnyTree
+from trt_eagle3.decode.speculation.verify import Wanted
+from trt_eagle3.host_copy import Readback
+
+__all__ = ["Forward", "InFlight", "StepOutput"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A launched target forward over a tree, or a root, of each sequence.
+
+    Attributes:
+        sequences: the first rows of ``batch``. rows: the same, with their lengths.
+        speculates: which sequences have drafts; empty where no tree was proposed.
+        reduced: what ``wanted`` names of the logits: int64 [B, T] or [B, T, V].
+        aux: [B, T, k * H]; None without a draft.
+        after: the step whose tokens are the roots; None where the host knew them.
+    """
+
+    sequences: Sequence[SequenceState]
+    rows: BatchRows
+    batch: DeviceBatch
+    proposal: Proposal
+    speculates: Sequence[bool]
+    wanted: Wanted
+    reduced: Tensor
+    aux: Tensor | None
+    after: InFlight | None = None
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A step whose tokens are on their way to the host.
+
+    Attributes:
+        rows: the sequences, and where they stand.
+        tree: the verified tree; None without a draft. speculates: which sequences have drafts.
+        last: int64 [B] the last token of each, on the device.
+        readback: of ``AcceptedPaths.packed``.
+        drafted: what the drafter knows after it; None without a tree.
+        deferred: aux hidden states [B, k * H] to keep for the draft; None where none are wanted.
+        waits_for_host: the next trees are proposed once the host knows the tokens.
+        num_backfilled: rows that the draft was given first.
+    """
+
+    rows: BatchRows
+    tree: AnyTree | None
+    speculates: Sequence[bool]
+    last: Tensor
+    readback: Readback
+    logprobs: LogprobsReadback | None = None
+    drafted: DraftOutput | None = None
+    deferred: Tensor | None = None
+    waits_for_host: bool = False
+    num_backfilled: int = 0
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step emitted.
+
+    Attributes:
+        accepted: of each sequence; None of one that was not in it.
+        tree: the tree that was verified for sequences with ``Accepted.steps``; None without one.
+        num_backfilled: rows that the draft was given in the step.
+    """
+
+    accepted: Sequence[Accepted | None]
+    tree: AnyTree | None
+    num_backfilled: int = 0

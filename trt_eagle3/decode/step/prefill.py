@@ -1,0 +1,243 @@
+"""Prefill: rows of prompts through target and draft, and the first tokens of answers.
+
+A prefill is launched, and its first tokens are read later: they are on their way to the host while
+the draft runs over the prompt.
+
+Shapes: B segments of prompts, S rows of each, k aux layers, H target hidden, V vocab, P pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.forward.batch import of_width, segment_inputs, segment_metadata
+from trt_eagle3.decode.forward.chunks import padded_width
+from trt_eagle3.decode.forward.prompt_rows import PromptRows
+from trt_eagle3.decode.forward.runner import Rows, TargetRunner
+from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
+from trt_eagle3.decode.memory.row_ref import rows_of
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.sampling.logprobs import token_logprobs
+from trt_eagle3.decode.speculation.drafter import Drafter
+from trt_eagle3.decode.step.stepper import Stepper
+from trt_eagle3.engine.memory import request_memory
+from trt_eagle3.errors import DeviceMemoryError
+from trt_eagle3.host_copy import Readback, to_device
+
+__all__ = ["Chunk", "FirstTokens", "LaunchedPrefill", "Prefiller"]
+
+Chunk = tuple[SequenceState, int]
+"""A sequence, and how many of its next rows."""
+
+
+class FirstTokens:
+    """The first tokens of those sequences of a prefill whose prompts end in it."""
+
+    def __init__(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
+        """Choose from ``logits`` f32 [n, V], of the last row of each of ``chunks``."""
+        ends = [
+            (i, s)
+            for i, (s, count) in enumerate(chunks)
+            if not s.tokens and s.length + count == s.num_prefill
+        ]
+        self._rows = {s: row for row, (_, s) in enumerate(ends)}
+        self._readback: Readback | None = None
+        if not ends:
+            return
+        own = rows_of(logits, [i for i, _ in ends])
+        self._ids = own.argmax(dim=1)
+        for s, row in self._rows.items():
+            if s.sampler.needs_probs:
+                self._ids[row] = s.sampler.first(own[row])
+        wanted = [(s, row) for s, row in self._rows.items() if s.sampling.logprobs is not None]
+        self._logits = {s: own[row].clone() for s, row in wanted}
+        finite = own.amax(dim=1).isfinite()
+        self._readback = Readback(self._ids.masked_fill(~finite, -1))
+
+    def put_ids(self, ids: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """``ids`` int64 [B, S], of which row t has the token t + 1, with these after each prompt's
+        last one.
+        """
+        ends = [
+            (i * ids.shape[1] + segment.count - 1, self._rows[segment.sequence])
+            for i, segment in enumerate(segments)
+            if segment.is_last and segment.sequence in self._rows
+        ]
+        if not ends:
+            return ids
+        places, rows = zip(*ends, strict=True)
+        found = ids.clone(memory_format=torch.contiguous_format)
+        there = to_device(torch.tensor(places), ids.device)
+        found.view(-1).index_copy_(0, there, rows_of(self._ids, rows).to(ids.device))
+        return found
+
+    def append(self) -> None:
+        """Append each to its sequence; none where the logits are not finite. The host waits for
+        the samples, and for nothing that was launched after them.
+        """
+        tokens = [] if self._readback is None else self._readback.wait()
+        for sequence, token in zip(self._rows, tokens, strict=True):
+            if token < 0 or sequence.sampler.error:
+                continue
+            logits, count = self._logits.get(sequence), sequence.sampling.logprobs
+            found = []
+            if logits is not None and count is not None:
+                row = self._rows[sequence]
+                found = token_logprobs(logits[None], self._ids[row : row + 1], count)
+            sequence.append_tokens((token,), found)
+
+
+@dataclass
+class LaunchedPrefill:
+    """A prefill whose first tokens the host has not read.
+
+    Attributes:
+        begun: sequences that had no token before.
+        sequences: that take part. ended: those whose prompts end here.
+        failed: those whose chunks memory does not hold.
+    """
+
+    begun: Sequence[SequenceState] = ()
+    sequences: list[SequenceState] = field(default_factory=list)
+    ended: list[SequenceState] = field(default_factory=list)
+    failed: list[tuple[SequenceState, DeviceMemoryError]] = field(default_factory=list)
+    first_tokens: list[FirstTokens] = field(default_factory=list)
+
+    def wait(self) -> list[SequenceState]:
+        """Read the first tokens; returns the sequences whose prompts ended."""
+        for tokens in self.first_tokens:
+            tokens.append()
+        begun = {id(s) for s in self.begun}
+        return [s for s in self.ended if id(s) in begun]
+
+
+class Prefiller:
+    """Launches prefills."""
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        drafter: Drafter | None,
+        stepper: Stepper,
+        *,
+        max_seq_len: int,
+        chunk: int,
+        max_segments: int | None,
+        fixed_shapes: bool,
+    ) -> None:
+        """``stepper``: runs steps beside prompts. ``chunk``: rows of a forward at most.
+        ``max_segments``: batch rows of a forward whose prompts are cut; None: any, 0: prompts are
+        not cut. ``fixed_shapes``: pad a prompt that runs alone to a width that comes again.
+        """
+        self._target = target
+        self._drafter = drafter
+        self._stepper = stepper
+        self._max_seq_len = max_seq_len
+        self._chunk = chunk
+        self._max_segments = max_segments
+        self._fixed_shapes = fixed_shapes
+
+    def launch(
+        self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()
+    ) -> LaunchedPrefill:
+        """Run one forward over ``chunks``; where memory does not hold it, one for each: only a
+        sequence that is too large fails.
+
+        ``beside``: sequences that decode without a tree; their next step may run in the same
+        forward, and ``Stepper.step`` goes on from there.
+        """
+        launched = LaunchedPrefill([s for s, _ in chunks if not s.tokens])
+        if chunks:
+            self._launch(launched, chunks, beside)
+        return launched
+
+    def _launch(
+        self, launched: LaunchedPrefill, chunks: Sequence[Chunk], beside: Sequence[SequenceState]
+    ) -> None:
+        rows = sum(count for _, count in chunks)
+        try:
+            with request_memory(
+                f"prompt: {rows} tokens at once", "Rebuild with a smaller engine.prefill_chunk."
+            ):
+                launched.first_tokens.append(self.run(chunks, beside))
+        except DeviceMemoryError as error:
+            if len(chunks) == 1 and not beside:
+                launched.failed.append((chunks[0][0], error))
+                return
+            for chunk in chunks:
+                self._launch(launched, [chunk], ())
+            return
+        launched.sequences += [s for s, _ in chunks]
+        launched.ended += [s for s, _ in chunks if s.length >= s.num_prefill]
+
+    def run(self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()) -> FirstTokens:
+        """Launch one forward over ``chunks``. A sequence that is through with its prompt has a
+        token once the caller appends it; none, if its logits are not finite.
+        """
+        segments = cut(chunks, self._max_segments)
+        table = self._target.embedding
+        rows = PromptRows.of(segments, self._width(segments, len(beside)), table.device)
+        embeds = table.lookup(rows.ids[:, :-1])
+        inputs = segment_inputs(self._target.states, segments)
+        metadata = segment_metadata(segments, rows.positions[..., :-1], inputs, embeds.device)
+        last_rows = torch.tensor([[s.count - 1] for s in segments])
+        prompts = Rows(embeds, metadata, last_rows, self._put_visual(segments, embeds))
+        mixed = self._stepper.launch_mixed(beside, prompts) if beside else None
+        logits, aux = mixed or self._target.forward(
+            embeds, metadata, last_rows, prompts.visual_levels
+        )
+        first_tokens = FirstTokens(chunks, rows_of(logits[:, 0], last_segments(segments)))
+        try:
+            if aux is not None:
+                self._run_draft(rows, inputs["page_table"], aux, first_tokens)
+        except Exception:
+            # a sequence that is prefilled again, since the draft ran out of memory, has its token
+            first_tokens.append()
+            raise
+        # last: a prefill whose draft runs out of memory is run again, over the same states
+        self._target.states.swap_entries([s for s, _ in chunks])
+        for sequence, count in chunks:
+            sequence.length += count
+        return first_tokens
+
+    def _put_visual(self, segments: Sequence[Segment], embeds: Tensor) -> Tensor | None:
+        """Write visual embeddings over ``embeds`` [B, S, H]; returns the deepstack levels
+        [L, B, S, H], None without any.
+        """
+        if not any(s.sequence.prompt.has_visual(s.start, s.count) for s in segments):
+            return None
+        levels = embeds.new_zeros(self._target.num_visual_levels, *embeds.shape)
+        for i, s in enumerate(segments):
+            s.sequence.prompt.put_visual(embeds[i], s.start)
+            s.sequence.prompt.put_visual_levels(levels[:, i], s.start)
+        return levels
+
+    def _run_draft(
+        self, rows: PromptRows, page_table: Tensor, aux: Tensor, first_tokens: FirstTokens
+    ) -> None:
+        """Run the draft over the rows of those that it drafts for. The last row of a segment has
+        the next one's first token, and that of a prompt the answer's first.
+        """
+        drafting = [i for i, s in enumerate(rows.segments) if s.sequence.drafting]
+        if self._drafter is None or not drafting:
+            return
+        # a width that comes again, where others beside the prompt made the target's an odd one
+        width = self._width([rows.segments[i] for i in drafting])
+        aux = of_width(rows_of(aux, drafting), width, dim=1)
+        some = rows.only(drafting, width)
+        next_ids = first_tokens.put_ids(some.ids[:, 1:], some.segments)
+        self._drafter.prefill(some, next_ids, rows_of(page_table, drafting), aux)
+
+    def _width(self, segments: Sequence[Segment], num_beside: int = 0) -> int:
+        """Rows of each of ``segments`` in one forward; one alone is padded, with ``num_beside``
+        others, to a width that comes again, if chunk and length limit hold that.
+        """
+        widest = max(s.count for s in segments)
+        if not self._fixed_shapes or len(segments) > 1:
+            return widest
+        room = min(self._chunk - num_beside, self._max_seq_len - segments[0].start)
+        return max(widest, min(padded_width(widest + num_beside) - num_beside, room))

@@ -1,0 +1,427 @@
+"""Stepper: one step of a batch, ``launch -> InFlight -> collect -> StepOutput``.
+
+A step proposes a tree for each sequence, verifies all trees in one forward of the target, accepts
+on the device and extends the draft there. The host reads the tokens meanwhile. Without a tree a
+step is a forward over the roots.
+
+Where shapes stand still a step may run ahead of the host (``run_ahead``). A plain step then takes
+its roots from the step before on the device, and is launched before the host reads that step's
+tokens. A speculative step proposes the next trees at once; of a large batch the next step is
+launched before the tokens are delivered. Elsewhere a step is collected as soon as it is launched.
+
+Shapes: B sequences of a padded batch, T tree nodes, D nodes of the deepest path, k aux layers, H
+target hidden, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch, padded_size
+from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner, all_rows
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.sampling.logprobs import LogprobsReadback
+from trt_eagle3.decode.speculation.accept import Accepted, AcceptedPaths
+from trt_eagle3.decode.speculation.drafter import Drafter
+from trt_eagle3.decode.speculation.proposal import Proposal, tree_proposal, tree_shape
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.decode.speculation.tree_masks import TreeMasks
+from trt_eagle3.decode.speculation.verify import Wanted, take_draws, verify, wanted_of
+from trt_eagle3.decode.step.in_flight import Forward, InFlight, StepOutput
+from trt_eagle3.engine.session import Reduction
+from trt_eagle3.host_copy import Readback
+
+__all__ = ["Stepper", "num_tree_rows"]
+
+_ROOT = Tree.root_only()
+_LAUNCHED_AHEAD = 8
+"""Sequences from which on a speculative step is launched before the last one's tokens are
+delivered. A sequence that ends by those has taken part for nothing, which is much of a few."""
+
+_Run = Callable[[Rows, Reduction | None], tuple[Tensor, Tensor | None]]
+"""Runs rows as ``TargetRunner.forward`` does."""
+
+
+def num_tree_rows(tree: AnyTree) -> int:
+    """Rows of a sequence that ``tree`` needs, of target and draft."""
+    return max(tree.num_nodes, tree.num_draft_rows)
+
+
+class Stepper:
+    """Launches and collects steps. At most one is in flight between two calls."""
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        drafter: Drafter | None,
+        *,
+        max_seq_len: int,
+        max_batch_size: int | None,
+        run_ahead: bool,
+    ) -> None:
+        """``max_batch_size``: the most that batches are padded to; None: they are not padded.
+        ``run_ahead``: steps may run ahead of the host.
+        """
+        self._target = target
+        self._drafter = drafter
+        self._states = target.states
+        self._max_seq_len = max_seq_len
+        self._max_batch_size = max_batch_size
+        self._run_ahead = run_ahead
+        self._in_flight: InFlight | None = None
+        self._mixed: Forward | None = None  # that ran with a prompt
+
+    def step(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> StepOutput:
+        """The output of the step in flight, or of one that is launched now over ``tree``.
+
+        A step may be in flight since before a sequence joined, or another tree was wanted: both
+        count from the next step on.
+        """
+        if not any(self.speculates(s, tree) for s in sequences):
+            tree = None
+        in_flight, mixed = self._take(sequences)
+        if in_flight is not None and in_flight.tree is None and tree is not None:
+            self._swap_entries(in_flight, sequences)
+            return self.collect(in_flight, sequences)  # whose rows are backfilled by the next step
+        num_backfilled = self._backfill(sequences, tree)
+        if in_flight is None and mixed is not None and tree is None:
+            in_flight, mixed = self._accept(mixed), None
+        elif in_flight is None:
+            in_flight = self.launch(sequences, tree)
+        self._swap_entries(in_flight, sequences)
+        ahead: Forward | None = None
+        if in_flight.tree is None and tree is None:
+            ahead = mixed or self._forward_after(in_flight, sequences, self._forward)
+        found = self.collect(in_flight, sequences)
+        if ahead is not None:  # now that the host knows the tokens before
+            self._in_flight = self._accept(ahead)
+        elif in_flight.tree is not None and tree is not None:
+            self._in_flight = self._launch_ahead(sequences, tree)
+        return replace(found, num_backfilled=num_backfilled)
+
+    def launch(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> InFlight:
+        """Launch a step from what the host knows: over ``tree`` of each sequence that can take it,
+        else over its root.
+        """
+        speculates = [self.speculates(s, tree) for s in sequences]
+        if tree is None or not any(speculates):
+            return self._accept(self._first_forward(sequences, self._forward))
+        assert self._drafter is not None
+        self._states.check_tree(tree.num_nodes)
+        rows_ahead = tree.num_nodes + tree.num_draft_rows
+        if self._run_ahead:
+            for s in sequences:  # near the limit nothing is proposed ahead, which takes the rest
+                self._has_room(s, min(s.length + rows_ahead, self._max_seq_len))
+        num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
+        lengths = [s.length for s in sequences]
+        batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
+        proposal = self._drafter.propose(sequences, tree, batch, speculates)
+        masks = TreeMasks([s.sampler for s in sequences], proposal)
+        wanted = wanted_of([s.sampler for s in sequences])
+        reduced, aux = self._forward(self._rows(proposal, batch), wanted.reduction)
+        rows = BatchRows(sequences, lengths, range(len(sequences)))
+        forward = Forward(sequences, rows, batch, proposal, speculates, wanted, reduced, aux)
+        return self._accept(forward, masks)
+
+    def launch_mixed(
+        self, sequences: Sequence[SequenceState], prompts: Rows
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Run ``prompts`` and the next plain step of ``sequences`` as one forward, from which
+        ``step`` goes on.
+
+        Returns:
+            As ``TargetRunner.forward`` of ``prompts``; None where nothing was run: a tree is being
+            verified, no sequence goes on, or pages are lacking.
+        """
+        found: list[tuple[Tensor, Tensor | None]] = []
+
+        def run(rows: Rows, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
+            of_prompts, of_steps = self._target.forward_mixed(prompts, rows, reduce)
+            found.append(of_prompts)
+            return of_steps
+
+        before = self._in_flight
+        if before is not None and before.tree is not None:
+            return None
+        if before is not None and max(before.rows.rows_of(sequences)) >= 0:
+            self._mixed = self._forward_after(before, sequences, run)
+        elif all(self._has_room(s, s.length + 1) for s in sequences):
+            self._mixed = self._first_forward(sequences, run)
+        return found[0] if found else None
+
+    def collect(self, done: InFlight, sequences: Sequence[SequenceState]) -> StepOutput:
+        """Read the tokens of ``done``, and append them to those of ``sequences`` that are in it,
+        whose entries are swapped.
+        """
+        rows = done.rows.rows_of(sequences)
+        found = self._read(done, rows)
+        present = [(s, row) for s, row in zip(sequences, rows, strict=True) if row >= 0]
+        for s, row in present:
+            if s.sampler.error:
+                found[row] = Accepted(())
+            take_draws(s.sampler, found[row].draws)
+        seen, places = [s for s, _ in present], [row for _, row in present]
+        if self._drafter is not None and done.deferred is not None:
+            self._drafter.backfill.defer(seen, places, done.deferred)
+        for s, row in present:
+            s.append_tokens(found[row].tokens, found[row].logprobs)
+            s.length += len(found[row].tokens)
+        if self._drafter is not None and done.tree is not None and done.drafted is not None:
+            self._drafter.keep(seen, places, done.drafted)
+            if done.waits_for_host:
+                self._propose_ahead(seen, done.tree)
+        accepted = [found[row] if row >= 0 else None for row in rows]
+        return StepOutput(accepted, done.tree)
+
+    def run_dummy(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
+        """Run steps of a batch of ``size`` that is padding alone.
+
+        ``table_len``: pages in a page table.
+        """
+        table = self._target.embedding
+        batch = DeviceBatch.dummy(self._states, size, table_len, table.num_tokens, table.device)
+        for _ in range(times):
+            if tree is None:
+                roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
+                self._forward(self._rows(roots, batch), Wanted.TOKENS.reduction)
+                continue
+            assert self._drafter is not None
+            proposal = self._drafter.dummy_proposal(tree, batch, table.dtype)
+            reduced, aux = self._forward(self._rows(proposal, batch), Wanted.TOKENS.reduction)
+            assert aux is not None
+            paths = verify(Wanted.TOKENS, [], proposal, reduced, TreeMasks([], proposal))
+            self._drafter.extend(batch, proposal, paths, aux, ahead=False)
+            self._states.commit(
+                batch.state_inputs,
+                batch.lengths,
+                paths.path,
+                paths.counts,
+                page_size=1,
+                in_place=True,
+            )
+
+    def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
+        """Whether ``sequence`` takes ``tree`` in its next step: near the length limit it decodes
+        without one.
+        """
+        return sequence.drafting and self._drafter is not None and self.holds(sequence, tree)
+
+    def holds(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
+        """Whether the length limit leaves room for ``tree`` after the known tokens."""
+        if tree is None:
+            return False
+        return sequence.num_prefill + num_tree_rows(tree) < self._max_seq_len
+
+    def _take(self, sequences: Sequence[SequenceState]) -> tuple[InFlight | None, Forward | None]:
+        """The step in flight for any of ``sequences``, and the forward that ran after it."""
+        in_flight, mixed = self._in_flight, self._mixed
+        self._in_flight = self._mixed = None
+        if in_flight is not None and max(in_flight.rows.rows_of(sequences)) < 0:
+            in_flight = None
+        return in_flight, mixed if mixed is not None and mixed.after is in_flight else None
+
+    def _backfill(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> int:
+        """Give the draft the rows that it needs now."""
+        if self._drafter is None:
+            return 0
+        backfill = self._drafter.backfill
+        return backfill.run(sequences if tree is not None else backfill.due(sequences))
+
+    def _first_forward(self, sequences: Sequence[SequenceState], run: _Run) -> Forward:
+        """A forward over the roots, which the host knows."""
+        return self._root_forward(sequences, None, [-1] * len(sequences), run)
+
+    def _forward_after(
+        self, before: InFlight, sequences: Sequence[SequenceState], run: _Run
+    ) -> Forward | None:
+        """The forward after ``before`` of those of ``sequences`` that go on, over roots that the
+        device knows. None where no sequence goes on, or pages are lacking.
+        """
+        if not self._run_ahead:
+            return None
+        rows = before.rows.rows_of(sequences)
+        going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
+        if not going or not all(self._has_room(s, s.length + 2) for s, _ in going):
+            return None
+        return self._root_forward([s for s, _ in going], before, [row for _, row in going], run)
+
+    def _root_forward(
+        self,
+        sequences: Sequence[SequenceState],
+        before: InFlight | None,
+        rows: Sequence[int],
+        run: _Run,
+    ) -> Forward:
+        """A forward over one root of each of ``sequences``, which have ``rows`` in ``before``."""
+        lengths = [s.length + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
+        batch = self._batch(sequences, lengths, rows, [1] * len(sequences))
+        roots = batch.roots.long()
+        if before is not None:
+            unchanged = list(rows) == list(range(len(rows)))
+            roots = _roots_after(before, batch, unchanged=unchanged)
+        proposal = tree_proposal(_ROOT, roots[:, None])
+        wanted = wanted_of([s.sampler for s in sequences])
+        reduced, aux = run(self._rows(proposal, batch), wanted.reduction)
+        # a copy: the next forward may overwrite a session's outputs
+        drafts = aux is not None and any(s.draft for s in sequences)
+        aux = aux[:, :1].clone() if aux is not None and drafts else None
+        own = BatchRows(sequences, lengths, range(len(sequences)))
+        return Forward(sequences, own, batch, proposal, (), wanted, reduced, aux, before)
+
+    def _accept(self, forward: Forward, masks: TreeMasks | None = None) -> InFlight:
+        """Choose the tokens of ``forward`` on the device, and keep the rows that stay.
+
+        ``masks``: begun before the forward; None of roots, whose masks need no draft.
+        """
+        sequences, batch, proposal = forward.sequences, forward.batch, forward.proposal
+        samplers = [s.sampler for s in sequences]
+        masks = masks or TreeMasks(samplers, proposal)
+        paths = verify(forward.wanted, samplers, proposal, forward.reduced, masks)
+        logprobs = None
+        if forward.wanted is Wanted.FLOAT32:
+            num_best = [s.sampling.logprobs for s in sequences]
+            logprobs = LogprobsReadback(num_best, forward.reduced, paths.path, paths.tokens)
+        packed = paths.packed()
+        readback = Readback(packed)  # before the draft's work: the host waits for no more
+        in_flight = InFlight(forward.rows, None, (), packed, readback, logprobs)
+        if not forward.speculates:
+            deferred = None if forward.aux is None else forward.aux[:, 0]
+            return replace(in_flight, deferred=deferred)
+        assert self._drafter is not None
+        assert forward.aux is not None
+        tree = proposal.tree
+        waits = self._run_ahead and self._drafter.waits_for_host(sequences)
+        num_rows = max(s.length for s in sequences) + tree.num_nodes + tree.num_draft_rows
+        ahead = self._run_ahead and not waits and num_rows <= self._max_seq_len
+        drafted = self._drafter.extend(batch, proposal, paths, forward.aux, ahead=ahead)
+        page_size, in_place = sequences[0].pool.page_size, proposal.is_chain
+        self._states.commit(
+            batch.state_inputs,
+            batch.lengths,
+            paths.path,
+            paths.counts,
+            page_size,
+            in_place=in_place,
+        )
+        return replace(
+            in_flight,
+            tree=tree,
+            speculates=forward.speculates,
+            last=paths.last,
+            drafted=drafted,
+            waits_for_host=waits,
+        )
+
+    def _commit(
+        self, batch: DeviceBatch, paths: AcceptedPaths, page_size: int, *, in_place: bool
+    ) -> None:
+        """Keep the target's rows of accepted nodes, which stand at the front with ``in_place``."""
+        inputs, path, counts = batch.state_inputs, paths.path, paths.counts
+        self._states.commit(inputs, batch.lengths, path, counts, page_size, in_place=in_place)
+
+    def _swap_entries(self, done: InFlight, sequences: Sequence[SequenceState]) -> None:
+        """Give those of ``sequences`` that are in ``done`` the states that it wrote, before
+        anything is launched over them.
+        """
+        rows = done.rows.rows_of(sequences)
+        self._states.swap_entries([s for s, row in zip(sequences, rows, strict=True) if row >= 0])
+
+    def _read(self, done: InFlight, rows: Sequence[int]) -> list[Accepted]:
+        """What each row of ``done`` emits, with the log-probabilities of those at ``rows``."""
+        found = AcceptedPaths.unpacked(done.readback.wait(), done.tree.steps if done.tree else 0)
+        for row in rows:
+            if row >= 0 and done.tree is not None and not done.speculates[row]:
+                found[row] = replace(found[row], steps=0)
+            if row >= 0 and done.logprobs is not None:
+                logprobs = done.logprobs.wait(row, len(found[row].tokens))
+                found[row] = replace(found[row], logprobs=logprobs)
+        return found
+
+    def _launch_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree) -> InFlight | None:
+        """The next step of those of ``sequences`` that go on; None of a few sequences, or where
+        pages are lacking.
+        """
+        if not self._run_ahead or len(sequences) < _LAUNCHED_AHEAD:
+            return None
+        going = [s for s in sequences if self._goes_on(s, -1)]
+        wanted = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
+        pairs = zip(going, wanted, strict=True)
+        if max(wanted, default=1) == 1 or not all(
+            self._has_room(s, s.length + n) for s, n in pairs
+        ):
+            return None
+        return self.launch(going, tree)
+
+    def _propose_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree) -> None:
+        """Propose the next trees of sequences whose tokens the host knows, if all can take one."""
+        assert self._drafter is not None
+        if not any(s.drafting for s in sequences) or not all(
+            self.holds(s, tree) and self._has_room(s, s.length + num_tree_rows(tree))
+            for s in sequences
+        ):
+            return
+        lengths = [s.length for s in sequences]
+        num_new = [tree.num_nodes + tree.num_draft_rows] * len(lengths)
+        batch = self._batch(sequences, lengths, [-1] * len(lengths), num_new)
+        self._drafter.propose_ahead(sequences, tree, batch)
+
+    def _goes_on(self, sequence: SequenceState, row: int) -> bool:
+        """Whether ``sequence`` wants a token more than the step emits in which it has ``row``."""
+        emitted = int(row >= 0)
+        wanted = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
+        return wanted and sequence.num_tokens + emitted < self._max_seq_len
+
+    def _has_room(self, sequence: SequenceState, num_rows: int) -> bool:
+        """Whether ``num_rows`` rows have pages now; no other sequence gives any back."""
+        if self._states.lacking(sequence, num_rows) > 0:
+            return False
+        self._states.reserve(sequence, num_rows)
+        return True
+
+    def _batch(
+        self,
+        sequences: Sequence[SequenceState],
+        lengths: Sequence[int],
+        rows: Sequence[int],
+        num_new: Sequence[int],
+    ) -> DeviceBatch:
+        size = len(sequences)
+        if self._max_batch_size is not None:
+            size = padded_size(size, self._max_batch_size)
+        device = self._target.embedding.device
+        return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
+
+    def _forward(self, rows: Rows, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
+        return self._target.forward(rows.embeds, rows.metadata, rows.logit_rows, reduce=reduce)
+
+    def _rows(self, proposal: Proposal, batch: DeviceBatch) -> Rows:
+        """The nodes of each sequence's tree, as the target runs them."""
+        size, num_nodes = proposal.tokens.shape
+        tree, device = proposal.tree, batch.positions.device
+        fixed = isinstance(tree, Tree)  # its shape is not to be copied every time
+        depths = tree_shape(tree, device).depths if fixed else proposal.depths.int()
+        metadata = AttentionMetadata(
+            past=batch.lengths,
+            counts=[num_nodes] * size if proposal.num_kept is None else proposal.num_kept,
+            state_inputs=batch.state_inputs,
+            mask=proposal.mask,
+            positions=(batch.positions[:, None] + depths).expand(3, -1, -1),
+        )
+        embeds = self._target.embedding.lookup(proposal.tokens)
+        return Rows(embeds, metadata, all_rows(size, num_nodes))
+
+
+def _roots_after(before: InFlight, batch: DeviceBatch, *, unchanged: bool) -> Tensor:
+    """int64 [B]: the last token of each of ``batch``, of ``before`` or as the host knows it.
+
+    ``unchanged``: the batch is that of ``before``.
+    """
+    emitted = before.last.clamp(min=0)
+    if unchanged and len(emitted) == batch.size:
+        return emitted
+    emitted = emitted.index_select(0, batch.rows.clamp(min=0))
+    return torch.where(batch.rows >= 0, emitted, batch.roots.long())
