@@ -29,8 +29,7 @@ from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation.tree import static_tree
-from trt_eagle3.decode.step.decoder import AnyTree
+from trt_eagle3.decode.speculation.tree import AnyTree, static_tree
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]

@@ -35,8 +35,7 @@ from trt_eagle3.decode.sampling.grammar_text import grammar_text
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.speculation import tree_masks
-from trt_eagle3.decode.speculation.tree import configured_tree
-from trt_eagle3.decode.step.decoder import AnyTree
+from trt_eagle3.decode.speculation.tree import AnyTree, configured_tree
 from trt_eagle3.io.run_command import run_command
 
 __all__ = [

@@ -25,8 +25,7 @@ from benchmarks.timing import matmul_rate
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation.tree import static_tree
-from trt_eagle3.decode.step.decoder import AnyTree
+from trt_eagle3.decode.speculation.tree import AnyTree, static_tree
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import TargetSpec
 

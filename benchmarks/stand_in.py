@@ -18,10 +18,10 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from trt_eagle3.decode.speculation.accept import greedy_tokens
 
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.decode.speculation.tree_outcome import gives_tokens
 from trt_eagle3.engine.session import Reduction, Session, with_picked_rows
 from trt_eagle3.host_copy import Readback
 from trt_eagle3.spec import StateSpec
@@ -197,7 +197,7 @@ class StandInSession:
         drawn = torch.randint(len(self._ids), (size, num_rows), generator=self._draw)
         tokens = self._ids[drawn]
         outputs = {"logits": tokens}
-        if not gives_tokens(reduced.get("logits")):
+        if reduced.get("logits") is not greedy_tokens:
             zeros = torch.zeros(size, num_rows, self._vocab_size)
             outputs["logits"] = zeros.scatter_(2, tokens[..., None], 1.0)
         if self._aux_size:

@@ -25,11 +25,13 @@ from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt, Vision
-from trt_eagle3.decode.speculation import propose as propose_module
+from trt_eagle3.decode.speculation import grow as grow_module
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, Frontier
-from trt_eagle3.decode.speculation.propose import AnyDrafters, Drafters, Proposer
-from trt_eagle3.decode.speculation.tree import Tree
-from trt_eagle3.decode.step.decoder import AnyTree, Decoder, Drafting
+from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -74,9 +76,9 @@ class RecordingTarget(TargetRunner):
         visual_levels: Tensor | None = None,
         reduce: Reduction | None = None,
     ) -> Any:
-        logits, aux = super().forward(embeds, metadata, logit_rows, visual_levels, reduce)
-        self.recorder.roots.append((metadata.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
-        return logits, aux
+        logits, aux = super().forward(embeds, metadata, logit_rows, visual_levels)
+        self.recorder.roots.append((int(metadata.past[0] + logit_rows[0, 0]), logits[0, 0]))
+        return reduce(logits) if reduce else logits, aux
 
     def forward_mixed(self, prompts: Rows, steps: Rows, reduce: Reduction | None) -> Any:
         return self.forward(*vars(prompts).values()), self.forward(*vars(steps).values(), reduce)
@@ -93,35 +95,45 @@ class RecordingDraft(DraftRunner):
         return logits, out
 
 
-class RecordingProposer(Proposer):
-    recorder: Recorder
-    runner: RecordingDraft
+class RecordingGrower(TreeGrower):
+    def __init__(self, runner: RecordingDraft, recorder: Recorder) -> None:
+        super().__init__(runner)
+        self._draft, self._recorder = runner, recorder
 
-    def extend(
-        self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor
-    ) -> list[DraftState]:
-        self.runner.level_logits = []
-        states = super().extend(metadata, embeds, features)
-        self.recorder.states += states
-        return states
-
-    def propose(self, tree: AnyTree, drafters: AnyDrafters) -> Any:
-        if not isinstance(drafters, Drafters):
-            return super().propose(tree, drafters)
-        self.runner.level_logits = []
-        with patch.object(propose_module, "Candidates", RecordingCandidates):
-            proposal = super().propose(tree, drafters)
-        length, logits = drafters.states[0].length, self.runner.level_logits
+    def grow(self, tree: AnyTree, inputs: DraftInputs) -> Any:
+        self._draft.level_logits = []
+        with patch.object(grow_module, "Candidates", RecordingCandidates):
+            proposal = super().grow(tree, inputs)
+        length, logits = int(inputs.lengths[0]), self._draft.level_logits
         if isinstance(tree, Tree):
             whole, tokens = tree, proposal.tokens[0].tolist()
         else:
             candidates = RecordingCandidates.last
-            whole, tokens = candidates.considered(drafters.roots[0])
+            whole, tokens = candidates.considered(int(inputs.roots[0]))
             logits = [
                 rows[order] for rows, order in zip(logits, candidates.orders[:-1], strict=True)
             ]
-        self.recorder.proposals.append(Proposal(length, whole, tokens, logits))
+        self._recorder.proposals.append(Proposal(length, whole, tokens, logits))
         return proposal
+
+
+class RecordingDrafter(AutoregressiveDrafter):
+    """``recorder``: of its proposals, and of the states of the first sequence."""
+
+    def __init__(
+        self, runner: RecordingDraft, manifest: DraftManifest, recorder: Recorder, **options: Any
+    ) -> None:
+        super().__init__(runner, manifest, **options)
+        self._recorder = recorder
+        self._grower = RecordingGrower(runner, recorder)
+
+    def _commit_at(self, segments: Any, *args: Any) -> None:
+        super()._commit_at(segments, *args)
+        self._recorder.states += [s.sequence.draft for s in segments]
+
+    def keep(self, sequences: Any, *args: Any) -> None:
+        super().keep(sequences, *args)
+        self._recorder.states += [s.draft for s in sequences if s.draft]
 
 
 class RecordingCandidates(Candidates):
@@ -174,7 +186,7 @@ class Pair:
         self,
         recorder: Recorder,
         max_seq_len: int,
-        drafting: Drafting | None = None,
+        drafter: Drafter | None = None,
         *,
         fixed_shapes: bool = False,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -187,21 +199,27 @@ class Pair:
         runner.recorder = recorder
         return Decoder(
             runner,
-            drafting,
+            drafter,
             max_seq_len=max_seq_len,
             prefill_chunk=prefill_chunk,
             fixed_shapes=fixed_shapes,
         )
 
-    def drafting(self, recorder: Recorder, **changes: Any) -> Drafting:
+    def drafter(
+        self,
+        recorder: Recorder,
+        *,
+        fixed_shapes: bool = False,
+        prefill_chunk: int = PREFILL_CHUNK,
+        **changes: Any,
+    ) -> RecordingDrafter:
         """``changes``: fields in which the decoder is told a wrong manifest."""
-        m = self.draft.manifest
         session = self.sessions["draft"]
         states = layer_states(session.states, NUM_PAGES * PAGE_SIZE)
         runner = RecordingDraft(self.sessions["fuse"], session, states, self.tables[1], self.d2t)
-        proposer = RecordingProposer(runner)
-        proposer.recorder = recorder
-        return Drafting(proposer, dataclasses.replace(m, **changes))
+        manifest = dataclasses.replace(self.draft.manifest, **changes)
+        options = {"max_rows": prefill_chunk, "fixed_shapes": fixed_shapes}
+        return RecordingDrafter(runner, manifest, recorder, **options)
 
     def sequence(self, prompt: Prompt, pool: PagePool, *, drafting: bool = False) -> SequenceState:
         return SequenceState(prompt, pool, VOCAB, drafting=drafting)
@@ -313,8 +331,8 @@ def run(
 ) -> Run:
     """Decode at least ``num_tokens`` tokens, plainly where ``tree`` is None."""
     recorder, pool = Recorder(), shuffled_pool()
-    drafting = pair.drafting(recorder, **changes) if tree else None
-    decoder = pair.decoder(recorder, max_seq_len, drafting)
+    drafter = pair.drafter(recorder, **changes) if tree else None
+    decoder = pair.decoder(recorder, max_seq_len, drafter)
     generator = decoder.run(pair.sequence(prompt, pool, drafting=bool(tree)), tree)
     passes: list[tuple[int, ...]] = []
     for tokens in _until(generator, num_tokens):

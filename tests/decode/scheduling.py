@@ -16,8 +16,8 @@ from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.schedule.scheduler import Encoder, Scheduler
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
-from trt_eagle3.decode.speculation.tree import Tree
-from trt_eagle3.decode.step.decoder import AnyTree, Decoder
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.spec import RopeSpec
 
 MAX_SEQ_LEN, MAX_TOKENS, MAX_BATCH = 48, 14, 3
@@ -109,13 +109,9 @@ def make_scheduler(
     policy: Policy | None = None,
 ) -> Scheduler:
     fixed = pool.table_len is not None
-    decoder: Decoder = pair().decoder(
-        Recorder(),
-        MAX_SEQ_LEN,
-        pair().drafting(Recorder()),
-        fixed_shapes=fixed,
-        prefill_chunk=chunk,
-    )
+    shapes: dict[str, Any] = {"fixed_shapes": fixed, "prefill_chunk": chunk}
+    drafter = pair().drafter(Recorder(), **shapes)
+    decoder: Decoder = pair().decoder(Recorder(), MAX_SEQ_LEN, drafter, **shapes)
     return Scheduler(
         decoder,
         max_batch_size=MAX_BATCH,
