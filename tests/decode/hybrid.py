@@ -17,9 +17,8 @@ from tests.decode.pair import (
     PREFILL_CHUNK,
     VOCAB,
     Pair,
-    Recorder,
 )
-from tests.decode.recurrent import ANSWERS, GuessingDecoder, GuessingDraft
+from tests.decode.recurrent import ANSWERS, guessing
 from tests.decode.scheduling import (
     MAX_BATCH,
     MAX_SEQ_LEN,
@@ -40,6 +39,7 @@ from trt_eagle3.decode.memory.recurrent import RecurrentStates
 from trt_eagle3.decode.memory.state import LayerStates, PagedStates
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.schedule.scheduler import Scheduler
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.drafts.mtp.reference import MtpReference
 from trt_eagle3.drafts.registry import kind_of
@@ -112,20 +112,16 @@ class Hybrid:
         backend: str = "onnxruntime",
         *,
         fixed_shapes: bool = False,
-    ) -> GuessingDecoder:
-        """``fixed_shapes``: cycles are asynchronous."""
+    ) -> Decoder:
+        """``fixed_shapes``: steps run ahead of the host."""
         path = self.pair.target.spec.path
         session = SESSIONS[backend](path / "target.onnx", path)
         paged = [s for s in session.states if s.kind == "paged"]
         layers = LayerStates(PagedStates(paged, NUM_PAGES * PAGE_SIZE), states)
         target = TargetRunner(session, layers, self.pair.tables[0], 0)
         sizes: dict[str, Any] = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}
-        drafting = self.pair.drafting(Recorder())
-        decoder = GuessingDecoder(target, drafting, fixed_shapes=fixed_shapes, **sizes)
-        if fixed_shapes:
-            ahead = GuessingDraft(drafting.proposer, drafting.manifest)
-            decoder.async_cycles._draft = ahead  # type: ignore[union-attr]
-        return decoder
+        drafter = guessing(self.pair, fixed_shapes=fixed_shapes)
+        return Decoder(target, drafter, fixed_shapes=fixed_shapes, **sizes)
 
     def make_states(self, num_snapshots: int = 0) -> RecurrentStates:
         kept = [s for s in self.pair.sessions["target"].states if s.kind != "paged"]

@@ -85,7 +85,9 @@ class RecordingTarget(TargetRunner):
 
 
 class RecordingDraft(DraftRunner):
-    level_logits: list[Tensor]
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.level_logits: list[Tensor] = []
 
     def forward(
         self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
@@ -104,7 +106,7 @@ class RecordingGrower(TreeGrower):
         self._draft.level_logits = []
         with patch.object(grow_module, "Candidates", RecordingCandidates):
             proposal = super().grow(tree, inputs)
-        length, logits = int(inputs.lengths[0]), self._draft.level_logits
+        length, logits = int(inputs.lengths[0]), [*self._draft.level_logits]
         if isinstance(tree, Tree):
             whole, tokens = tree, proposal.tokens[0].tolist()
         else:
@@ -189,6 +191,7 @@ class Pair:
         drafter: Drafter | None = None,
         *,
         fixed_shapes: bool = False,
+        run_ahead: bool = True,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> Decoder:
         session = self.sessions["target"]
@@ -203,6 +206,7 @@ class Pair:
             max_seq_len=max_seq_len,
             prefill_chunk=prefill_chunk,
             fixed_shapes=fixed_shapes,
+            run_ahead=run_ahead,
         )
 
     def drafter(

@@ -7,32 +7,32 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB, Recorder
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB, Pair, Recorder
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, TreeFor, pair
-from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
-from trt_eagle3.decode.memory.state import Commit, LayerStates, PagedStates
+from trt_eagle3.decode.memory.state import LayerStates, PagedStates
 from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation.draft_ahead import DraftAhead
-from trt_eagle3.decode.speculation.propose import Proposal
-from trt_eagle3.decode.step.decoder import AnyTree, Decoder
-from trt_eagle3.engine.session import Session
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.proposal import Proposal
+from trt_eagle3.decode.speculation.tree import AnyTree
+from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.engine.session import Reduction, Session
 
-__all__ = ["ANSWERS", "CommitBy", "HashStates", "make_decoder", "make_scheduler"]
+__all__ = ["ANSWERS", "HashStates", "guessing", "make_decoder", "make_scheduler"]
 
-CommitBy = Literal["select", "replay"]
 ANSWERS: dict[int, list[int]] = {}
 """What prompts (by ``id``) are known to be answered: proposals are often right about them."""
 _NOISE = 0.4  # how far the state moves a logit
@@ -44,19 +44,19 @@ def follow(state: bytes, row: Tensor) -> bytes:
 
 
 class HashStates:
-    """Implements ``PerSequenceStates``: an entry is a hash of all rows so far, in order.
+    """Implements ``PerSequenceStates``: an entry is a hash of all rows so far, in order."""
 
-    ``commit_by``: as a graph that keeps the state after every new row, or as one that keeps the new
-    rows.
-    """
+    max_tree_nodes = 64
 
-    def __init__(self, commit_by: CommitBy, num_snapshots: int) -> None:
+    def __init__(self, num_snapshots: int) -> None:
         self.entries: dict[SequenceState, int] = {}
         self.num_saved = 0
+        self.num_replayed = Counter[int]()  # rows of each path
         self._content = [b"left over"] * MAX_BATCH
-        self._commit_by, self._num_snapshots = commit_by, num_snapshots
+        self._written = [b"left over"] * MAX_BATCH  # by the last forward
+        self._num_snapshots = num_snapshots
+        self._certain: dict[int, int] = {}
         self._rows: dict[int, list[Tensor]] = {}  # of the last forward, by entry
-        self._after: dict[int, list[bytes]] = {}
 
     def content(self, sequence: SequenceState) -> bytes:
         return self._content[self.entries[sequence]]
@@ -73,9 +73,10 @@ class HashStates:
         certain: Sequence[int],
         size: int | None = None,
     ) -> dict[str, Tensor]:
-        assert size in (None, len(sequences)), "cycles of these states know what stays"
-        del certain
-        return {"entries": torch.tensor([self.entries[s] for s in sequences])}
+        assert size in (None, len(sequences)), "batches of these states have no padding"
+        entries = [self.entries[s] for s in sequences]
+        self._certain = dict(zip(entries, certain, strict=True))
+        return {"entries": torch.tensor(entries)}
 
     def reserve(self, sequence: SequenceState) -> None:
         if sequence not in self.entries:
@@ -91,24 +92,19 @@ class HashStates:
         after: list[bytes] = []
         for row, parent in zip(rows, parents, strict=True):
             after.append(follow(self._content[entry] if parent < 0 else after[parent], row))
-        self._rows[entry], self._after[entry] = list(rows), after
+        self._rows[entry], self._written[entry] = list(rows), after[self._certain[entry] - 1]
         return after
 
-    def commit(self, commits: Sequence[Commit]) -> None:
-        for c in commits:
-            entry = self.entries[c.sequence]
-            rows, after = self._rows.pop(entry), self._after.pop(entry)
-            if self._commit_by == "select" and c.path:
-                self._content[entry] = after[c.path[-1]]
-            elif self._commit_by == "replay":
-                for node in c.path:
-                    self._content[entry] = follow(self._content[entry], rows[node])
+    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
+        for row, entry in enumerate(inputs["entries"].tolist()):
+            nodes = path[row, : int(counts[row])].tolist()
+            self.num_replayed[len(nodes)] += 1
+            for node in nodes[1:]:
+                self._written[entry] = follow(self._written[entry], self._rows[entry][node])
 
-    def replay(self, *_: object) -> None:
-        raise AssertionError("the host knows what stays")
-
-    def hand_on(self, *_: object) -> None:
-        raise AssertionError("commit does that")
+    def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
+        for s in sequences:
+            self._content[self.entries[s]] = self._written[self.entries[s]]
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
         return HashSnapshot(self, self.content(sequence)) if self.has_room else None
@@ -148,19 +144,21 @@ class RecurrentTarget(TargetRunner):
         metadata: AttentionMetadata,
         logit_rows: Tensor,
         visual_levels: Tensor | None = None,
+        reduce: Reduction | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         inputs = dict(metadata.state_inputs)
         entries = inputs.pop("entries").tolist()
         assert len(set(entries)) == len(entries) == len(embeds)
         plain = dataclasses.replace(metadata, state_inputs=inputs)
         logits, aux = super().forward(embeds, plain, logit_rows, visual_levels)
-        for b, (entry, count) in enumerate(zip(entries, metadata.counts, strict=True)):
+        for b, (entry, number) in enumerate(zip(entries, metadata.counts, strict=True)):
+            count = int(number)
             parents = [_parent(metadata.mask[b, i, :], i) for i in range(count)]
             after = self.recurrent.forward(entry, list(embeds[b, :count]), parents)
             for r, row in enumerate(logit_rows[b].tolist()):
                 if row < count:
                     logits[b, r] += _noise(after[row])
-        return logits, aux
+        return reduce(logits) if reduce else logits, aux
 
 
 def _parent(seen: Tensor, row: int) -> int:
@@ -172,21 +170,19 @@ def _noise(state: bytes) -> Tensor:
     return torch.tensor(list(blake2b(state, digest_size=VOCAB).digest())) * (_NOISE / 255)
 
 
-class GuessingDecoder(Decoder):
-    """Puts what will be said into some path of a tree, for the tiny draft is rarely right."""
+class GuessingDrafter(AutoregressiveDrafter):
+    """Puts what will be emitted into some path of a tree, for the tiny draft is rarely right."""
 
-    def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
-        proposal = super()._propose(sequences, tree)
-        return None if proposal is None else _with_guesses(proposal, sequences)
+    def propose(self, sequences: Sequence[SequenceState], *args: Any) -> Proposal:
+        return _with_guesses(super().propose(sequences, *args), sequences)
 
 
-class GuessingDraft(DraftAhead):
-    """``GuessingDecoder`` of asynchronous cycles."""
-
-    def proposal(
-        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
-    ) -> Proposal:
-        return _with_guesses(super().proposal(sequences, tree, batch), sequences)
+def guessing(pair: Pair, **options: Any) -> GuessingDrafter:
+    """The pair's draft, as ``GuessingDrafter``."""
+    drafter = pair.drafter(Recorder())
+    return GuessingDrafter(
+        drafter.runner, drafter.manifest, **{"max_rows": PREFILL_CHUNK, **options}
+    )
 
 
 def _with_guesses(proposal: Proposal, sequences: Sequence[SequenceState]) -> Proposal:
@@ -221,9 +217,8 @@ def make_decoder(states: HashStates) -> Decoder:
     visual_levels = pair().target.spec.num_visual_levels
     target = RecurrentTarget(session, layers, pair().tables[0], visual_levels)
     target.recurrent = states
-    drafting = pair().drafting(Recorder())
     sizes = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}
-    return GuessingDecoder(target, drafting, **sizes)
+    return Decoder(target, guessing(pair()), **sizes)
 
 
 class CheckedScheduler(Scheduler):

@@ -107,11 +107,15 @@ def make_scheduler(
     chunk: int = PREFILL_CHUNK,
     vision: Encoder | None = None,
     policy: Policy | None = None,
+    *,
+    run_ahead: bool = True,
 ) -> Scheduler:
     fixed = pool.table_len is not None
     shapes: dict[str, Any] = {"fixed_shapes": fixed, "prefill_chunk": chunk}
     drafter = pair().drafter(Recorder(), **shapes)
-    decoder: Decoder = pair().decoder(Recorder(), MAX_SEQ_LEN, drafter, **shapes)
+    decoder: Decoder = pair().decoder(
+        Recorder(), MAX_SEQ_LEN, drafter, run_ahead=run_ahead, **shapes
+    )
     return Scheduler(
         decoder,
         max_batch_size=MAX_BATCH,

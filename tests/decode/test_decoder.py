@@ -25,16 +25,18 @@ from tests.decode.pair import (
     shuffled_pool,
 )
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
+from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.memory.kv_cache import KVCache
-from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.request.prompt import Prompt
-from trt_eagle3.decode.speculation import propose as propose_module
-from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree, ancestors
-from trt_eagle3.decode.speculation.propose import Proposer
-from trt_eagle3.decode.speculation.tree import Tree
-from trt_eagle3.decode.step import decoder as decoder_module
-from trt_eagle3.decode.step.decoder import AnyTree, Decoder
+from trt_eagle3.decode.speculation import autoregressive
+from trt_eagle3.decode.speculation.accept import AcceptedPaths
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree
+from trt_eagle3.decode.speculation.grow import TreeGrower
+from trt_eagle3.decode.speculation.proposal import tree_proposal
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.decode.step.stepper import Stepper
 from trt_eagle3.spec import RopeSpec
 
 INTERLEAVED = RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))
@@ -142,24 +144,21 @@ def test_trees_of_these_tests_do_get_accepted_and_need_compaction(
 
 
 def lose_extend_rows(patch: Any) -> None:
-    """The draft keeps the rows that it drafted from its own features."""
-    extend = Proposer.extend
-    in_prompt = True
+    """The draft keeps the rows that it drafted from its own features; only the last is extended."""
+    extend = AutoregressiveDrafter.extend
 
-    def last_only(self: Proposer, metadata: AttentionMetadata, embeds: Any, features: Any) -> Any:
-        nonlocal in_prompt
-        if in_prompt:
-            in_prompt = self.recorder.proposals == []  # type: ignore[attr-defined]
-        if in_prompt:
-            return extend(self, metadata, embeds, features)
-        skip = metadata.counts[0] - 1
-        mask, positions = metadata.mask[:, skip:, skip:], metadata.positions[..., skip:]
-        late = AttentionMetadata(
-            [metadata.past[0] + skip], [1], metadata.state_inputs, mask, positions, is_prompt=True
-        )
-        return extend(self, late, embeds[:, skip:], features[:, skip:])
+    def last_only(
+        self: Any, batch: DeviceBatch, proposal: Any, paths: AcceptedPaths, aux: Any, **options: Any
+    ) -> Any:
+        skip = int(paths.counts[0]) - 1
+        late = replace(batch, lengths=batch.lengths + skip, positions=batch.positions + skip)
+        one = torch.ones_like(paths.counts)
+        tokens, node = paths.tokens[:, skip : skip + 1], int(paths.path[0, skip])
+        last = replace(paths, counts=one, tokens=tokens, path=torch.zeros_like(tokens))
+        alone = tree_proposal(Tree.root_only(), proposal.tokens[:, :1])
+        return extend(self, late, alone, last, aux[:, [node]], **options)
 
-    patch.setattr(Proposer, "extend", last_only)
+    patch.setattr(AutoregressiveDrafter, "extend", last_only)
 
 
 def roll_features(patch: Any) -> None:
@@ -169,35 +168,42 @@ def roll_features(patch: Any) -> None:
 
 def stale_features(patch: Any) -> None:
     """Rows of verified tokens get the draft's own last features instead of the target's."""
-    extend = Proposer.extend
-    last: dict[str, Any] = {}
+    forward, fuse, extend = DraftRunner.forward, DraftRunner.fuse, AutoregressiveDrafter.extend
+    last: dict[str, Any] = {"extends": False}
 
-    def reuse(self: Proposer, metadata: AttentionMetadata, embeds: Any, features: Any) -> Any:
-        if metadata.past[0]:
-            features = last["features"].expand_as(features).contiguous()
-        states = extend(self, metadata, embeds, features)
-        last["features"] = states[0].features
-        return states
+    def noted(self: DraftRunner, *args: Any) -> Any:
+        logits, features = forward(self, *args)
+        last["features"] = features[:, -1:]
+        return logits, features
 
-    patch.setattr(Proposer, "extend", reuse)
+    def extended(self: Any, *args: Any, **options: Any) -> Any:
+        last["extends"] = True
+        found = extend(self, *args, **options)
+        last["extends"] = False
+        return found
+
+    def stale(self: DraftRunner, aux: torch.Tensor) -> torch.Tensor:
+        true = fuse(self, aux)
+        return last["features"].expand_as(true).contiguous() if last["extends"] else true
+
+    patch.setattr(DraftRunner, "forward", noted)
+    patch.setattr(DraftRunner, "fuse", stale)
+    patch.setattr(AutoregressiveDrafter, "extend", extended)
 
 
-def lose_rope_delta(method: str) -> Callable[[Any], None]:
-    """``method`` of the decoder is given the row index for the rope position."""
+def lose_rope_delta(owner: type, method: str) -> Callable[[Any], None]:
+    """``method`` is given the row index for the rope position."""
 
     def plant(patch: Any) -> None:
-        original = getattr(Decoder, method)
+        original = getattr(owner, method)
 
-        def wrong(self: Decoder, sequences: list[SequenceState], *args: Any) -> Any:
-            for s in sequences:
-                right, s.prompt = s.prompt, replace(s.prompt, rope_delta=0)
-            try:
-                return original(self, sequences, *args)
-            finally:
-                for s in sequences:
-                    s.prompt = right
+        def wrong(self: Any, *args: Any, **options: Any) -> Any:
+            lost = [
+                replace(x, positions=x.lengths) if isinstance(x, DeviceBatch) else x for x in args
+            ]
+            return original(self, *lost, **options)
 
-        patch.setattr(Decoder, method, wrong)
+        patch.setattr(owner, method, wrong)
 
     return plant
 
@@ -214,7 +220,7 @@ def mix_slot_and_position(patch: Any) -> None:
 def shift_draft_position(by: Callable[[int, int], int]) -> Callable[[Any], None]:
     def plant(patch: Any) -> None:
         patch.setattr(
-            decoder_module,
+            autoregressive,
             "draft_decode_position",
             lambda _m, length, position: by(length, position),
         )
@@ -230,9 +236,9 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
         "target",
         lambda patch: patch.setattr(KVCache, "move", lambda *_: None),
     ),
-    "rope delta lost in verify": ("target", lose_rope_delta("_verify")),
-    "rope delta lost in extend": ("extend", lose_rope_delta("_extend")),
-    "rope delta lost in propose": ("tree", shift_draft_position(lambda length, _: length)),
+    "rope delta lost in verify": ("target", lose_rope_delta(Stepper, "_rows")),
+    "rope delta lost in extend": ("extend", lose_rope_delta(AutoregressiveDrafter, "extend")),
+    "rope delta lost in propose": ("tree", lose_rope_delta(AutoregressiveDrafter, "_grow")),
     "draft position off by one": ("tree", shift_draft_position(lambda _, position: position + 1)),
     "slot taken from position": ("target", mix_slot_and_position),
     "tree mask lost": (
@@ -270,20 +276,23 @@ def feed_first_parent(patch: Any) -> None:
 
 
 def lose_draft_mask(patch: Any) -> None:
-    level = Proposer._level
+    level = TreeGrower._level
 
-    def wrong(self: Proposer, drafters: Any, depth: int, tokens: Any, fed: Any, mask: Any) -> Any:
-        return level(self, drafters, depth, tokens, fed, torch.ones_like(mask))
+    def wrong(self: TreeGrower, inputs: Any, depth: int, tokens: Any, fed: Any, mask: Any) -> Any:
+        return level(self, inputs, depth, tokens, fed, torch.ones_like(mask))
 
-    patch.setattr(Proposer, "_level", wrong)
+    patch.setattr(TreeGrower, "_level", wrong)
 
 
 def lose_verify_mask(patch: Any) -> None:
-    def wrong(parents: torch.Tensor, depth: int) -> torch.Tensor:
-        seen = ancestors(parents, depth)
-        return seen | torch.ones_like(seen).tril()
+    """In the target's forward every node sees all nodes before it."""
+    rows = Stepper._rows
 
-    patch.setattr(propose_module, "ancestors", wrong)
+    def wrong(self: Stepper, proposal: Any, batch: Any) -> Any:
+        every = torch.ones_like(proposal.mask).tril()
+        return rows(self, replace(proposal, mask=every), batch)
+
+    patch.setattr(Stepper, "_rows", wrong)
 
 
 DYNAMIC_FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
@@ -377,7 +386,7 @@ def test_closing_a_run_early_returns_all_its_pages(
 ) -> None:
     pair, pool = pairs("3d"), shuffled_pool()
     recorder = Recorder()
-    decoder = pair.decoder(recorder, 70, pair.drafting(recorder) if tree else None)
+    decoder = pair.decoder(recorder, 70, pair.drafter(recorder) if tree else None)
     generator = decoder.run(
         pair.sequence(make_prompt(pair, IMAGES), pool, drafting=bool(tree)), tree
     )

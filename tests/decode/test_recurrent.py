@@ -4,8 +4,7 @@ committed to the states of its recurrent layers, and nothing else.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from tests.decode.hybrid import (
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import TREES
 from trt_eagle3.decode.memory import recurrent
-from trt_eagle3.decode.memory.commit import Commit
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.recurrent import RecurrentStates
@@ -71,7 +69,7 @@ def test_snapshots_are_owners_and_not_copies(pair: Hybrid) -> None:
     a, b = (pair.pair.sequence(pair.prompts[0], pool) for _ in range(2))
     states.reserve(a)
     states.inputs([a], [3])
-    states.commit([Commit(a, 0, range(3))])
+    states.swap_entries([a])
     snapshot = states.save(a)
     assert snapshot is not None
     assert states.save(a) is None
@@ -110,17 +108,14 @@ def test_allocation_that_fails_is_told_in_one_line() -> None:
 # Planted faults
 
 
-def _commit_with(path: Callable[[Sequence[int]], Sequence[int]]) -> Callable[..., None]:
-    right = RecurrentStates.commit
+def _replay_by(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., None]:
+    """``change``: of a path, giving its counts."""
+    right = RecurrentStates.replay
 
-    def commit(self: RecurrentStates, commits: Sequence[Commit]) -> None:
-        wrong = [
-            c if isinstance(c.path, range) else dataclasses.replace(c, path=path(c.path))
-            for c in commits
-        ]
-        right(self, wrong)
+    def replay(self: RecurrentStates, inputs: Any, path: Tensor, counts: Tensor) -> None:
+        right(self, inputs, path, change(path, counts))
 
-    return commit
+    return replay
 
 
 def _late_window(state: Tensor, rows: Tensor, entries: Tensor, path: Tensor) -> None:
@@ -139,10 +134,12 @@ def _of_another(self: RecurrentStates, *args: Any) -> Mapping[str, Tensor]:
 _inputs = RecurrentStates.inputs
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "committed a token short": lambda m: m.setattr(
-        RecurrentStates, "commit", _commit_with(lambda p: p[:-1] if len(p) > 1 else p)
+        RecurrentStates, "replay", _replay_by(lambda _, counts: (counts - 1).clamp(min=1))
     ),
     "committed a token long": lambda m: m.setattr(
-        RecurrentStates, "commit", _commit_with(lambda p: (*p, p[-1] + 1) if 1 < len(p) < 4 else p)
+        RecurrentStates,
+        "replay",
+        _replay_by(lambda path, counts: (counts + 1).clamp(max=path.shape[1])),
     ),
     "convolution's window off by one": lambda m: m.setitem(
         dict_of(recurrent), "window", _late_window

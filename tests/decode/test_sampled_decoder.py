@@ -22,10 +22,10 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
-from trt_eagle3.decode.speculation.propose import Proposer
-from trt_eagle3.decode.speculation.tree import Tree
-from trt_eagle3.decode.step.decoder import AnyTree, Decoder, Drafting
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.spec import RopeSpec
 
 NUM_PAGES, BATCH, BATCHES = 1200, 150, 4
@@ -62,9 +62,8 @@ def decoder(pair: Pair) -> Decoder:
     draft = DraftRunner(
         sessions["fuse"], sessions["draft"], states["draft"], pair.tables[1], pair.d2t
     )
-    return Decoder(
-        target, Drafting(Proposer(draft), m), max_seq_len=96, prefill_chunk=PREFILL_CHUNK
-    )
+    drafter = AutoregressiveDrafter(draft, m, max_rows=PREFILL_CHUNK)
+    return Decoder(target, drafter, max_seq_len=96, prefill_chunk=PREFILL_CHUNK)
 
 
 def logits_after(pair: Pair, prompt: Prompt, answer: Sequence[int]) -> list[float]:
@@ -96,12 +95,12 @@ def answers(
         s.pages.reserve(len(prompt.token_ids))
     while not batch[0].prefilled:
         step = min(PREFILL_CHUNK, batch[0].num_prefill - batch[0].length)
-        decoder.prefill([(s, step) for s in batch]).append()
+        decoder.prefiller.run([(s, step) for s in batch]).append()
     cycles = 0
     while lacking := [s for s in batch if len(s.tokens) < count]:
         for s in lacking:
             s.pages.reserve(decoder.rows_wanted(s, tree))
-        decoder.cycle(lacking, tree)
+        decoder.step(lacking, tree)
         cycles += len(lacking)
     for s in batch:
         decoder.states.release(s)

@@ -32,9 +32,10 @@ from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.schedule import scheduler as scheduler_module
-from trt_eagle3.decode.step import decoder as decoder_module
-from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.decode.step.first_token import FirstTokens
+from trt_eagle3.decode.speculation.accept import NO_TOKEN
+from trt_eagle3.decode.speculation.verify import Wanted, verify
+from trt_eagle3.decode.step import prefill, stepper
+from trt_eagle3.decode.step.prefill import FirstTokens, Prefiller
 from trt_eagle3.errors import DeviceMemoryError, EngineFailedError
 
 
@@ -52,40 +53,26 @@ def test_batch_of_mixed_sequences_says_what_each_says_alone(tree: str) -> None:
 
 
 @pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])
-def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
+def test_batch_of_fixed_shapes_without_run_ahead_emits_what_each_emits_alone(
     tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As CUDA graphs want them, where the host accepts: page tables of one length, and the draft's
-    rows as wide as the tree.
-    """
+    """As ``validate`` decodes on a GPU: page tables of one length, no step ahead of the host."""
     expected = [solo(i) for i in range(len(LAYOUTS))]
-    shape = TREES[tree]
-    assert shape is not None
     pool = PagePool(NUM_PAGES, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE)
-    scheduler = make_scheduler(pool, None, lambda _: shape)
-    scheduler._decoder._async = None
-    tables, batches, widths = set[int](), set[int](), set[int]()
-    inputs, extend = AttentionMetadata.inputs, Decoder._extend
+    scheduler = make_scheduler(pool, None, lambda _: TREES[tree], run_ahead=False)
+    tables, inputs = set[int](), AttentionMetadata.inputs
 
-    def watched_inputs(self: AttentionMetadata, rows: torch.Tensor) -> Any:
+    def watched(self: AttentionMetadata, rows: torch.Tensor) -> Any:
         tables.add(self.state_inputs["page_table"].shape[1])
         return inputs(self, rows)
 
-    def watched_extend(self: Decoder, sequences: Any, found: Any, aux: Any, width: int) -> None:
-        widths.add(width)
-        batches.add(len(aux))
-        extend(self, sequences, found, aux, width)
-
-    monkeypatch.setattr(AttentionMetadata, "inputs", watched_inputs)
-    monkeypatch.setattr(Decoder, "_extend", watched_extend)
+    monkeypatch.setattr(AttentionMetadata, "inputs", watched)
     asked = [pair().sequence(p, pool, drafting=i != 2) for i, p in enumerate(prompts())]
     for s in asked:
         scheduler.add(s)
     output_ids = finish(scheduler)
     assert [output_ids[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert tables == {MAX_SEQ_LEN // PAGE_SIZE}
-    assert widths == {1, shape.num_nodes}, "of plain cycles one"
-    assert max(batches) > 1
 
 
 def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
@@ -124,13 +111,13 @@ def test_prefill_pass_of_many_prompts_is_no_larger_than_a_chunk_padding_included
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=chunk)
     rows: list[int] = []
-    prefill = Decoder.prefill
+    run = Prefiller.run
 
-    def watched(self: Decoder, chunks: Any, beside: Any) -> Any:
+    def watched(self: Prefiller, chunks: Any, beside: Any) -> Any:
         rows.append(len(chunks) * max(count for _, count in chunks))
-        return prefill(self, chunks, beside)
+        return run(self, chunks, beside)
 
-    monkeypatch.setattr(Decoder, "prefill", watched)
+    monkeypatch.setattr(Prefiller, "run", watched)
     for prompt in prompts():
         scheduler.add(pair().sequence(prompt, pool, drafting=True))
     finish(scheduler)
@@ -253,14 +240,14 @@ def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=64)
     asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 1, 3)}
-    prefill = Decoder.prefill
+    run = Prefiller.run
 
-    def narrow(self: Decoder, chunks: Any, beside: Any) -> Any:
+    def narrow(self: Prefiller, chunks: Any, *beside: Any) -> Any:
         if any(s is asked[1] for s, _ in chunks):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return prefill(self, chunks, beside)
+        return run(self, chunks, *beside)
 
-    monkeypatch.setattr(Decoder, "prefill", narrow)
+    monkeypatch.setattr(Prefiller, "run", narrow)
     for sequence in asked.values():
         scheduler.add(sequence)
     failed = [e for e in scheduler.step() if e.error is not None]
@@ -304,7 +291,6 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
     good, bad = (pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 3))
-    verify_tree = decoder_module.verify_tree
 
     def overflow_first(chunks: Any, logits: Any) -> FirstTokens:
         for (s, _), row in zip(chunks, logits, strict=True):
@@ -312,18 +298,19 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
                 row[1] = value
         return FirstTokens(chunks, logits)
 
-    def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, *rest: Any) -> Any:
-        logits[[s is bad for s in sequences], -1, 1] = value
-        return verify_tree(sequences, proposal, logits, *rest)
+    def overflow(wanted: Wanted, samplers: Any, proposal: Any, reduced: Any, *rest: Any) -> Any:
+        assert wanted is Wanted.TOKENS
+        reduced[[s is bad.sampler for s in samplers], -1] = NO_TOKEN  # as of any such logits
+        return verify(wanted, samplers, proposal, reduced, *rest)
 
     scheduler.add(good)
     while not good.prefilled:
         scheduler.step()
     scheduler.add(bad)
     if when == "prefill":
-        monkeypatch.setattr(decoder_module, "FirstTokens", overflow_first)
+        monkeypatch.setattr(prefill, "FirstTokens", overflow_first)
     else:
-        monkeypatch.setattr(decoder_module, "verify_tree", overflow)
+        monkeypatch.setattr(stepper, "verify", overflow)
     errors = []
     for _ in range(8):
         errors += [e for e in scheduler.step() if e.error is not None]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB
-from tests.decode.recurrent import ANSWERS, CommitBy, HashStates, make_decoder, make_scheduler
+from tests.decode.recurrent import ANSWERS, HashStates, make_decoder, make_scheduler
 from tests.decode.scheduling import (
     BUSHY,
     CHAIN,
@@ -27,14 +27,15 @@ from tests.decode.scheduling import (
 from tests.decode.test_prefix_cache import continued
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.memory.page_manager import KvManager
+from trt_eagle3.decode.memory.page_manager import PageManager
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.memory.state import Commit, PagedStates, Prefix, layer_states
+from trt_eagle3.decode.memory.state import LayerStates, PagedStates, Prefix, layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.step.prefill import Prefiller
 from trt_eagle3.errors import EngineFailedError, UserError
 from trt_eagle3.spec import StateSpec
 
@@ -46,7 +47,7 @@ def say(prompt: Prompt) -> list[int]:
     """What the target with its recurrent layer says alone, without speculation."""
     sequence = pair().sequence(prompt, PagePool(NUM_PAGES, PAGE_SIZE))
     tokens: list[int] = []
-    for some in make_decoder(HashStates("select", 0)).run(sequence):
+    for some in make_decoder(HashStates(0)).run(sequence):
         tokens += some
         if len(tokens) >= MAX_TOKENS:
             break
@@ -71,11 +72,10 @@ def answers(scheduler: Scheduler, pool: PagePool, indices: list[int]) -> list[li
 # Speculation, rejection
 
 
-@pytest.mark.parametrize("commit_by", ["select", "replay"])
 @pytest.mark.parametrize("tree", TREES)
-def test_states_under_speculation_follow_what_was_accepted(tree: str, commit_by: CommitBy) -> None:
+def test_states_under_speculation_follow_what_was_accepted(tree: str) -> None:
     expected = [alone(i) for i in range(len(LAYOUTS))]
-    states = HashStates(commit_by, 0)
+    states = HashStates(0)
     scheduler = make_scheduler(states, None, lambda _: TREES[tree])
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     assert answers(scheduler, pool, list(range(len(LAYOUTS)))) == expected
@@ -89,18 +89,10 @@ def test_the_state_tells_in_the_tokens_and_drafts_are_accepted_and_rejected(
     asked = [0, 3, 6]
     for i in asked:
         alone(i)  # which drafts guess
-    paths: list[Commit] = []
-    commit = HashStates.commit
-
-    def watched(self: HashStates, commits: list[Commit]) -> None:
-        paths.extend(c for c in commits if not isinstance(c.path, range))
-        commit(self, commits)
-
-    monkeypatch.setattr(HashStates, "commit", watched)
-    scheduler = make_scheduler(HashStates("select", 0), None, lambda _: BUSHY)
+    states = HashStates(0)
+    scheduler = make_scheduler(states, None, lambda _: BUSHY)
     answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), asked)
-    assert {1, 2, 3} <= {len(c.path) for c in paths}
-    assert not all(c.in_place for c in paths)
+    assert {1, 2, 3} <= set(states.num_replayed)
     monkeypatch.setattr("tests.decode.recurrent._NOISE", 0.0)
     assert say(prompts()[3]) != alone(3)
 
@@ -108,15 +100,12 @@ def test_the_state_tells_in_the_tokens_and_drafts_are_accepted_and_rejected(
 # Preemption, resumption
 
 
-@pytest.mark.parametrize("commit_by", ["select", "replay"])
 @pytest.mark.parametrize("cached", [False, True])
-def test_states_of_a_preempted_sequence_are_computed_again(
-    cached: bool, commit_by: CommitBy
-) -> None:
+def test_states_of_a_preempted_sequence_are_computed_again(cached: bool) -> None:
     expected = [alone(i) for i in (3, 4)]
     pool = PagePool(17, PAGE_SIZE)  # both begin, one can end
     prefixes = PrefixCache(pool) if cached else None
-    states = HashStates(commit_by, ROOM)
+    states = HashStates(ROOM)
     scheduler = make_scheduler(states, prefixes, lambda _: BUSHY)
     assert answers(scheduler, pool, [3, 4]) == expected
     assert scheduler.num_preempted > 0
@@ -133,7 +122,7 @@ def test_states_of_a_preempted_sequence_are_computed_again(
 def test_prompt_that_comes_again_begins_from_its_last_snapshot(index: int) -> None:
     expected = alone(index)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    scheduler = make_scheduler(HashStates("select", 20), PrefixCache(pool), lambda _: CHAIN)
+    scheduler = make_scheduler(HashStates(20), PrefixCache(pool), lambda _: CHAIN)
     assert answers(scheduler, pool, [index]) == [expected]
     assert scheduler.num_reused_rows == 0
     assert answers(scheduler, pool, [index]) == [expected]
@@ -146,7 +135,7 @@ def test_prompt_that_goes_on_reuses_the_pages_up_to_a_snapshot() -> None:
     second = continued(first, [3, 1, 4, 1, 5, 9])
     expected = say(second)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    scheduler = make_scheduler(HashStates("replay", ROOM), PrefixCache(pool), lambda _: CHAIN)
+    scheduler = make_scheduler(HashStates(ROOM), PrefixCache(pool), lambda _: CHAIN)
     answers(scheduler, pool, [3])
     s = pair().sequence(second, pool, drafting=True)
     scheduler.add(s)
@@ -160,7 +149,7 @@ def test_snapshots_take_no_more_room_than_there_is(room: int) -> None:
     expected = [alone(i) for i in (3, 6, 3, 3)]
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     prefixes = PrefixCache(pool)
-    states = HashStates("select", room)
+    states = HashStates(room)
     scheduler = make_scheduler(states, prefixes, lambda _: CHAIN)
     found = [answers(scheduler, pool, [i])[0] for i in (3, 6, 3, 3)]
     assert found == expected
@@ -172,7 +161,7 @@ def test_evicted_page_takes_its_snapshot_along() -> None:
     alone(6)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     prefixes = PrefixCache(pool)
-    states = HashStates("select", 20)
+    states = HashStates(20)
     answers(make_scheduler(states, prefixes, lambda _: None), pool, [6])
     assert states.num_saved == prefixes.num_snapshots > 0
     prefixes.evict(NUM_PAGES)
@@ -183,27 +172,27 @@ def test_chunks_end_where_pages_do_only_where_states_are_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone(6)
-    prefill, seen = Decoder.prefill, list[int]()
+    run, seen = Prefiller.run, list[int]()
 
-    def watched(self: Decoder, chunks: Any, beside: Any) -> Any:
+    def watched(self: Prefiller, chunks: Any, *beside: Any) -> Any:
         seen.extend(count for _, count in chunks)
-        return prefill(self, chunks, beside)
+        return run(self, chunks, *beside)
 
-    monkeypatch.setattr(Decoder, "prefill", watched)
+    monkeypatch.setattr(Prefiller, "run", watched)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     for prefixes, counts in (
         (PrefixCache(pool), [PAGE_SIZE] * 8 + [1]),
         (None, [PREFILL_CHUNK] * 6 + [3]),
     ):
         seen.clear()
-        answers(make_scheduler(HashStates("select", 2), prefixes, lambda _: None), pool, [6])
+        answers(make_scheduler(HashStates(2), prefixes, lambda _: None), pool, [6])
         assert seen == counts
 
 
 def test_of_an_answer_s_snapshots_the_newest_alone_is_kept() -> None:
     alone(0)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    states = HashStates("select", 20)
+    states = HashStates(20)
     scheduler = make_scheduler(states, PrefixCache(pool), lambda _: None)
     s = pair().sequence(prompts()[0], pool)
     scheduler.add(s)
@@ -220,7 +209,7 @@ def test_cancelled_and_failed_sequences_leave_nothing(monkeypatch: pytest.Monkey
     expected = alone(0)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     prefixes = PrefixCache(pool)
-    states = HashStates("select", 20)
+    states = HashStates(20)
     scheduler = make_scheduler(states, prefixes, lambda _: BUSHY)
     for index in range(3):  # cancelled in its prompt, in its answer, or not admitted yet
         s = pair().sequence(prompts()[6], pool, drafting=True)
@@ -246,17 +235,17 @@ def test_cancelled_and_failed_sequences_leave_nothing(monkeypatch: pytest.Monkey
 def test_prefill_that_is_run_again_commits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft runs out of memory after the target's forward; each prompt is then tried alone."""
     expected = [alone(i) for i in (0, 3)]
-    draft_prompt = Decoder._draft_prompt
+    prefill = AutoregressiveDrafter.prefill
 
-    def narrow(self: Decoder, rows: PromptRows, *args: Any) -> None:
+    def narrow(self: AutoregressiveDrafter, rows: PromptRows, *args: Any) -> None:
         if len(rows.segments) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        draft_prompt(self, rows, *args)
+        prefill(self, rows, *args)
 
-    monkeypatch.setattr(Decoder, "_draft_prompt", narrow)
+    monkeypatch.setattr(AutoregressiveDrafter, "prefill", narrow)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    scheduler = make_scheduler(HashStates("replay", 0), None, lambda _: CHAIN)
-    scheduler._decoder.prefill_chunk = 64
+    scheduler = make_scheduler(HashStates(0), None, lambda _: CHAIN)
+    scheduler._decoder.prefill_chunk = 64  # both in one forward
     assert answers(scheduler, pool, [0, 3]) == expected
 
 
@@ -267,7 +256,7 @@ def test_states_follow_any_sequence_of_events(seed: int) -> None:
     chance = random.Random(seed)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     prefixes = PrefixCache(pool) if seed % 4 else None
-    states = HashStates("select" if seed % 2 else "replay", chance.choice([1, 3, 9]))
+    states = HashStates(chance.choice([1, 3, 9]))
     scheduler = make_scheduler(states, prefixes, lambda batch: TREES[trees[batch.size % 2]])
     asked: dict[int, tuple[SequenceState, int]] = {}
     held: list[int] = []
@@ -306,38 +295,20 @@ def test_states_follow_any_sequence_of_events(seed: int) -> None:
 # Planted faults
 
 
-def _commit_all(patch: pytest.MonkeyPatch) -> None:
-    commit = HashStates.commit
+def _replay_by(
+    change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+) -> Callable[[pytest.MonkeyPatch], None]:
+    """``change``: of a path and its counts."""
 
-    def keep_rejected(self: HashStates, commits: list[Commit]) -> None:
-        nodes = [range(len(self._after[self.entries[c.sequence]])) for c in commits]
-        all_of = zip(commits, nodes, strict=True)
-        commit(self, [Commit(c.sequence, c.start, every) for c, every in all_of])
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        replay = HashStates.replay
 
-    patch.setattr(HashStates, "commit", keep_rejected)
+        def wrong(self: HashStates, inputs: Any, path: torch.Tensor, counts: torch.Tensor) -> None:
+            replay(self, inputs, *change(path, counts))
 
+        patch.setattr(HashStates, "replay", wrong)
 
-def _commit_one_short(patch: pytest.MonkeyPatch) -> None:
-    commit = HashStates.commit
-    patch.setattr(
-        HashStates,
-        "commit",
-        lambda self, commits: commit(
-            self, [Commit(c.sequence, c.start, c.path[:-1] or c.path) for c in commits]
-        ),
-    )
-
-
-def _commit_by_position(patch: pytest.MonkeyPatch) -> None:
-    """Accepted rows are taken for the first ones of the tree."""
-    commit = HashStates.commit
-    patch.setattr(
-        HashStates,
-        "commit",
-        lambda self, commits: commit(
-            self, [Commit(c.sequence, c.start, range(len(c.path))) for c in commits]
-        ),
-    )
+    return plant
 
 
 def _skip_restore(patch: pytest.MonkeyPatch) -> None:
@@ -366,9 +337,9 @@ def _snapshot_of_another_page(patch: pytest.MonkeyPatch) -> None:
 
 def _save_anywhere(patch: pytest.MonkeyPatch) -> None:
     """Chunks end anywhere, and what is saved there passes for the last page's end."""
-    patch.setattr(KvManager, "chunk_end", lambda _, s, n: min(s.length + n, s.num_prefill))
+    patch.setattr(PageManager, "chunk_end", lambda _, s, n: min(s.length + n, s.num_prefill))
 
-    def save(self: KvManager, sequences: list[SequenceState]) -> None:
+    def save(self: PageManager, sequences: list[SequenceState]) -> None:
         for s in sequences:
             if s.length >= PAGE_SIZE and (snapshot := self._snapshot(s)) is not None:
                 stale = s.snapshots.pop(s.length // PAGE_SIZE, None)
@@ -376,13 +347,17 @@ def _save_anywhere(patch: pytest.MonkeyPatch) -> None:
                     stale.release()
                 s.keep_snapshot(snapshot)
 
-    patch.setattr(KvManager, "save_where_pages_end", save)
+    patch.setattr(PageManager, "save_where_pages_end", save)
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "commit keeps rejected tokens": _commit_all,
-    "commit one token short": _commit_one_short,
-    "commit by position": _commit_by_position,
+    "commit keeps rejected tokens": _replay_by(
+        lambda path, counts: (path, torch.full_like(counts, path.shape[1]))
+    ),
+    "commit one token short": _replay_by(lambda path, n: (path, (n - 1).clamp(min=1))),
+    "commit by position": _replay_by(
+        lambda path, n: (torch.arange(path.shape[1]).expand_as(path), n)
+    ),
     "restore skipped": _skip_restore,
     "entry kept over a preemption": _keep_entry,
     "pages reused without a snapshot": _reuse_without_snapshot,
@@ -391,16 +366,13 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.parametrize("commit_by", ["select", "replay"])
 @pytest.mark.parametrize("fault", ["none", *FAULTS])
-def test_planted_fault_in_a_state_is_caught(
-    fault: str, commit_by: CommitBy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_fault_in_a_state_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [alone(i) for i in (3, 4, 3)]
 
     def meet() -> None:
         pool = PagePool(17, PAGE_SIZE)
-        scheduler = make_scheduler(HashStates(commit_by, 9), PrefixCache(pool), lambda _: BUSHY)
+        scheduler = make_scheduler(HashStates(9), PrefixCache(pool), lambda _: BUSHY)
         found = answers(scheduler, pool, [3, 4])
         assert [*found, *answers(scheduler, pool, [3])] == expected
 
@@ -416,25 +388,23 @@ def test_planted_fault_in_a_state_is_caught(
 
 
 def test_commit_of_paged_states_moves_the_rows_that_stay() -> None:
-    states = PagedStates([KEYS], 8 * PAGE_SIZE)
-    buffer = dict(states._cache.bindings())["k_cache.0"]
+    paged = PagedStates([KEYS], 8 * PAGE_SIZE)
+    states = LayerStates(paged)
+    buffer = dict(paged._cache.bindings())["k_cache.0"]
     buffer[:, 0, 0] = torch.arange(8.0 * PAGE_SIZE)
-    s, other = (pair().sequence(prompts()[0], PagePool(8, PAGE_SIZE)) for _ in range(2))
+    pool = PagePool(8, PAGE_SIZE)
+    s, other = (pair().sequence(prompts()[0], pool) for _ in range(2))
     s.pages.reserve(12)
     other.pages.reserve(4)
-    slots = s.pages.slots(torch.arange(12))
-    before = buffer[slots, 0, 0].tolist()
-    states.commit([Commit(s, 3, (0, 2, 5)), Commit(other, 0, (0, 1))])
+    slots, others = s.pages.slots(torch.arange(12)), other.pages.slots(torch.arange(4))
+    before, of_other = buffer[slots, 0, 0].tolist(), buffer[others, 0, 0].tolist()
+    inputs = states.inputs([s, other], [12, 4])
+    path = torch.tensor([[0, 2, 5, 1], [0, 1, 7, 9]])  # of the second no row past the first is held
+    first, counts = torch.tensor([3, 3], dtype=torch.int32), torch.tensor([3, 1])
+    states.commit(inputs, first, path, counts, PAGE_SIZE, in_place=False)
     after = buffer[slots, 0, 0].tolist()
-    assert after[:3] == before[:3]
-    assert after[3:6] == [before[3], before[5], before[8]]
-
-
-def test_commit_in_place_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = PagedStates([KEYS], 8)
-    monkeypatch.setattr(states._cache, "move", None)
-    s = pair().sequence(prompts()[0], PagePool(8, PAGE_SIZE))
-    states.commit([Commit(s, 0, range(5)), Commit(s, 5, (0,)), Commit(s, 6, ())])
+    assert after[:6] == [*before[:3], before[3], before[5], before[8]]
+    assert buffer[others, 0, 0].tolist() == of_other
 
 
 def test_a_graph_without_states_is_refused_in_one_line() -> None:
