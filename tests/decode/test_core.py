@@ -343,7 +343,7 @@ def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(
         raise MemoryError("no more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "cycle", fail)
+        patch.setattr(Decoder, "step", fail)
         for answer in answers:
             with pytest.raises(RuntimeError, match="decoding failed: MemoryError: no more"):
                 answer.finish()
@@ -367,7 +367,7 @@ def test_pass_that_fails_ends_the_engine_where_its_gpu_does_nothing_more(
         patch.setattr(threading, "excepthook", lambda _: None)
         patch.setattr(LoadedBundle, "device", "cuda")
         patch.setattr(torch.cuda, "synchronize", (lambda: None) if gpu_works else fail)
-        patch.setattr(Decoder, "cycle", fail)
+        patch.setattr(Decoder, "step", fail)
         with pytest.raises(RuntimeError, match="decoding failed: RuntimeError: CUDA error: an il"):
             answer.finish()
         if not gpu_works:
@@ -379,12 +379,12 @@ def test_pass_that_fails_ends_nobody_who_waits(
     engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.start()
-    worker, cycle = engine._core, Decoder.cycle
+    worker, step = engine._core, Decoder.step
     scheduler = worker.scheduler
     failed = threading.Event()
 
     def fail_once(self: Decoder, *args: Any) -> Any:
-        """When everybody is there; until then a cycle only lets the next ones come."""
+        """When everybody is there; until then a step only lets the next ones come."""
         if (
             len(scheduler.running) == LIMITS["max_batch_size"]
             and scheduler.waiting
@@ -394,9 +394,9 @@ def test_pass_that_fails_ends_nobody_who_waits(
             raise MemoryError("no more")
         while not (worker._inbox or failed.is_set()):
             time.sleep(0.001)
-        return cycle(self, *args)
+        return step(self, *args)
 
-    monkeypatch.setattr(Decoder, "cycle", fail_once)
+    monkeypatch.setattr(Decoder, "step", fail_once)
     running = [engine.submit(endless()) for _ in range(LIMITS["max_batch_size"])]
     while len(scheduler.running) < len(running):
         time.sleep(0.001)
@@ -671,7 +671,7 @@ def test_step_that_panics_ends_all_it_was_for_and_the_engine_goes_on(
     reading = iter(answer)
     next(reading)
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "cycle", panic)
+        patch.setattr(Decoder, "step", panic)
         with pytest.raises(EngineFailedError, match=r"^PanicException: index out of bounds$"):
             answer.finish()
     settle(engine)

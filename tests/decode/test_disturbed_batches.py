@@ -17,7 +17,7 @@ import torch
 from tests.decode.overwriting import OverwritingSession
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, Recorder
 from tests.decode.random_tree import random_tree
-from tests.decode.recurrent import ANSWERS, GuessingDraft
+from tests.decode.recurrent import ANSWERS, guessing
 from tests.decode.scheduling import LAYOUTS, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, pair, prompts
 from tests.decode.test_grammar_scheduler import END, alone, answer_of, sequence
 from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
@@ -26,9 +26,9 @@ from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.logits_process import AllowedTokens
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation import catch_up
-from trt_eagle3.decode.step import async_cycle
-from trt_eagle3.decode.step.decoder import AnyTree
+from trt_eagle3.decode.speculation import backfill
+from trt_eagle3.decode.speculation.tree import AnyTree
+from trt_eagle3.decode.step import stepper
 
 SEEDS = 24
 
@@ -53,21 +53,20 @@ class _Disturbed:
         sessions = pair().sessions
         overwriting = {name: OverwritingSession(s) for name, s in sessions.items()}
         theirs = replace(pair(), sessions=overwriting)  # type: ignore[arg-type]
-        drafting = theirs.drafting(Recorder())
         chunk = chance.choice([5, 16, 64])
+        drafter = guessing(theirs, fixed_shapes=fixed, max_rows=chunk)
+        shapes: dict[str, Any] = {"fixed_shapes": fixed, "prefill_chunk": chunk}
         decoder = theirs.decoder(
-            Recorder(), MAX_SEQ_LEN, drafting, fixed_shapes=fixed, prefill_chunk=chunk
+            Recorder(), MAX_SEQ_LEN, drafter, run_ahead=chance.random() < 0.8, **shapes
         )
-        if decoder.async_cycles is not None:  # else its draft is rarely right
-            decoder.async_cycles._draft = GuessingDraft(drafting.proposer, drafting.manifest)
         self.scheduler = Scheduler(
             decoder,
             max_batch_size=chance.choice([1, 3, 5]),
             policy=TreeFor(lambda _: self.tree),
             prefix_cache=PrefixCache(self.pool) if chance.random() < 0.7 else None,
         )
-        patch.setattr(async_cycle, "LAUNCHED_AHEAD", chance.choice([1, 2, 8]))
-        patch.setattr(catch_up, "MAX_DEFERRED", chance.choice([2, 8, 512]))
+        patch.setattr(stepper, "_LAUNCHED_AHEAD", chance.choice([1, 2, 8]))
+        patch.setattr(backfill, "MAX_DEFERRED", chance.choice([2, 8, 512]))
         runner = chance.choice([TargetRunner, DraftRunner])
         patch.setattr(runner, "forward", self._failing(runner.forward, after=chance.random() < 0.5))
 

@@ -22,19 +22,19 @@ from tests.decode.scheduling import (
     make_scheduler,
     prompts,
 )
-from tests.decode.test_async_cycle import count_calls
+from tests.decode.test_stepper import count_calls
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.filter_trial import FilterTrial
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.grammar_text import grammar_text
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.decode.step import async_cycle
-from trt_eagle3.decode.step.decoder import AnyTree
+from trt_eagle3.decode.step import stepper
 
 END = VOCAB - 1
 TEXTS = [*"0123456789,"]
@@ -121,16 +121,16 @@ def alone(index: int) -> tuple[list[int], list[TokenLogprob]]:
     return answer_of(s), s.logprobs
 
 
-def pool_of(num_pages: int, asynchronous: bool) -> PagePool:
-    return PagePool(num_pages, PAGE_SIZE, MAX_SEQ_LEN // PAGE_SIZE if asynchronous else None)
+def pool_of(num_pages: int, ahead: bool) -> PagePool:
+    return PagePool(num_pages, PAGE_SIZE, MAX_SEQ_LEN // PAGE_SIZE if ahead else None)
 
 
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("many", [None, 1, 8], ids=["synchronous", "ahead", "asynchronous"])
+@pytest.mark.parametrize("many", [None, 1, 8], ids=["synchronous", "ahead", "ahead"])
 def test_sequences_of_all_kinds_say_what_each_says_alone(
     tree: str, many: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many or 8)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many or 8)
     pool = pool_of(13, many is not None)  # hardly more than the longest wants
     shape = TREES[tree]
     asked = [sequence(i, pool, shape is not None) for i in range(len(LAYOUTS))]
@@ -156,12 +156,12 @@ def test_answers_alone_are_what_their_options_demand() -> None:
     assert END not in alone(6)[0], "it goes on as long as it may"
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])
-def test_sampled_answers_obey_their_grammar_and_come_again(tree: str, asynchronous: bool) -> None:
+def test_sampled_answers_obey_their_grammar_and_come_again(tree: str, ahead: bool) -> None:
     found = []
     for wanted in (False, True):  # what was tried with other answers changes nothing
-        pool = pool_of(NUM_PAGES, asynchronous)
+        pool = pool_of(NUM_PAGES, ahead)
         options = {"temperature": 1.2, "grammar": GRAMMARS[1]}
         asked = [sequence(i, pool, True, {**options, "seed": i}) for i in (0, 1, 3)]
         for s in asked:
@@ -179,7 +179,7 @@ def test_filtered_drafts_are_accepted_more_often(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(FilterTrial, "add", lambda *_, **__: None)
 
     def cycles(*, wanted: bool) -> int:
-        pool = pool_of(NUM_PAGES, asynchronous=True)
+        pool = pool_of(NUM_PAGES, ahead=True)
         asked = [sequence(0, pool, True), sequence(4, pool, True)]
         for s in asked:
             assert s.sampler.grammar is not None
@@ -193,8 +193,8 @@ def test_filtered_drafts_are_accepted_more_often(monkeypatch: pytest.MonkeyPatch
 
 
 def test_grammar_that_breaks_down_fails_its_own_sequence_alone() -> None:
-    for asynchronous in (False, True):
-        pool = pool_of(NUM_PAGES, asynchronous)
+    for ahead in (False, True):
+        pool = pool_of(NUM_PAGES, ahead)
         good, bad = sequence(0, pool, True), sequence(2, pool, True)
         scheduler = make_scheduler(pool, None, lambda _: TREES["bushy"])
         scheduler.add(good)
@@ -211,9 +211,9 @@ def test_grammar_that_breaks_down_fails_its_own_sequence_alone() -> None:
         assert len(good.tokens) > 8
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_of_several_answers_to_one_prompt_one_computes_it(asynchronous: bool) -> None:
-    pool = pool_of(NUM_PAGES, asynchronous)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_of_several_answers_to_one_prompt_one_computes_it(ahead: bool) -> None:
+    pool = pool_of(NUM_PAGES, ahead)
     asked = [sequence(1, pool, True, {}) for _ in range(3)]  # with two images
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES["chain"])
     for s in asked:

@@ -17,13 +17,13 @@ from tests.decode.scheduling import (
     pair,
     solo,
 )
-from tests.decode.test_async_cycle import fixed_pool, sequence
+from tests.decode.test_stepper import fixed_pool, sequence
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.memory.page_manager import KvManager
+from trt_eagle3.decode.memory.page_manager import PageManager
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import LayerStates
-from trt_eagle3.decode.step.async_cycle import AsyncCycles
+from trt_eagle3.decode.step.stepper import Stepper
 
 
 def full_of_prefixes(num_pages: int) -> tuple[PagePool, PrefixCache]:
@@ -46,13 +46,13 @@ def rooms_found(
     after the other.
     """
     found: list[bool] = []
-    has_room = AsyncCycles._has_room
+    has_room = Stepper._has_room
 
-    def noted(self: AsyncCycles, s: SequenceState, num_rows: int) -> bool:
+    def noted(self: Stepper, s: SequenceState, num_rows: int) -> bool:
         found.append(has_room(self, s, num_rows))
         return found[-1]
 
-    monkeypatch.setattr(AsyncCycles, "_has_room", noted)
+    monkeypatch.setattr(Stepper, "_has_room", noted)
     pool, prefixes = full_of_prefixes(NUM_PAGES)
     scheduler = make_scheduler(pool, prefixes, lambda _: TREES[tree])
     asked = {i: sequence(i, pool, drafting=tree != "plain") for i in (0, 5)}
@@ -76,7 +76,7 @@ def test_forwards_are_launched_ahead_where_cached_prefixes_fill_all_pages(
 @pytest.mark.parametrize("tree", TREES)
 def test_without_room_made_ahead_they_are_not(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above notices."""
-    monkeypatch.setattr(KvManager, "free_ahead", lambda *_: None)
+    monkeypatch.setattr(PageManager, "free_ahead", lambda *_: None)
     found, said = rooms_found(tree, monkeypatch)
     assert not all(found)
     assert said == {i: solo(i) for i in said}
@@ -84,7 +84,7 @@ def test_without_room_made_ahead_they_are_not(tree: str, monkeypatch: pytest.Mon
 
 def test_no_more_prefixes_are_evicted_than_may_be_wanted() -> None:
     pool, prefixes = full_of_prefixes(10)
-    manager = KvManager(states(), prefixes)
+    manager = PageManager(states(), prefixes)
     manager.free_ahead(pool, 2, PAGE_SIZE + 1)
     assert (pool.num_free, pool.num_idle) == (4, 5)
     manager.free_ahead(pool, 2, PAGE_SIZE + 1)
@@ -96,7 +96,7 @@ def test_no_more_prefixes_are_evicted_than_may_be_wanted() -> None:
 def test_what_has_no_room_has_nothing() -> None:
     """Nor the prefix that it could have begun with."""
     pool, prefixes = full_of_prefixes(4)
-    manager, s = KvManager(states(), prefixes), sequence(6, pool, drafting=False)
+    manager, s = PageManager(states(), prefixes), sequence(6, pool, drafting=False)
     assert not manager.begin(s, 5 * PAGE_SIZE)
     assert (s.length, len(s.pages.held)) == (0, 0)
     assert manager.begin(s, 2 * PAGE_SIZE)

