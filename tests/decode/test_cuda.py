@@ -26,7 +26,7 @@ from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
-from trt_eagle3.decode.step.first_token import FirstTokens
+from trt_eagle3.decode.step.prefill import FirstTokens
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
 from trt_eagle3.engine.torch.session import TorchSession
@@ -282,7 +282,7 @@ def test_a_prefill_waits_for_nothing(engines: dict[str, LLM], drafting: bool) ->
         ]
         for s in sequences:
             bundle.decoder.states.reserve(s, s.num_prefill)
-        return bundle.decoder.prefill([(s, s.num_prefill) for s in sequences])
+        return bundle.decoder.prefiller.run([(s, s.num_prefill) for s in sequences])
 
     with torch.inference_mode():
         for _ in range(4):

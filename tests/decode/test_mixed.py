@@ -19,7 +19,7 @@ from tests.decode.scheduling import (
     make_scheduler,
     solo,
 )
-from tests.decode.test_async_cycle import Turns, count_calls, fixed_pool, sequence
+from tests.decode.test_stepper import Turns, count_calls, fixed_pool, sequence
 from tests.tiny import build_tiny
 from trt_eagle3 import Request, load
 from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
@@ -27,8 +27,8 @@ from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.step.async_cycle import AsyncCycles
-from trt_eagle3.decode.step.decoder import AnyTree
+from trt_eagle3.decode.speculation.tree import AnyTree
+from trt_eagle3.decode.step.stepper import Stepper
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -110,7 +110,7 @@ def test_step_beside_a_prompt_is_dropped_where_a_tree_comes_instead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The plan is asked twice; it says something else the second time."""
-    beside = count_calls(monkeypatch, AsyncCycles, "launch_beside")
+    beside = count_calls(monkeypatch, Stepper, "launch_mixed")
     pool, answers = fixed_pool(), [None, CHAIN]
     turn = iter(range(10_000))
     scheduler = make_scheduler(pool, None, lambda _: answers[next(turn) % 2])
