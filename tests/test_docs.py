@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.tiny import ROOT, build_tiny, tiny_config
-from tools.config_reference import page
+from tools import check_reference, config_reference
 from trt_eagle3.cli import cli
 from trt_eagle3.config import config_from_dict
 
@@ -148,8 +148,14 @@ def test_link_that_leads_nowhere_is_caught(tmp_path: Path) -> None:
 
 
 def test_configuration_page_is_current_and_says_what_every_key_is_for() -> None:
-    assert (ROOT / "docs/config.md").read_text() == page(), "python tools/config_reference.py"
-    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page(), re.MULTILINE)
+    page = config_reference.page()
+    assert (ROOT / "docs/config.md").read_text() == page, "python tools/config_reference.py"
+    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page, re.MULTILINE)
+
+
+def test_page_of_checks_equals_what_the_registry_renders() -> None:
+    page = check_reference.page()
+    assert (ROOT / "docs/checks.md").read_text() == page, "python -m tools.check_reference"
 
 
 def test_config_of_the_readme_is_valid() -> None:
