@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -164,13 +165,19 @@ def test_config_of_the_readme_is_valid() -> None:
     assert all(config_from_dict(yaml.safe_load(block), "README.md").name for block in blocks)
 
 
-def test_program_of_the_decoding_page_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_programs_of_the_decoding_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = re.search(r"```python\n(.+?)```", (ROOT / "docs/decoding.md").read_text(), re.DOTALL)
-    assert program
-    exec(program[1].replace("engines/tiny", str(build_tiny(tmp_path))), {})
-    assert "3 plus 4" in capsys.readouterr().out
+    blocks = re.findall(r"```python\n(.+?)```", (ROOT / "docs/decoding.md").read_text(), re.DOTALL)
+    program = "\n".join(blocks).replace("engines/tiny", str(build_tiny(tmp_path)))
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    names["llm"].close()
+    printed = capsys.readouterr().out
+    assert "3 plus 4" in printed
+    assert "four shapes" in printed
+    assert '"colour"' in printed
 
 
 def test_program_of_the_readme_runs(
