@@ -6,6 +6,7 @@ A file of ``benchmarks/results/<machine>/`` holds the tables of one measurement 
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal
@@ -134,11 +135,16 @@ def _read(file: Path) -> Result:
 
 def page(results: list[Result]) -> str:
     """The whole page."""
-    parts = [_HEAD]
+    links = ", ".join(f"[{section}](#{_anchor(section)})" for section in SECTIONS)
+    parts = [_HEAD, f"Sections: {links}.\n"]
     for section, question in SECTIONS.items():
         parts += [f"## {section}\n\n{question}\n"]
         parts += [_entry(result) for result in results if result.section == section]
     return "\n".join(parts)
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _entry(result: Result) -> str:
