@@ -9,13 +9,14 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import yaml
 
 from tests.tiny import ROOT, build_tiny, tiny_config
-from tools.config_reference import page
+from tools import check_reference, config_reference
 from trt_eagle3.cli import cli
 from trt_eagle3.config import config_from_dict
 
@@ -148,8 +149,14 @@ def test_link_that_leads_nowhere_is_caught(tmp_path: Path) -> None:
 
 
 def test_configuration_page_is_current_and_says_what_every_key_is_for() -> None:
-    assert (ROOT / "docs/config.md").read_text() == page(), "python tools/config_reference.py"
-    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page(), re.MULTILINE)
+    page = config_reference.page()
+    assert (ROOT / "docs/config.md").read_text() == page, "python tools/config_reference.py"
+    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page, re.MULTILINE)
+
+
+def test_page_of_checks_equals_what_the_registry_renders() -> None:
+    page = check_reference.page()
+    assert (ROOT / "docs/checks.md").read_text() == page, "python -m tools.check_reference"
 
 
 def test_config_of_the_readme_is_valid() -> None:
@@ -158,13 +165,19 @@ def test_config_of_the_readme_is_valid() -> None:
     assert all(config_from_dict(yaml.safe_load(block), "README.md").name for block in blocks)
 
 
-def test_program_of_the_decoding_page_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_programs_of_the_decoding_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = re.search(r"```python\n(.+?)```", (ROOT / "docs/decoding.md").read_text(), re.DOTALL)
-    assert program
-    exec(program[1].replace("engines/tiny", str(build_tiny(tmp_path))), {})
-    assert "3 plus 4" in capsys.readouterr().out
+    blocks = re.findall(r"```python\n(.+?)```", (ROOT / "docs/decoding.md").read_text(), re.DOTALL)
+    program = "\n".join(blocks).replace("engines/tiny", str(build_tiny(tmp_path)))
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    names["llm"].close()
+    printed = capsys.readouterr().out
+    assert "3 plus 4" in printed
+    assert "four shapes" in printed
+    assert '"colour"' in printed
 
 
 def test_program_of_the_readme_runs(

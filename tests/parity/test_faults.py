@@ -11,7 +11,7 @@ import pytest
 from tests.parity.caught import SINGLE, assert_caught
 from tests.parity.conftest import LIMITS, TREE, inspect
 from tests.parity.fault import MORE_TOKENS
-from tests.parity.faults import DOCUMENT, FAULTS, with_tables
+from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
 from tests.tiny import build_tiny
 from trt_eagle3.parity.checks.registry import CHECKS
@@ -63,8 +63,3 @@ def test_catalogue_is_large_and_reaches_every_stage() -> None:
         *("bundle", "processor", "vision", "prefill", "decode", "target", "verify"),
         *("draft extend", "fuse", "draft", "propose", "batch", "sampling"),
     }
-
-
-def test_tables_in_the_document_are_those_of_today() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == with_tables(text), "run: python -m tests.parity.faults"
