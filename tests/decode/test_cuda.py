@@ -27,7 +27,7 @@ from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
 from trt_eagle3.decode.step.first_token import FirstTokens
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import DeviceMemoryError, UserError

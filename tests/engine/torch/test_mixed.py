@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.tiny import ROOT, build_tiny, build_tiny_moe
 from trt_eagle3.decode.speculation.outcome import greedy_tokens
 from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.session import MixedSession
-from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.session import TorchSession
 

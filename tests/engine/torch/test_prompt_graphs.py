@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.engine.torch.test_mixed import PAGE_SIZE, close, count_replays, open_target
 from tests.engine.torch.test_row_graphs import RTOL, RTOL_16, WEIGHTS, Pieces, of_types
 from tests.tiny import build_tiny
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.prompt_graphs import MAX_WANTED
 from trt_eagle3.engine.torch.row_memory import MAX_ROWS

@@ -1,7 +1,7 @@
 """The torch session: interprets a graph node by node, on the CPU or on CUDA.
 
 It is the debugger (any tensor of the graph can be asked for by name) and runs where there is no
-TensorRT. On CUDA our ops go through our kernels (``engine/torch/capi``), by stock operations
+TensorRT. On CUDA our ops go through our kernels (``engine/capi``), by stock operations
 where the library is absent.
 """
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
-from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.cuda_graph import (
     MAX_ROWS_OF_ONE,
     Captured,
