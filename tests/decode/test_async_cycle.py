@@ -28,8 +28,6 @@ from tests.decode.scheduling import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import load
-from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS
-from trt_eagle3.decode.forward.device_batch import BATCH_SIZES, batch_sizes, padded_size
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
@@ -54,7 +52,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step import async_cycle
 from trt_eagle3.decode.step.async_cycle import AsyncCycles
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, PROMPT_WIDTHS
 from trt_eagle3.errors import ClosedError
 from trt_eagle3.host_copy import Readback
 
@@ -554,19 +552,6 @@ def test_logits_that_are_no_numbers_say_nothing() -> None:
     found = Outcome.unpacked(outcome.packed().tolist())
     assert [a.tokens for a in found] == [(0, 1, 2), (), ()]
     assert {a.path for a in found[1:]} == {(0,)}
-
-
-def test_batches_are_padded_to_few_sizes_and_by_a_fifth_at_most_beyond_16() -> None:
-    sizes = [padded_size(n, 256) for n in range(1, 257)]
-    assert all(size >= n for n, size in enumerate(sizes, start=1))
-    assert len(set(sizes)) == 24
-    assert all(size <= 1.34 * n for n, size in enumerate(sizes, start=1))
-    assert padded_size(129, 256) == 160
-
-
-def test_batches_are_padded_to_no_more_than_an_engine_is_built_for() -> None:
-    assert [padded_size(n, 5) for n in range(1, 6)] == [1, 2, 3, 4, 5]
-    assert batch_sizes(130) == [*BATCH_SIZES, 130]
 
 
 @pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])

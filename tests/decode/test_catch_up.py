@@ -18,7 +18,7 @@ from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import DraftState
 from trt_eagle3.decode.speculation.catch_up import CatchUp
 from trt_eagle3.decode.warm_up import run_catch_ups
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN
 
 VOCAB = 12  # of the pair
 

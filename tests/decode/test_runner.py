@@ -6,12 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from trt_eagle3.decode.forward.runner import PatchBuckets, VisionRunner, causal_mask
-from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.spec import StateSpec
 
@@ -91,10 +88,3 @@ def test_vision_runner_pads_no_further_than_the_limit_and_no_large_images(
     VisionRunner(session, merge_size=2, buckets=buckets).forward(torch.randn(count, 3), rows)
     assert session.given["patches"].shape[0] == padded
     assert session.given["frame_starts"].tolist() == [0, count, padded]
-
-
-@given(st.integers(1, 3000))
-def test_patch_bucket_holds_the_patches_with_little_to_spare(count: int) -> None:
-    bucket = patch_bucket(count)
-    assert count <= bucket < count + max(64, count / 8)
-    assert patch_bucket(bucket) == bucket

@@ -10,8 +10,8 @@ import torch
 from trt_eagle3.decode.forward.runner import PatchBuckets
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.warm_up import has_room_for_graphs
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN
 from trt_eagle3.engine.memory import request_memory
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import DeviceMemoryError
 from trt_eagle3.families.registry import tower_of
 

@@ -12,8 +12,6 @@ from functools import partial
 
 import torch
 
-from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS, warm_widths
-from trt_eagle3.decode.forward.device_batch import batch_sizes
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.row_ref import RowRef
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -24,9 +22,9 @@ from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.async_cycle import AsyncCycles
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.decode.step.launched import launch_prefill
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, PROMPT_WIDTHS, batch_sizes, warm_widths
 from trt_eagle3.engine.machine import seconds_of
 from trt_eagle3.engine.memory import request_memory
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import DeviceMemoryError
 
 __all__ = [

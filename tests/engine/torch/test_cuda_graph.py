@@ -10,11 +10,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS
-from trt_eagle3.decode.forward.device_batch import batch_sizes
 from trt_eagle3.decode.policy.candidate import candidate_sizes
+from trt_eagle3.engine.buckets import PATCHES, PROMPT_WIDTHS, batch_sizes
 from trt_eagle3.engine.torch import cuda_graph
-from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, patch_bucket, shapes_of
+from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, shapes_of
 
 
 def step(batch: int, tokens: int) -> Any:
@@ -44,10 +43,7 @@ def test_graphs_of_every_width_that_a_server_prepares_stay() -> None:
     for prepared in (
         [step(b, n) for n in candidate_sizes(6) for b in batch_sizes(128)]
         + [step(1, width) for width in PROMPT_WIDTHS],
-        [
-            shapes_of({"patches": torch.zeros(n, 4)})
-            for n in sorted({patch_bucket(n) for n in range(4, 2049, 4)})
-        ],
+        [shapes_of({"patches": torch.zeros(n, 4)}) for n in PATCHES.sizes(2048)],
     ):
         graphs = CapturedGraphs()
         made: Any = SimpleNamespace()

@@ -13,9 +13,9 @@ from tests.engine.torch.test_mixed import PAGE_SIZE, close, count_replays, open_
 from tests.engine.torch.test_row_graphs import RTOL, RTOL_16, WEIGHTS, Pieces, of_types
 from tests.tiny import build_tiny
 from trt_eagle3.engine import capi
+from trt_eagle3.engine.buckets import ROWS
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.prompt_graphs import MAX_WANTED
-from trt_eagle3.engine.torch.row_memory import MAX_ROWS
 from trt_eagle3.engine.torch.session import TorchSession
 
 TABLE_LEN = 4
@@ -125,7 +125,7 @@ def test_what_no_graph_holds_runs_node_by_node(bundle: Path, why: str) -> None:
     graphs = captured._prompt_graphs
     assert graphs is not None
     batch = {"rows": 2, "sequences": MAX_WANTED + 1, "not captured": 3}.get(why, 2)
-    width = {"rows": MAX_ROWS, "sequences": 1, "not captured": 40}.get(why, 20)
+    width = {"rows": ROWS.limit, "sequences": 1, "not captured": 40}.get(why, 20)
     inputs = prompts(plain, (width,) * batch, (0,) * batch, [[0]] * batch)
     if why == "table":
         inputs["page_table"] = inputs["page_table"][:, :2]

@@ -14,10 +14,9 @@ from tests.engine.torch.test_mixed import close, open_target, part, parts
 from tests.tiny import build_tiny, build_tiny_moe
 from trt_eagle3.decode.speculation.outcome import greedy_tokens
 from trt_eagle3.engine import capi
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, ROWS
 from trt_eagle3.engine.torch import session as session_module
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.engine.torch.row_graphs import Values
-from trt_eagle3.engine.torch.row_memory import MAX_ROWS, padded_rows, row_counts
 from trt_eagle3.engine.torch.session import TorchSession
 
 RTOL = 3e-5  # of the largest value: float32 sums of other shapes
@@ -155,16 +154,7 @@ def test_capture_ends_where_there_is_no_room(bundle: Path) -> None:
     assert graphs.capture(256, lambda: next(room)) == 2
     assert graphs.capture(256, lambda: True) == 8
     assert graphs.run([part(session, (300,), (0,), [[1]], [[0]])], {}) is None
-    assert graphs.run([part(session, (MAX_ROWS + 1,), (0,), [[1]], [[0]])], {}) is None
-
-
-def test_few_numbers_of_rows_are_captured() -> None:
-    counts = row_counts(10 * MAX_ROWS)
-    assert counts[0] == MAX_ROWS
-    assert len(counts) == 44
-    assert all(padded_rows(n) == n for n in counts)
-    for count in range(1, MAX_ROWS + 1):
-        assert count <= padded_rows(count) < max(count + 32, count * 5 / 4)
+    assert graphs.run([part(session, (ROWS.limit + 1,), (0,), [[1]], [[0]])], {}) is None
 
 
 WEIGHTS: dict[str, dict[str, str]] = {

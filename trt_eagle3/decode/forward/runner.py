@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trt_eagle3.decode.memory.state import LayerStates
+from trt_eagle3.engine.buckets import PATCHES
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import (
     MixedSession,
@@ -26,7 +27,6 @@ from trt_eagle3.engine.session import (
     run_prompt,
     run_reduced,
 )
-from trt_eagle3.engine.torch.cuda_graph import MAX_CAPTURED_PATCHES, patch_bucket
 
 __all__ = [
     "DraftRunner",
@@ -268,7 +268,7 @@ class PatchBuckets:
     @property
     def sizes(self) -> list[int]:
         """Patches of the runs that are captured, the most first."""
-        counts = range(self.unit, min(self.limit, MAX_CAPTURED_PATCHES) + 1, self.unit)
+        counts = range(self.unit, min(self.limit, PATCHES.limit) + 1, self.unit)
         return sorted({self.size_of(count) for count in counts}, reverse=True)
 
     def size_of(self, count: int) -> int:
@@ -283,7 +283,7 @@ class PatchBuckets:
         return {"patches": filled, **self.pad(rows, count + added)}
 
     def _added(self, count: int) -> int:
-        wanted = min(patch_bucket(count), self.limit) - count
+        wanted = min(PATCHES.size_of(count), self.limit) - count
         return max(0, wanted // self.unit * self.unit)
 
 

@@ -18,8 +18,8 @@ from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.memory.row_ref import gather_padded
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.speculation.drafting import Drafting
+from trt_eagle3.engine.buckets import power_of_two
 from trt_eagle3.engine.memory import MAX_DEFERRED
-from trt_eagle3.engine.torch.row_memory import power_of_two
 
 __all__ = ["CatchUp"]
 

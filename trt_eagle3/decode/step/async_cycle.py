@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.forward.device_batch import LAUNCHED_AHEAD, DeviceBatch, Seats, padded_size
+from trt_eagle3.decode.forward.device_batch import LAUNCHED_AHEAD, DeviceBatch, Seats
 from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner, all_rows
 from trt_eagle3.decode.memory.row_ref import RowRef
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -46,6 +46,7 @@ from trt_eagle3.decode.step.async_step import (
     TreeStep,
     roots_after,
 )
+from trt_eagle3.engine.buckets import padded_size
 from trt_eagle3.engine.session import Reduction
 from trt_eagle3.host_copy import Readback
 

@@ -20,8 +20,6 @@ from trt_eagle3.decode.forward.batch import (
     segment_metadata,
     widened,
 )
-from trt_eagle3.decode.forward.chunks import padded_width
-from trt_eagle3.decode.forward.device_batch import BATCH_SIZES
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner, all_rows
 from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
@@ -38,6 +36,7 @@ from trt_eagle3.decode.speculation.tree_masks import TreeMasks
 from trt_eagle3.decode.speculation.verify import verify_tree
 from trt_eagle3.decode.step.async_cycle import AsyncCycles
 from trt_eagle3.decode.step.first_token import FirstTokens
+from trt_eagle3.engine.buckets import BATCH_SIZES, PROMPTS
 
 __all__ = ["AnyTree", "Decoder", "Drafting"]
 
@@ -224,7 +223,7 @@ class Decoder:
         if not self._fixed_shapes or len(segments) > 1:
             return widest
         room = min(self.prefill_chunk - num_beside, self.max_seq_len - segments[0].start)
-        return max(widest, min(padded_width(widest + num_beside) - num_beside, room))
+        return max(widest, min(PROMPTS.size_of(widest + num_beside) - num_beside, room))
 
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> CycleOutcome:
         """What one target forward over a tree of each sequence says; those that cannot take

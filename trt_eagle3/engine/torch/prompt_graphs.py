@@ -20,19 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trt_eagle3.engine.buckets import ROWS, power_of_two
 from trt_eagle3.engine.torch.fusion import Step
 from trt_eagle3.engine.torch.program import with_lifetimes
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, ROWS_OF_PROMPTS
 from trt_eagle3.engine.torch.row_graphs import Recorder, Values, computed
-from trt_eagle3.engine.torch.row_memory import (
-    MAX_ROWS,
-    Row,
-    RowMemory,
-    fill_rows,
-    padded_rows,
-    power_of_two,
-    row_counts,
-)
+from trt_eagle3.engine.torch.row_memory import Row, RowMemory, fill_rows
 from trt_eagle3.graph.decoder import CONTEXT_INPUTS
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
@@ -42,7 +35,7 @@ __all__ = ["DRAFT_ROW_INPUTS", "MAX_WANTED", "PromptGraphs", "has_prompt_graphs"
 MAX_WANTED = 128
 """Of B and W: batches have no more sequences."""
 _SIZES = sorted({power_of_two(n) for n in range(1, MAX_WANTED + 1)}, reverse=True)  # every W
-_NUM_NUMBERS = 2 * MAX_ROWS + 3 * MAX_WANTED
+_NUM_NUMBERS = 2 * ROWS.limit + 3 * MAX_WANTED
 _NOBODY = MAX_WANTED  # the row of the page tables that has page 0 alone
 DRAFT_ROW_INPUTS = ("inputs_embeds", "features", "position_ids")
 """Inputs of a draft that have rows, and that others than attention read."""
@@ -110,7 +103,7 @@ class PromptGraphs:
         there are graphs then.
         """
         self._tables.zero_()  # what is written meanwhile goes to page 0
-        for count in row_counts(most):
+        for count in reversed(ROWS.sizes(min(most, ROWS.limit))):
             if not has_room():
                 break
             inputs = {name: self._memory.rows(name, row, count) for name, row in self._rows.items()}
@@ -126,8 +119,8 @@ class PromptGraphs:
         return (
             inputs["past_lengths"].device.type == "cpu"
             and max(batch, wanted) <= MAX_WANTED
-            and batch * width <= MAX_ROWS
-            and padded_rows(batch * width) in self._of_rows
+            and batch * width <= ROWS.limit
+            and ROWS.size_of(batch * width) in self._of_rows
             and power_of_two(wanted) in self._of_wanted
             and table.shape[1] == self._tables.shape[1]
         )
@@ -139,7 +132,7 @@ class PromptGraphs:
         numbers = _numbers(past.numpy(), inputs["query_lengths"].numpy(), wanted.numpy(), width)
         self._numbers.copy_(to_device(torch.from_numpy(numbers), self._device))
         self._tables[:batch].copy_(to_device(inputs["page_table"], self._device))
-        graph, memory = self._of_rows[padded_rows(batch * width)]
+        graph, memory = self._of_rows[ROWS.size_of(batch * width)]
         fill_rows(memory, [{name: to_device(inputs[name], self._device) for name in memory}])
         graph.replay()
         graph, outputs = self._of_wanted[power_of_two(wanted.numel())]
@@ -159,7 +152,7 @@ class PromptGraphs:
         reads of them.
         """
         values = computed(self._before, {**self._constants, **inputs})
-        places, seats = self._numbers[: 2 * MAX_ROWS].view(2, -1)[:, : len(values[self._k])]
+        places, seats = self._numbers[: 2 * ROWS.limit].view(2, -1)[:, : len(values[self._k])]
         first_pages, page_size = seats * self._tables.shape[1], self._page_size
         pages = self._tables.view(-1).index_select(0, first_pages + places // page_size)
         slots = pages.long() * page_size + places % page_size
@@ -173,7 +166,7 @@ class PromptGraphs:
 
     def _from_attention_on(self, size: int) -> Values:
         """Compute W = ``size`` rows, each of them as of a sequence that has this one new row."""
-        rows, past, seats = self._numbers[2 * MAX_ROWS :].view(3, -1)[:, :size]
+        rows, past, seats = self._numbers[2 * ROWS.limit :].view(3, -1)[:, :size]
         context = {
             "past_lengths": past,
             "query_lengths": torch.ones_like(past),
@@ -200,11 +193,11 @@ def _numbers(
     batch, row = len(past), np.arange(width)
     seats = np.arange(batch)[:, None]
     is_real = row < counts[:, None]
-    rows = found[: 2 * MAX_ROWS].reshape(2, -1)
+    rows = found[: 2 * ROWS.limit].reshape(2, -1)
     rows[1] = _NOBODY
     rows[0, : batch * width] = np.where(is_real, past[:, None] + row, 0).ravel()
     rows[1, : batch * width] = np.where(is_real, seats, _NOBODY).ravel()
-    read = found[2 * MAX_ROWS :].reshape(3, -1)
+    read = found[2 * ROWS.limit :].reshape(3, -1)
     read[2] = _NOBODY
     read[0, : wanted.size] = (seats * width + wanted).ravel()
     read[1, : wanted.size] = (past[:, None] + wanted).ravel()

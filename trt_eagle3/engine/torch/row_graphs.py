@@ -22,19 +22,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, ROWS
 from trt_eagle3.engine.torch.fusion import Step
 from trt_eagle3.engine.torch.mixed import context_of
 from trt_eagle3.engine.torch.program import with_lifetimes
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION
-from trt_eagle3.engine.torch.row_memory import (
-    MAX_ROWS,
-    Row,
-    RowMemory,
-    fill_rows,
-    padded_rows,
-    row_counts,
-)
+from trt_eagle3.engine.torch.row_memory import Row, RowMemory, fill_rows
 
 __all__ = ["Recorder", "RowGraphs", "Split", "compute", "computed", "split_at_attention"]
 
@@ -144,7 +137,7 @@ class RowGraphs:
         ``bound``: the caches.
         """
         count = sum(part["tree_mask"].shape[:2].numel() for part in parts)
-        captured = self._get(padded_rows(count)) if count <= MAX_ROWS else None
+        captured = self._get(ROWS.size_of(count)) if count <= ROWS.limit else None
         if captured is None:
             return None
         fill_rows(captured.inputs, parts)
@@ -158,7 +151,7 @@ class RowGraphs:
 
     def capture(self, most: int, has_room: Callable[[], bool]) -> int:
         """Capture every N for up to ``most`` rows while ``has_room``; how many there are then."""
-        for count in row_counts(most):
+        for count in reversed(ROWS.sizes(min(most, ROWS.limit))):
             if count in self._captured:
                 continue
             if not has_room():

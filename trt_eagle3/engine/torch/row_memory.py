@@ -14,27 +14,7 @@ from torch import Tensor
 
 from trt_eagle3.engine.torch.mixed import flat_rows, row_axis
 
-__all__ = ["MAX_ROWS", "Row", "RowMemory", "fill_rows", "padded_rows", "power_of_two", "row_counts"]
-
-MAX_ROWS = 4096
-"""Of more, a device takes much longer than the host needs to launch them one by one."""
-_STEPS = ((256, 32), (1024, 64), (MAX_ROWS, 128))  # up to so many rows: a multiple of
-
-
-def padded_rows(count: int) -> int:
-    """N for ``count`` rows, ``MAX_ROWS`` at most."""
-    step = next(step for most, step in _STEPS if count <= most)
-    return -(-count // step) * step
-
-
-def power_of_two(count: int) -> int:
-    """The next power of two that is not less than ``count``."""
-    return 1 << (count - 1).bit_length()
-
-
-def row_counts(most: int) -> list[int]:
-    """Every N for up to ``most`` rows, the largest first: the others fit into its memory."""
-    return sorted({padded_rows(n) for n in range(1, min(most, MAX_ROWS) + 1)}, reverse=True)
+__all__ = ["Row", "RowMemory", "fill_rows"]
 
 
 @dataclass(frozen=True)

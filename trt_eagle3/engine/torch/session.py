@@ -18,9 +18,9 @@ from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine import capi
+from trt_eagle3.engine.buckets import MAX_WHOLE_WIDTH
 from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
 from trt_eagle3.engine.torch.cuda_graph import (
-    MAX_ROWS_OF_ONE,
     Captured,
     CapturedGraphs,
     PieceRecorder,
@@ -189,7 +189,7 @@ class TorchSession:
         what is read.
         """
         batch, width, _ = inputs["tree_mask"].shape
-        whole = batch == 1 and width <= MAX_ROWS_OF_ONE  # it is captured as one graph
+        whole = batch == 1 and width <= MAX_WHOLE_WIDTH  # it is captured as one graph
         if self._row_graphs is not None and self._states_are_bound and not whole:
             return self.run_mixed([inputs], [None])[0]
         if self._prompt_graphs is not None and not whole and self._prompt_graphs.fit(inputs):
