@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.forward.runner import PatchBuckets, VisionRunner, causal_mask
+from trt_eagle3.engine.session import Session
 from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.spec import StateSpec
 
@@ -21,7 +22,7 @@ def test_causal_mask_is_its_callers_own() -> None:
     assert causal_mask(3).tolist() == expected
 
 
-class _Static:
+class _Static(Session):
     """A graph whose outputs are always the same memory."""
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ def test_what_the_vision_tower_made_stays_when_it_runs_again() -> None:
     assert (visual_levels == 1).all()
 
 
-class _Recording:
+class _Recording(Session):
     """A graph that keeps what it was given; a visual token is the sum of its patches."""
 
     def __init__(self) -> None:

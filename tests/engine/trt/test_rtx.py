@@ -496,7 +496,7 @@ def session(rtx: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tensor
             "_engine": engine,
             "_inputs": inputs,
             "_outputs": outputs,
-            "states": (),
+            "_states": (),
             "_bound": {},
             "_captured": CapturedGraphs(),
             "_captures": True,

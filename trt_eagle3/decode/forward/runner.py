@@ -18,15 +18,7 @@ from torch.nn import functional
 from trt_eagle3.decode.memory.state import LayerStates
 from trt_eagle3.engine.buckets import PATCHES
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import (
-    MixedSession,
-    ReducingSession,
-    Reduction,
-    Session,
-    capture_rows,
-    run_prompt,
-    run_reduced,
-)
+from trt_eagle3.engine.session import Reduction, Session
 
 __all__ = [
     "DraftRunner",
@@ -142,18 +134,18 @@ class TargetRunner:
     @property
     def reduces(self) -> bool:
         """Whether outputs are reduced within the graph."""
-        return isinstance(self._session, ReducingSession)
+        return self._session.capabilities.reduces
 
     @property
     def mixes(self) -> bool:
         """Whether prompts can run beside rows that decode (``forward_mixed``)."""
-        return isinstance(self._session, MixedSession) and self._session.mixes
+        return self._session.capabilities.mixes
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``;
         ``table_len``: pages in a page table.
         """
-        capture_rows(self._session, most, table_len, has_room)
+        self._session.capture_rows(most, table_len, has_room)
 
     def forward(
         self,
@@ -169,9 +161,9 @@ class TargetRunner:
         inputs = self._inputs(Rows(embeds, metadata, logit_rows, visual_levels))
         if metadata.is_prompt:
             assert reduce is None, "a prompt's logits are of few rows"
-            outputs = run_prompt(self._session, inputs)
+            outputs = self._session.run_prompt(inputs)
         else:
-            outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
+            outputs = self._session.run_reduced(inputs, {"logits": reduce} if reduce else {})
         self.states.take(outputs)
         return outputs["logits"], outputs.get("aux_hidden_states")
 
@@ -181,7 +173,6 @@ class TargetRunner:
         """Run rows of prompts and of sequences that decode in one forward, which reads the weights
         once; what ``forward`` returns of each. ``reduce``: what to make of the logits of ``steps``.
         """
-        assert isinstance(self._session, MixedSession)
         parts = [self._inputs(prompts), self._inputs(steps)]
         of_prompts, of_steps = self._session.run_mixed(parts, [None, reduce])
         return (
@@ -226,7 +217,7 @@ class DraftRunner:
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """As ``TargetRunner.capture_rows``, of the draft's forwards over prompts."""
-        capture_rows(self._draft, most, table_len, has_room)
+        self._draft.capture_rows(most, table_len, has_room)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """Features [..., Hd] of aux hidden states [..., k * H]."""
@@ -242,7 +233,8 @@ class DraftRunner:
         features [B, S, Hd], of a prompt [B, R, Hd].
         """
         inputs = {"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)}
-        outputs = run_prompt(self._draft, inputs) if metadata.is_prompt else self._draft.run(inputs)
+        run = self._draft.run_prompt if metadata.is_prompt else self._draft.run
+        outputs = run(inputs)
         return outputs["logits"], outputs["features_out"]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:

@@ -19,7 +19,13 @@ from torch import Tensor
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.buckets import MAX_WHOLE_WIDTH
-from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
+from trt_eagle3.engine.session import (
+    Capabilities,
+    Reduction,
+    Session,
+    check_names,
+    with_picked_rows,
+)
 from trt_eagle3.engine.torch.cuda_graph import (
     Captured,
     CapturedGraphs,
@@ -89,9 +95,8 @@ class _Input:
         return Row(self.dtype, tuple(0 if isinstance(e, str) else e for e in self.shape))
 
 
-class TorchSession:
-    """Runs one graph; implements ``engine.session.Session``. Caches are updated in place where they
-    are bound.
+class TorchSession(Session):
+    """Runs one graph. Caches are updated in place where they are bound.
 
     On CUDA, shapes that come again are captured in a CUDA graph; the outputs of such a run are its
     static buffers, which the next run of the same shapes overwrites.
@@ -118,16 +123,27 @@ class TorchSession:
             program.steps,
         )
         self._prompt_steps = program.prompt_steps
-        self.states: tuple[StateSpec, ...] = program.states
-        self.mixes = mixable(program.inputs, program.outputs, program.states, program.steps)
+        self._states: tuple[StateSpec, ...] = program.states
+        mixes = mixable(program.inputs, program.outputs, program.states, program.steps)
+        self._capabilities = Capabilities(reduces=True, mixes=mixes)
         self._mixed_steps = mixed_steps(program.steps)
         self._mixed_prompt_steps = mixed_steps(program.prompt_steps or ())
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
         self._captures = device == "cuda" and capi.available()
-        captures_rows = self.mixes and self._captures
+        captures_rows = mixes and self._captures
         self._row_graphs = self._new_row_graphs(PieceRecorder()) if captures_rows else None
         self._prompt_graphs: PromptGraphs | None = None
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the graph's layers keep between runs, in the order of the layers."""
+        return self._states
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Outputs are always reduced within the graph; some graphs mix."""
+        return self._capabilities
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
@@ -159,7 +175,7 @@ class TorchSession:
 
     @torch.inference_mode()
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
-        """Implements ``engine.session.CapturingSession``."""
+        """Capture what a target or draft computes row by row; both must have their states bound."""
         if self._row_graphs is not None:
             return self._row_graphs.capture(most, has_room)
         if not self._captures or not self._states_are_bound:
@@ -185,9 +201,7 @@ class TorchSession:
 
     @torch.inference_mode()
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``run`` as ``engine.session.run_prompt`` says; of many rows, the last layer computes only
-        what is read.
-        """
+        """``run`` over prompts; of many rows, the last layer computes only what is read."""
         batch, width, _ = inputs["tree_mask"].shape
         whole = batch == 1 and width <= MAX_WHOLE_WIDTH  # it is captured as one graph
         if self._row_graphs is not None and self._states_are_bound and not whole:
@@ -205,7 +219,7 @@ class TorchSession:
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
     ) -> list[dict[str, Tensor]]:
-        """Implements ``engine.session.MixedSession``."""
+        """Run ``parts`` as one forward (``mixed``)."""
         for part in parts:
             self._check(part)
         widths = [(part["tree_mask"].shape[0], part["tree_mask"].shape[1]) for part in parts]
