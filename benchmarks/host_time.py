@@ -18,7 +18,7 @@ from trt_eagle3.decode.speculation.draft_ahead import DraftAhead
 from trt_eagle3.decode.speculation.propose import Proposer
 from trt_eagle3.decode.step import async_cycle
 from trt_eagle3.decode.step.async_cycle import AsyncCycles
-from trt_eagle3.engine.torch.cuda_graph import Captured
+from trt_eagle3.engine.torch.capture.whole import Captured
 from trt_eagle3.host_copy import Readback
 
 __all__ = ["HostTime"]

@@ -22,7 +22,7 @@ from trt_eagle3.decode.forward.runner import PatchBuckets
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.picture_warm_up import picture_grid, run_pictures
 from trt_eagle3.engine.buckets import CAPTURED_AT_RUN
-from trt_eagle3.engine.torch.cuda_graph import Shapes, shapes_of
+from trt_eagle3.engine.torch.capture.whole import Shapes, shapes_of
 from trt_eagle3.pipeline import build
 
 

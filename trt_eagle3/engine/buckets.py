@@ -15,6 +15,7 @@ __all__ = [
     "CAPTURED_AT_RUN",
     "MAX_WHOLE_WIDTH",
     "PATCHES",
+    "PICKED_ROWS",
     "PROMPTS",
     "PROMPT_WIDTHS",
     "ROWS",
@@ -76,6 +77,11 @@ PROMPT_WIDTHS = tuple(PROMPTS.sizes(MAX_WHOLE_WIDTH))
 ROWS = Buckets(((256, 32), (1024, 64), (4096, 128)))
 """Rows of a forward that is captured in pieces, those of all its sequences together. For more rows
 a device takes much longer than the host needs to launch them one by one.
+"""
+
+PICKED_ROWS = Buckets(tuple((1 << i, 1 << i) for i in range(8)))
+"""Rows of prompts that are read after the last attention, one or more of each sequence: powers of
+two, up to the sequences of the largest batch whose graphs are captured.
 """
 
 PATCHES = Buckets(((1024, 64), (2048, 128)))

@@ -125,8 +125,8 @@ def test_parts_say_what_each_says_alone(
         if not capi.available():
             pytest.skip("the kernel library is not built: make plugins")
         assert mixed.capture_rows(512, 0, lambda: True) == 12
-        assert mixed._row_graphs is not None
-        count, replayed = len(mixed._row_graphs.split.pieces), count_replays(monkeypatch)
+        assert mixed._target_pieces is not None
+        count, replayed = len(mixed._target_pieces.split.pieces), count_replays(monkeypatch)
     expected = [alone.run_prompt(prompts), alone.run_reduced(steps, {"logits": greedy_tokens})]
     found = mixed.run_mixed([prompts, steps], [None, greedy_tokens])
     assert [set(f) for f in found] == [set(e) for e in expected]

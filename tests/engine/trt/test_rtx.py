@@ -28,7 +28,7 @@ from trt_eagle3.commands.doctor import Ability, Diagnosis
 from trt_eagle3.config import config_from_dict
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.bundle import BUNDLE_KIND, read_bundle
-from trt_eagle3.engine.torch.cuda_graph import CapturedGraphs
+from trt_eagle3.engine.torch.capture.whole import CapturedGraphs
 from trt_eagle3.engine.trt import folder as folder_module
 from trt_eagle3.engine.trt import host_memory, plugins
 from trt_eagle3.engine.trt.dialects import dialect as dialect_module

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.session import Session, check_names
-from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
+from trt_eagle3.engine.torch.capture.recorder import capturing
+from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.folder import RUNTIME_CACHE_FILE, EngineFolder

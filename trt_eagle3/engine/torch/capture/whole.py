@@ -1,12 +1,9 @@
-"""CUDA graphs of sets of input shapes that come again, for the sessions that run on CUDA."""
+"""Whole forwards as CUDA graphs: one for each set of input shapes that comes again."""
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -20,16 +17,10 @@ from trt_eagle3.host_copy import to_device
 __all__ = [
     "Captured",
     "CapturedGraphs",
-    "PieceRecorder",
     "Shapes",
-    "capturing",
     "shapes_of",
 ]
 
-_CAPTURE_ERRORS = "thread_local"
-"""Whose CUDA calls a capture forbids: other threads go on taking page-locked memory for the next
-prompts' images.
-"""
 _MAX_COMPARED = 1 << 14  # elements at once
 # Within so many runs of shapes that are not captured. Over days every length of a prompt comes
 # again: a capture takes as long as several steps, and its graph would push out one of those.
@@ -46,63 +37,6 @@ _MAX_GRAPHS = 192  # of a session: 20 batch sizes times the widths of a tree
 _MAX_GRAPH_ROWS = 24576
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-
-
-_capturing = threading.Lock()
-
-
-@contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Capture what is launched within into ``graph``, whose memory comes from ``pool``.
-
-    One at a time, and without a garbage collection: that of another engine's graph would end the
-    capture.
-    """
-    with _alone(), torch.cuda.graph(graph, pool=pool, capture_error_mode=_CAPTURE_ERRORS):
-        yield
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    with _capturing:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collects:
-                gc.enable()
-
-
-class PieceRecorder:
-    """Captures one piece of work after the other, all of whose graphs share their memory: they must
-    be replayed in the order in which they were captured.
-    """
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Within it ``record`` may be called."""
-        # each thread's first use makes one, which may not be while capturing
-        torch.cuda.current_blas_handle()
-        torch.cuda.synchronize()
-        with _alone(), torch.cuda.stream(self._stream):
-            torch.cuda.current_blas_handle()
-            yield
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-    def record(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """The graph of what ``work`` launches, and what it returns."""
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode=_CAPTURE_ERRORS)
-        try:
-            found = work()
-        finally:
-            graph.capture_end()
-        return graph, found
 
 
 def shapes_of(inputs: Mapping[str, Tensor]) -> Shapes:

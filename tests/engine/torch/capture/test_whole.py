@@ -12,8 +12,8 @@ import torch
 
 from trt_eagle3.decode.policy.candidate import candidate_sizes
 from trt_eagle3.engine.buckets import PATCHES, PROMPT_WIDTHS, batch_sizes
-from trt_eagle3.engine.torch import cuda_graph
-from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.torch.capture import whole
+from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
 
 
 def step(batch: int, tokens: int) -> Any:
@@ -103,7 +103,7 @@ def test_input_whose_copy_failed_is_copied_by_the_next_run(monkeypatch: pytest.M
     mask, static = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int64)
     captured = Captured(None, {"mask": static}, {})  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_graph, "to_device", Mock(side_effect=MemoryError))
+        patch.setattr(whole, "to_device", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             captured.fill({"mask": mask})
     captured.fill({"mask": mask})
@@ -113,12 +113,12 @@ def test_input_whose_copy_failed_is_copied_by_the_next_run(monkeypatch: pytest.M
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0), (4, 128, 128), (70000,)])
 def test_inputs_are_compared_whole(shape: tuple[int, ...]) -> None:
     one = torch.randint(9, shape)
-    assert cuda_graph._are_equal(one, one.clone())
-    assert not cuda_graph._are_equal(one, torch.zeros(7))
+    assert whole._are_equal(one, one.clone())
+    assert not whole._are_equal(one, torch.zeros(7))
     for place in {0, one.numel() // 2, one.numel() - 1} if one.numel() else ():
         other = one.clone()
         other.view(-1)[place] += 1
-        assert not cuda_graph._are_equal(one, other)
+        assert not whole._are_equal(one, other)
 
 
 def test_large_inputs_are_compared_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_large_inputs_are_compared_in_one_thread(monkeypatch: pytest.MonkeyPatch
     equal = Mock(side_effect=torch.equal)
     monkeypatch.setattr(torch, "equal", equal)
     mask = torch.ones(128, 128, dtype=torch.bool).expand(4, -1, -1)
-    assert cuda_graph._are_equal(mask, mask.clone())
+    assert whole._are_equal(mask, mask.clone())
     assert 0 < max(call.args[0].numel() for call in equal.call_args_list) < 32768
 
 
