@@ -13,10 +13,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trt_eagle3.decode.memory.state import LayerStates
-from trt_eagle3.engine.buckets import PATCHES
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Reduction, Session
 
@@ -24,9 +22,7 @@ __all__ = [
     "DraftRunner",
     "AttentionMetadata",
     "Rows",
-    "PatchBuckets",
     "TargetRunner",
-    "VisionRunner",
     "all_rows",
     "causal_mask",
 ]
@@ -240,73 +236,3 @@ class DraftRunner:
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft token ids: i + d2t[i]."""
         return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
-
-
-@dataclass(frozen=True)
-class PatchBuckets:
-    """How many patches a run of the vision graph has, so that images of about one size share a
-    captured graph.
-
-    Attributes:
-        limit: pad to no more than these. unit: patches are padded by multiples of it.
-        pad: the graph's inputs besides the patches, for so many patches
-            (``families.family.FamilyVision.padded``).
-    """
-
-    limit: int
-    unit: int
-    pad: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Patches of the runs that are captured, the most first."""
-        counts = range(self.unit, min(self.limit, PATCHES.limit) + 1, self.unit)
-        return sorted({self.size_of(count) for count in counts}, reverse=True)
-
-    def size_of(self, count: int) -> int:
-        """To how many patches ``count`` are padded."""
-        return count + self._added(count)
-
-    def padded(self, patches: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The graph's inputs, with as many patches as the bucket of ``patches`` has."""
-        count, added = len(patches), self._added(len(patches))
-        # padding by 0 copies
-        filled = functional.pad(patches, (0, 0, 0, added)) if added else patches
-        return {"patches": filled, **self.pad(rows, count + added)}
-
-    def _added(self, count: int) -> int:
-        wanted = min(PATCHES.size_of(count), self.limit) - count
-        return max(0, wanted // self.unit * self.unit)
-
-
-class VisionRunner:
-    """The vision graph."""
-
-    def __init__(
-        self, session: Session, *, merge_size: int, buckets: PatchBuckets | None = None
-    ) -> None:
-        """Call ``session``.
-
-        Args:
-            merge_size: patches along each side of a visual token.
-            buckets: pad the patches of a run, so that CUDA graphs fit again.
-        """
-        self._session = session
-        self._merged = merge_size**2
-        self._buckets = buckets
-
-    def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``,
-        the caller's own.
-        """
-        count = len(patches) // self._merged
-        inputs = {"patches": patches, **rows}
-        if self._buckets is not None:
-            inputs = self._buckets.padded(patches, rows)
-        outputs = self._session.run(inputs)
-        visual_levels = outputs.get("deepstack")
-        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
-        # run
-        return outputs["visual_embeds"][
-            :count
-        ].clone(), None if visual_levels is None else visual_levels[:, :count].clone()
