@@ -107,7 +107,7 @@ class DraftPieces(CapturedPieces[_Graph]):
         return num_captured
 
     def fit(self, inputs: Mapping[str, Tensor]) -> bool:
-        """Whether there are graphs of ``inputs``, and the host knows where their rows stand."""
+        """Return whether there are graphs for ``inputs``, and the host knows their past lengths."""
         batch, width, _ = inputs["tree_mask"].shape
         wanted, table = inputs["logit_rows"].numel(), inputs["page_table"]
         return (
@@ -120,7 +120,10 @@ class DraftPieces(CapturedPieces[_Graph]):
         )
 
     def run(self, inputs: Mapping[str, Tensor]) -> Values:
-        """What a session's ``run_prompt`` returns, until the next run; ``inputs`` ``fit``."""
+        """Run ``inputs``, which must ``fit``, as ``Session.run_prompt``.
+
+        The outputs are the graphs' own memory, which the next run overwrites.
+        """
         batch, width, _ = inputs["tree_mask"].shape
         past, wanted = inputs["past_lengths"], inputs["logit_rows"]
         numbers = _numbers(past.numpy(), inputs["query_lengths"].numpy(), wanted.numpy(), width)
@@ -146,8 +149,8 @@ class DraftPieces(CapturedPieces[_Graph]):
         return record_pieces(self._recorder, lambda record: record(work), ahead=True)
 
     def _up_to_attention(self, inputs: Mapping[str, Tensor]) -> Values:
-        """Compute rows, write their keys and values, and leave to ``_from_attention_on`` what that
-        reads of them.
+        """Compute rows, write their keys and values, and store what ``_from_attention_on`` reads of
+        them.
         """
         values = computed(self.split.pieces[0], {**self._constants, **inputs})
         places, seats = self._numbers[: 2 * ROWS.limit].view(2, -1)[:, : len(values[self._k])]
@@ -163,7 +166,7 @@ class DraftPieces(CapturedPieces[_Graph]):
         return {}
 
     def _from_attention_on(self, size: int) -> Values:
-        """Compute W = ``size`` rows, each of them as of a sequence that has this one new row."""
+        """Compute W = ``size`` rows, each as the one new row of a sequence."""
         rows, past, seats = self._numbers[2 * ROWS.limit :].view(3, -1)[:, :size]
         context = {
             "past_lengths": past,
@@ -181,11 +184,13 @@ class DraftPieces(CapturedPieces[_Graph]):
 def _numbers(
     past: NDArray[np.int32], counts: NDArray[np.int32], wanted: NDArray[np.int32], width: int
 ) -> NDArray[np.int32]:
-    """Of every row its place in its sequence and that one's page table; then of every wanted one,
-    which it is, and the same. What is padding writes to page 0.
+    """Return the numbers that both graphs read.
+
+    For every row: its place in its sequence, and the row of its page table. For every wanted row:
+    its index among all rows, its place, and the row of its page table. Padding writes to page 0.
 
     Args:
-        past: [B] rows before. counts: [B] that are none of padding. wanted: [B, R].
+        past: [B] rows before. counts: [B] real rows. wanted: [B, R].
     """
     found = np.zeros(_NUM_NUMBERS, dtype=np.int32)
     batch, row = len(past), np.arange(width)

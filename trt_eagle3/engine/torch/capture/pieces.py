@@ -36,10 +36,11 @@ class Split:
     """The steps of a forward, cut before each attention.
 
     Attributes:
-        pieces: what is computed before each attention. attention: that after each piece but the
-            last one. tail, prompt_tail: from the last attention on, of all rows, and where only
-            some are read.
-        left: values of pieces that attention or a tail reads.
+        pieces: the steps before each attention, which compute row by row.
+        attention: the attention after each piece but the last one.
+        tail: the last attention and the steps after it, over all rows.
+        prompt_tail: the same where only some rows are read.
+        left: values of pieces that an attention or a tail reads.
     """
 
     pieces: Sequence[Sequence[Step]]
@@ -50,7 +51,9 @@ class Split:
 
 
 def split_at_attention(steps: Sequence[Step], prompt_steps: Sequence[Step] = ()) -> Split:
-    """``steps`` cut; ``prompt_steps``: the same up to the last attention; none: ``steps``."""
+    """Cut ``steps`` before each attention. ``prompt_steps``, if any, are the same steps up to the
+    last attention, and give ``prompt_tail``.
+    """
     prompt_steps = prompt_steps or steps
     cuts = [i for i, step in enumerate(steps) if step.op in _ATTENTION]
     last = max(i for i, step in enumerate(prompt_steps) if step.op in _ATTENTION)

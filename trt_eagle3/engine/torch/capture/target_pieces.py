@@ -33,8 +33,10 @@ class _Graphs:
     """The graphs of one N.
 
     Attributes:
-        inputs: what they read: by name, axes of rows (1, N). attended: likewise, what attention
-            says, T [N, Hq * D]. left: what they leave to attention and the tails.
+        pieces: a graph of each piece.
+        inputs: what they read, by name; the axes of rows are (1, N).
+        attended: the output of attention that the next piece reads, T [N, Hq * D].
+        left: what they leave to attention and the tails, by name.
     """
 
     pieces: Sequence[Any]
@@ -110,9 +112,7 @@ class TargetPieces(CapturedPieces[_Graphs]):
 
 
 class _Address:
-    """Memory that belongs to somebody else, as ``torch.as_tensor`` takes it (CUDA Array Interface
-    3).
-    """
+    """Memory of another owner, as ``torch.as_tensor`` takes it (CUDA Array Interface 3)."""
 
     def __init__(self, pointer: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -124,8 +124,8 @@ class _Address:
 
 
 def _unowned(value: Any) -> Any:
-    """A CUDA tensor over the same memory, which this one does not keep: the pieces that follow may
-    be given it once nothing of theirs reads it.
+    """Return a CUDA tensor over the memory of ``value`` that does not own it, so that later pieces
+    may be given that memory once none of them reads ``value``.
     """
     if not isinstance(value, Tensor) or not value.is_cuda:
         return value
