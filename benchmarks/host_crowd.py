@@ -17,13 +17,13 @@ from benchmarks.host_clients import PROMPT
 from benchmarks.simulated_acceptance import acceptance_rate, simulated_acceptance
 from benchmarks.stand_in import StandIn
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.forward.device_batch import padded_size
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.speculation.tree import static_tree
+from trt_eagle3.engine.buckets import padded_size
 from trt_eagle3.errors import CheckFailedError
 
 __all__ = ["Cost", "Crowd", "Stretch", "open_on_stand_in"]

@@ -19,7 +19,7 @@ from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.step import stepper
 from trt_eagle3.decode.step.stepper import Stepper
-from trt_eagle3.engine.torch.cuda_graph import Captured
+from trt_eagle3.engine.torch.capture.whole import Captured
 from trt_eagle3.host_copy import Readback
 
 __all__ = ["HostTime"]

@@ -18,11 +18,11 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from trt_eagle3.decode.speculation.accept import greedy_tokens
 
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.engine.session import Reduction, Session, with_picked_rows
+from trt_eagle3.decode.speculation.accept import greedy_tokens
+from trt_eagle3.engine.session import Capabilities, Reduction, Session, with_picked_rows
 from trt_eagle3.host_copy import Readback
 from trt_eagle3.spec import StateSpec
 
@@ -118,7 +118,7 @@ class StandIn:
             yield
 
 
-class StandInSession:
+class StandInSession(Session):
     """A graph on a ``StandIn``; ``real`` says which states it has."""
 
     def __init__(self, device: StandIn, bundle: LoadedBundle, graph: str, real: Session) -> None:
@@ -139,6 +139,12 @@ class StandInSession:
         """The graph's."""
         return self._states
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """A target whose states are all paged mixes."""
+        paged = all(state.kind == "paged" for state in self._states)
+        return Capabilities(reduces=True, mixes=self._graph == "target" and paged)
+
     def bind(self, name: str, tensor: Tensor) -> None:
         """Nothing is read or written."""
 
@@ -147,7 +153,7 @@ class StandInSession:
         return self._run(inputs, {}, is_prompt=False)
 
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same, as ``engine.session.run_prompt`` has them."""
+        """The same, with the features of rows that are read alone."""
         return with_picked_rows(self._run(inputs, {}, is_prompt=True), inputs["logit_rows"])
 
     def run_reduced(
@@ -156,15 +162,10 @@ class StandInSession:
         """The same; tokens, where the logits are to be reduced to them."""
         return self._run(inputs, reduced, is_prompt=False)
 
-    @property
-    def mixes(self) -> bool:
-        """A target with paged states alone."""
-        return self._graph == "target" and all(state.kind == "paged" for state in self._states)
-
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
     ) -> list[dict[str, Tensor]]:
-        """Rows of prompts and of a step, as ``engine.session.MixedSession`` has them."""
+        """Rows of prompts and of a step."""
         prompts, steps = (part["inputs_embeds"] for part in parts)
         size, width = prompts.shape[:2]
         self._device.launch(Forward(self._graph, size, width, is_prompt=True, beside=len(steps)))

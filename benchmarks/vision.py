@@ -24,7 +24,7 @@ from benchmarks.drawn_weights import draw_weight
 from benchmarks.synthetic import size_option, write_target
 from benchmarks.timing import copy_bandwidth, median_ms
 from benchmarks.vision_tower import Tower, tower_flops
-from trt_eagle3.decode.forward.runner import PatchBuckets, VisionRunner
+from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionRunner
 from trt_eagle3.errors import EngineFailedError
 from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.families.registry import read_target

@@ -159,6 +159,26 @@ def outside(path: Path) -> set[str]:
     return found & {"benchmarks", "plugins", "tests", "tools"}
 
 
+BACKENDS = ("engine.onnxruntime", "engine.torch", "engine.trt")
+
+
+def backend_imports(known: dict[str, Path]) -> list[str]:
+    """Imports, lazy ones too, of a backend's modules by decoding, which knows sessions alone."""
+    return [
+        f"{name} imports {other}"
+        for name, path in known.items()
+        if name.split(".")[0] == "decode"
+        for other in imports(path, known, lazy=True)
+        if other.startswith(BACKENDS)
+    ]
+
+
+def test_decoding_imports_no_backend() -> None:
+    known = modules()
+    assert all(backend in known for backend in BACKENDS)
+    assert backend_imports(known) == []
+
+
 def test_package_imports_nothing_that_is_not_in_its_wheel() -> None:
     assert {name: outside(path) for name, path in modules().items() if outside(path)} == {}
 
@@ -183,6 +203,15 @@ def test_planted_upward_import_is_found(tmp_path: Path) -> None:
     upper.write_text("")
     known = {"graph.lower": lower, "cli": upper}
     assert upward(known) == ["graph.lower imports cli"]
+
+
+def test_planted_import_of_a_backend_is_found(tmp_path: Path) -> None:
+    lazy = "def late():\n    from trt_eagle3.engine.torch.session import TorchSession\n"
+    (tmp_path / "runner.py").write_text(lazy)
+    (tmp_path / "session.py").write_text("")
+    known = {"engine.torch.session": tmp_path / "session.py"}
+    known |= dict.fromkeys(("decode.forward.runner", "parity.runner"), tmp_path / "runner.py")
+    assert backend_imports(known) == ["decode.forward.runner imports engine.torch.session"]
 
 
 def test_planted_import_of_a_benchmark_is_found(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-// Made by `python -m trt_eagle3.engine.torch.capi.header` from the descriptions in
-// trt_eagle3/graph/ops and engine/torch/capi/kernels.py: change those.
+// Made by `python -m trt_eagle3.engine.capi.header` from the descriptions in
+// trt_eagle3/graph/ops and engine/capi/kernels.py: change those.
 #pragma once
 
 // X(name, Params, number of tensors), in the second list of kernels with a workspace.

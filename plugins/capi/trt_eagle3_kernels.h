@@ -1,5 +1,5 @@
-/* Made by `python -m trt_eagle3.engine.torch.capi.header` from the descriptions in
- * trt_eagle3/graph/ops and engine/torch/capi/kernels.py: change those. Include trt_eagle3.h. */
+/* Made by `python -m trt_eagle3.engine.capi.header` from the descriptions in
+ * trt_eagle3/graph/ops and engine/capi/kernels.py: change those. Include trt_eagle3.h. */
 
 #ifndef TRT_EAGLE3_KERNELS_H
 #define TRT_EAGLE3_KERNELS_H

@@ -4,7 +4,7 @@ sound towers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from benchmarks.vision_tower import Pictures, Tower, tower_flops
 from tests.graph.test_trt_export import run
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import TARGET
+from trt_eagle3.engine.session import Session
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 from trt_eagle3.spec import StateSpec
@@ -29,7 +30,7 @@ from trt_eagle3.spec import StateSpec
 PICTURES = Pictures(3, 64)  # 16 patches each
 
 
-class Exported:
+class Exported(Session):
     """The exported graph in the torch session: stands in for an engine."""
 
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
@@ -41,7 +42,7 @@ class Exported:
     def bind(self, name: str, tensor: torch.Tensor) -> None:
         raise AssertionError(name, tensor)
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return run(self._model, self._folder, self._folder, inputs)
 
 
@@ -55,7 +56,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> Tower:
 class Standard(Exported):
     """An exported graph of standard operators in ONNX Runtime."""
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         (self._folder / "standard.onnx").write_bytes(self._model.SerializeToString())
         session = ort.InferenceSession(
             self._folder / "standard.onnx", providers=["CPUExecutionProvider"]
@@ -128,13 +129,13 @@ def test_tower_with_a_planted_fault_is_far_from_the_reference(
 
 
 def test_not_a_number_is_no_match(tower: Tower) -> None:
-    class Spoilt:
+    class Spoilt(Session):
         states: tuple[StateSpec, ...] = ()
 
         def bind(self, name: str, tensor: torch.Tensor) -> None:
             raise AssertionError(name, tensor)
 
-        def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             found = tower.session("float32").run(inputs)
             return {name: tensor / (tensor != tensor.max()) for name, tensor in found.items()}
 

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from trt_eagle3 import LLM, Request
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.engine.session import MixedSession, Reduction, Session, run_reduced
-from trt_eagle3.engine.torch.cuda_graph import shapes_of
+from trt_eagle3.engine.session import Capabilities, Reduction, Session
+from trt_eagle3.engine.torch.capture.whole import shapes_of
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["OverwritingSession", "ask_together", "overwriting_llm"]
 
 
-class OverwritingSession:
-    """Implements ``engine.session.Session`` over another one."""
+class OverwritingSession(Session):
+    """Another session, whose outputs are static."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -29,6 +29,10 @@ class OverwritingSession:
     @property
     def states(self) -> tuple[StateSpec, ...]:
         return self._session.states
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(reduces=True, mixes=self._session.capabilities.mixes)
 
     def bind(self, name: str, tensor: Tensor) -> None:
         self._session.bind(name, tensor)
@@ -39,7 +43,7 @@ class OverwritingSession:
     def run_reduced(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
-        found = run_reduced(self._session, inputs, reduced)
+        found = self._session.run_reduced(inputs, reduced)
         static = self._outputs.setdefault(
             (shapes_of(inputs), *(f.__qualname__ for f in reduced.values())),
             {name: tensor.clone() for name, tensor in found.items()},
@@ -48,14 +52,9 @@ class OverwritingSession:
             static[name].copy_(tensor)
         return dict(static)
 
-    @property
-    def mixes(self) -> bool:
-        return isinstance(self._session, MixedSession) and self._session.mixes
-
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
     ) -> list[dict[str, Tensor]]:
-        assert isinstance(self._session, MixedSession)
         return self._session.run_mixed(parts, reduced)
 
 

@@ -16,20 +16,20 @@ from zlib import crc32
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from trt_eagle3.decode.speculation.propose import Proposal
 
 from tests.tiny import TARGET
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.sampling.grammar_masks import fill_next
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.grammar_text import grammar_text
 from trt_eagle3.decode.sampling.logits_process import unpacked_bits
+from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.speculation.accept import Accepted
-from trt_eagle3.decode.speculation.propose import Proposal
 from trt_eagle3.decode.speculation.tree import Tree
 from trt_eagle3.decode.speculation.verify import verify_tree
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from trt_eagle3.decode.speculation.propose import Drafters
 
 from trt_eagle3.decode.forward.runner import AttentionMetadata
 from trt_eagle3.decode.memory.sequence import DraftState
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
-from trt_eagle3.decode.speculation.propose import Drafters
 
 Path = tuple[int, ...]  # target tokens after the root
 Table = Callable[[int, Path], Tensor]  # logits f32 [Vd] of sequence b after a path

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from trt_eagle3.decode.speculation.catch_up import CatchUp
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import CHAIN, MAX_SEQ_LEN, make_scheduler, pair, prompts
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import DraftState
-from trt_eagle3.decode.speculation.catch_up import CatchUp
 from trt_eagle3.decode.warm_up import run_catch_ups
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN
 
 VOCAB = 12  # of the pair
 

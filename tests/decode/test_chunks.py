@@ -9,10 +9,8 @@ import pytest
 from trt_eagle3.decode.forward.chunks import (
     MIN_SEGMENT,
     chunk_rows,
-    padded_width,
     prefill_budget,
     segment_width,
-    warm_widths,
 )
 
 
@@ -62,26 +60,6 @@ def test_chunk_rows_fit_the_budget_and_the_oldest_gets_some(
         assert padded_rows([*rows.values()], max_segments) <= budget
         assert all(1 <= n <= remaining[i] for i, n in rows.items())
         assert len(rows) <= (max_segments or len(remaining))
-
-
-def test_widths_of_prompts_are_few_and_run_ahead_up_to_1024() -> None:
-    """Padding is less than a half up to 64 rows, and less than 64 beyond."""
-    widths = [padded_width(count) for count in range(1, 4097)]
-    assert all(0 <= width - n < max(64, 32 - n + 1) for n, width in enumerate(widths, 1))
-    assert len(set(widths)) == 65
-    for room in (20, 256, 1000, 2048, 4096):
-        ahead = warm_widths(room)
-        assert ahead == sorted(set(ahead), reverse=True)
-        assert ahead[0] == room
-        wanted = {width for width in widths[: min(room, 1024)] if width <= room}
-        assert wanted <= set(ahead)
-    assert len(warm_widths(4096)) == 29
-
-
-@pytest.mark.parametrize("room", [0, 1, 20])
-def test_width_that_runs_ahead_is_never_of_no_rows(room: int) -> None:
-    """Where every page is in use, no prompt runs."""
-    assert warm_widths(room) == [room] * (room > 0)
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(50, 1500), (50, 500), (300, 6000)])

@@ -27,8 +27,8 @@ from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
 from trt_eagle3.decode.step.prefill import FirstTokens
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.torch.capture.draft_pieces import DraftPieces
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import DeviceMemoryError, UserError
 from trt_eagle3.host_copy import Readback
@@ -181,8 +181,8 @@ def test_prompts_whose_draft_was_captured_are_drafted_for_alike(
             found = [answer.finish() for answer in answers]
         return [(answer.token_ids, answer.accepted_lengths) for answer in found]
 
-    ran, run = list[bool](), PromptGraphs.run
-    monkeypatch.setattr(PromptGraphs, "run", lambda *args: ran.append(True) or run(*args))
+    ran, run = list[bool](), DraftPieces.run
+    monkeypatch.setattr(DraftPieces, "run", lambda *args: ran.append(True) or run(*args))
     as_they_come = said("lazy", ahead=False)
     assert not ran
     assert said("ahead", ahead=True) == as_they_come

@@ -22,7 +22,7 @@ from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
-from trt_eagle3.engine.session import Reduction, Session, run_reduced
+from trt_eagle3.engine.session import Capabilities, Reduction, Session
 from trt_eagle3.spec import StateSpec
 
 pytestmark = pytest.mark.gpu
@@ -151,8 +151,8 @@ def _planted(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> 
     return _NeighbourPage(session) if graph == "target" else session
 
 
-class _NeighbourPage:
-    """Implements ``engine.session.Session`` over another one."""
+class _NeighbourPage(Session):
+    """Another session that is given wrong page tables."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -160,6 +160,10 @@ class _NeighbourPage:
     @property
     def states(self) -> tuple[StateSpec, ...]:
         return self._session.states
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(reduces=True)
 
     def bind(self, name: str, tensor: Tensor) -> None:
         self._session.bind(name, tensor)
@@ -170,7 +174,7 @@ class _NeighbourPage:
     def run_reduced(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
-        return run_reduced(self._session, self._wrong(inputs), reduced)
+        return self._session.run_reduced(self._wrong(inputs), reduced)
 
     @staticmethod
     def _wrong(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from trt_eagle3.decode.speculation.propose import Proposal, Proposer
 
 from tests.decode.table import Path, TableDraft, brute_force, paths_of
 from trt_eagle3.decode.speculation import propose as propose_module
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree, Frontier, ancestors
-from trt_eagle3.decode.speculation.propose import Proposal, Proposer
 from trt_eagle3.decode.speculation.tree import Tree
 
 DRAFT_VOCAB, SHIFT = 6, 100

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from trt_eagle3.decode.step.first_token import FirstTokens
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
 from tests.decode.scheduling import pair, prompts
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.step.first_token import FirstTokens
 
 
 def some() -> tuple[SequenceState, SequenceState]:

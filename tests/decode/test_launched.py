@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from trt_eagle3.decode.step.first_token import FirstTokens
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import (
@@ -21,7 +22,6 @@ from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.decode.step.first_token import FirstTokens
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from trt_eagle3.decode.step.first_token import FirstTokens
 
 from tests.decode.overwriting import overwriting_llm
 from tests.decode.test_batches import MODES
@@ -18,7 +19,6 @@ from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Answer, Grammar, Request, SamplingParams, load
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.step import decoder
-from trt_eagle3.decode.step.first_token import FirstTokens
 
 SCHEMA = {
     "type": "object",

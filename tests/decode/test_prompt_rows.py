@@ -13,14 +13,14 @@ import torch
 from tests.decode.heldout import heldout, request_of
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import pair, prompts
-from tests.engine.torch.test_row_graphs import Pieces
+from tests.engine.torch.capture.test_target_pieces import Pieces
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
+from trt_eagle3.engine.torch.capture.draft_pieces import DraftPieces
 from trt_eagle3.engine.torch.session import TorchSession
 
 
@@ -72,10 +72,10 @@ def answers_of(path: Path, *, captured: bool) -> list[tuple[tuple[int, ...], tup
             session = drafting.proposer.runner._draft
             assert isinstance(session, TorchSession)
             assert core.pool.table_len is not None
-            graphs = session._new_prompt_graphs(Pieces(), core.pool.table_len)
+            graphs = session._new_draft_pieces(Pieces(), core.pool.table_len)
             assert graphs is not None
             graphs.capture(512, lambda: True)
-            session._prompt_graphs = graphs
+            session._draft_pieces = graphs
         asked = [request_of(example) for example in heldout()[:18]]
         found = [
             answer.finish()
@@ -92,16 +92,16 @@ def test_draft_whose_prompts_go_through_graphs_drafts_alike(
     engine, limits = {"backend": "torch"}, {"max_batch_size": 6}
     path = build_tiny(tmp_path, engine=engine, limits=limits)
     expected = answers_of(path, captured=False)
-    ran, run = list[bool](), PromptGraphs.run
-    monkeypatch.setattr(PromptGraphs, "run", lambda *args: ran.append(True) or run(*args))
+    ran, run = list[bool](), DraftPieces.run
+    monkeypatch.setattr(DraftPieces, "run", lambda *args: ran.append(True) or run(*args))
     assert answers_of(path, captured=True) == expected
     assert len(ran) >= 3
 
-    def without_the_last(self: PromptGraphs, inputs: dict[str, torch.Tensor]) -> object:
+    def without_the_last(self: DraftPieces, inputs: dict[str, torch.Tensor]) -> object:
         earlier = inputs["logit_rows"] - 1
         return run(self, inputs | {"logit_rows": earlier.clamp(min=0)})
 
-    monkeypatch.setattr(PromptGraphs, "run", without_the_last)
+    monkeypatch.setattr(DraftPieces, "run", without_the_last)
     wrong = answers_of(path, captured=True)
     assert [tokens for tokens, _ in wrong] == [tokens for tokens, _ in expected]
     assert wrong != expected

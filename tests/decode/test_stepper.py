@@ -27,8 +27,6 @@ from tests.decode.scheduling import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import load
-from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS
-from trt_eagle3.decode.forward.device_batch import BATCH_SIZES, batch_sizes, padded_size
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
@@ -44,7 +42,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step import stepper
 from trt_eagle3.decode.step.prefill import Prefiller
 from trt_eagle3.decode.step.stepper import Stepper
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, PROMPT_WIDTHS
 from trt_eagle3.errors import ClosedError
 from trt_eagle3.host_copy import Readback
 
@@ -459,19 +457,6 @@ def test_sampled_sequences_say_what_each_says_alone(
     assert [s.tokens[:MAX_TOKENS] for s in asked] == expected
     assert scheduler.num_preempted or num_pages == NUM_PAGES
     assert len({tuple(tokens) for tokens in expected}) > 4
-
-
-def test_batches_are_padded_to_few_sizes_and_by_a_fifth_at_most_beyond_16() -> None:
-    sizes = [padded_size(n, 256) for n in range(1, 257)]
-    assert all(size >= n for n, size in enumerate(sizes, start=1))
-    assert len(set(sizes)) == 24
-    assert all(size <= 1.34 * n for n, size in enumerate(sizes, start=1))
-    assert padded_size(129, 256) == 160
-
-
-def test_batches_are_padded_to_no_more_than_an_engine_is_built_for() -> None:
-    assert [padded_size(n, 5) for n in range(1, 6)] == [1, 2, 3, 4, 5]
-    assert batch_sizes(130) == [*BATCH_SIZES, 130]
 
 
 @pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])

@@ -16,7 +16,6 @@ from tests.decode.hybrid import LAYOUTS, ROOM, Hybrid, all_free, hybrid
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, VOCAB
 from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, TreeFor, finish
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.forward import device_batch
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.memory import recurrent
 from trt_eagle3.decode.memory.kv_cache import PagePool
@@ -29,6 +28,7 @@ from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.step import stepper
 from trt_eagle3.decode.step.stepper import Stepper
+from trt_eagle3.engine import buckets
 
 SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
 KINDS = (GREEDY, SAMPLED.updated(seed=5), SAMPLED.updated(seed=6, repetition_penalty=1.3))
@@ -42,7 +42,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Hyb
     """Batches of its cycles have padding, but those of four; its draft is an EAGLE-3 one, or that
     of the kind that a test names.
     """
-    monkeypatch.setattr(device_batch, "BATCH_SIZES", (4, 8))
+    monkeypatch.setattr(buckets, "BATCHES", buckets.Buckets(((8, 4),)))
     return hybrid(getattr(request, "param", "dense"))
 
 

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from trt_eagle3.decode.speculation.propose import Proposal, Proposer
 
 from tests.decode.chi_square import FALSE_ALARM, p_value
 from tests.decode.reference_sampling import ref_penalised, ref_probs
@@ -33,7 +34,6 @@ from trt_eagle3.decode.speculation import accept as accept_module
 from trt_eagle3.decode.speculation import verify as verify_module
 from trt_eagle3.decode.speculation.accept import Accepted, accept
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
-from trt_eagle3.decode.speculation.propose import Proposal, Proposer
 from trt_eagle3.decode.speculation.tree import Tree
 from trt_eagle3.decode.speculation.verify import verify_tree
 from trt_eagle3.decode.step.decoder import AnyTree

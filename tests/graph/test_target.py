@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from trt_eagle3.decode.memory.commit import Commit
 
 from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import Target, TargetStates, random_target
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
-from trt_eagle3.decode.memory.commit import Commit
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests.parity.fault import MORE_TOKENS, Fault, gives
 from tests.parity.planting import Planted, Tensors
-from trt_eagle3.decode.forward.runner import VisionRunner
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import Prefix
 from trt_eagle3.decode.request import preprocess
+from trt_eagle3.decode.request.vision_encoder import VisionRunner
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 
 

@@ -43,8 +43,8 @@ Gave = Callable[["Seam", Mapping[str, Tensor], Tensors], Tensors]
 
 
 @dataclass
-class Seam:
-    """A session that is given, or gives, something else; implements ``engine.session.Session``."""
+class Seam(Session):
+    """A session that is given, or gives, something else."""
 
     session: Session
     given: Given | None = None

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.forward.runner import PatchBuckets, VisionRunner
+from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionRunner
+from trt_eagle3.engine.session import Session
 from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.parity.record.answers import without_padding
 from trt_eagle3.parity.record.engine import Recording, RecordingSession
 from trt_eagle3.spec import StateSpec
 
 
-class _Tower:
+class _Tower(Session):
     """A visual token is the sum of its patches; one deepstack level."""
 
     states: tuple[StateSpec, ...] = ()

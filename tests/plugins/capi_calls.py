@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.engine.torch.capi.kernels import KERNELS
-from trt_eagle3.engine.torch.capi.structs import TensorStruct, argument_struct
+from trt_eagle3.engine.capi.kernels import KERNELS
+from trt_eagle3.engine.capi.structs import TensorStruct, argument_struct
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 ADDRESS = 1 << 20  # aligned, and never read: every call fails before it

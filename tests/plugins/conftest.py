@@ -18,8 +18,8 @@ import torch
 
 from tests.plugins.capi_calls import PLUGINS
 from tests.shared_folder import made_once
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi.library import library as load_library
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi.library import library as load_library
 
 
 @pytest.fixture(scope="session")

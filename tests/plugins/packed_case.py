@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
 from trt_eagle3.graph.formats.nvfp4 import E2M1
 

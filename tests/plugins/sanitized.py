@@ -24,8 +24,8 @@ from tests.plugins import moe_case, vision_case
 from tests.plugins.packed_case import KINDS, draw_weight
 from tests.plugins.test_tree_attention_fp8 import draw_scales, narrowed
 from tests.plugins.tree_case import Case, draw, run
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi import AttentionPath, RowCodes
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi import AttentionPath, RowCodes
 from trt_eagle3.engine.torch.moe import fused_moe
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int8
 

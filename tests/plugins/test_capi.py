@@ -24,8 +24,8 @@ from tests.plugins.capi_calls import (
     status_of,
     tensor,
 )
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi.library import library as load_library
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi.library import library as load_library
 from trt_eagle3.errors import EnvironmentMissingError
 
 

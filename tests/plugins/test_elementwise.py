@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.plugins.overlap import check_overlap
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from tests.graph.ops.gated_delta_case import (
     make_case,
     take,
 )
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.parity.metrics import relative_error
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.plugins.overlap import check_overlap
 from tests.plugins.packed_case import KINDS, PackedCase, draw_weight
 from tests.plugins.test_linear import TOLERANCE, worst_error
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, packed_columns
 

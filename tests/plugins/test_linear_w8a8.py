@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.plugins.overlap import check_overlap
 from tests.plugins.test_linear import TOLERANCE, worst_error
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi import RowCodes
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi import RowCodes
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int8, packed_columns
 
 pytestmark = pytest.mark.gpu

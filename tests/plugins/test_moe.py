@@ -20,7 +20,7 @@ from tests.plugins.moe_case import (
 )
 from tests.plugins.overlap import check_overlap
 from tests.plugins.test_linear import worst_error
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.moe import Fp8Experts, fused_moe
 
 pytestmark = pytest.mark.gpu

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.plugins import sanitized
-from trt_eagle3.engine.torch.capi import launch
-from trt_eagle3.engine.torch.capi.structs import arguments_of
+from trt_eagle3.engine.capi import launch
+from trt_eagle3.engine.capi.structs import arguments_of
 from trt_eagle3.graph.ops.kernel import KernelCall, Status
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.plugins.overlap import check_overlap
 from tests.plugins.tree_case import Case, Inputs, check_rows, draw, expected_cache, reference, run
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi import AttentionPath
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.plugins.test_tree_attention import CASES, PLAIN, PROMPTS, TOLERANCE
 from tests.plugins.tree_case import Case, Inputs, check_rows, draw, expected_cache, reference, run
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi import AttentionPath
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi import AttentionPath
 from trt_eagle3.graph.ops.kv_fp8 import decode, encode
 
 pytestmark = pytest.mark.gpu

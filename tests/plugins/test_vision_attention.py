@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.plugins.vision_case import Case, Inputs, draw, reference
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi import AttentionPath
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 
 __all__ = ["Case", "Inputs", "check_rows", "draw", "expected_cache", "reference", "run"]
 

@@ -9,6 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from trt_eagle3.decode.speculation.propose import (
+    Drafters,
+    Proposer,
+    draft_decode_position,
+    draft_positions,
+    put_draft_visual,
+)
 
 from tests.probe.conftest import NUM_QUESTIONS, STEPS, Asked, ask, questions
 from tests.tiny import build_tiny
@@ -19,13 +26,6 @@ from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.state import layer_states
-from trt_eagle3.decode.speculation.propose import (
-    Drafters,
-    Proposer,
-    draft_decode_position,
-    draft_positions,
-    put_draft_visual,
-)
 from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.drafts.eagle3.graph import draft_graph
 from trt_eagle3.engine.bundle import reference_location

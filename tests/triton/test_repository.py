@@ -344,7 +344,7 @@ def test_libraries_of_a_gpu_bundle_travel_with_it(
     use_libraries(found.model / "1")
     assert os.environ["TRT_EAGLE3_CAPI"] == str(found.model / "1/TRT_EAGLE3_CAPI.so")
     monkeypatch.delenv("TRT_EAGLE3_CAPI")
-    monkeypatch.setattr("trt_eagle3.engine.torch.capi.library_path", lambda: None)
+    monkeypatch.setattr("trt_eagle3.engine.capi.library_path", lambda: None)
     [note] = [note for note in deploy(bundle, tmp_path / "r").notes if "TRT_EAGLE3_CAPI" in note]
     assert "the server must have it: trt-eagle3 install-kernels, then deploy again" in note
 

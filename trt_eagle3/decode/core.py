@@ -18,7 +18,6 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.decode.picture_warm_up import run_pictures
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.answer import Answer, wake_readers
 from trt_eagle3.decode.request.output import Output
@@ -33,7 +32,13 @@ from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.stopwatch import Stopwatch
-from trt_eagle3.decode.warm_up import capture_steps, measure_costs, run_backfills, run_prompts
+from trt_eagle3.decode.warm_up import (
+    capture_steps,
+    measure_costs,
+    run_backfills,
+    run_images,
+    run_prompts,
+)
 from trt_eagle3.engine.memory import num_pages
 from trt_eagle3.errors import (
     ClosedError,
@@ -199,7 +204,7 @@ class EngineCore:
     def _run_shapes(self, policy: Policy) -> None:
         """What requests will find, besides cycles."""
         decoder, vocab_size = self._bundle.decoder, self._bundle.spec.vocab_size
-        run_pictures(self._bundle)
+        run_images(self._bundle)
         prompts = run_prompts(decoder, self.pool, vocab_size)
         if prompts.seconds:
             policy.prime_prompts(prompts.num_rows, prompts.seconds)

@@ -15,11 +15,12 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
-from trt_eagle3.decode.forward.runner import DraftRunner, PatchBuckets, TargetRunner, VisionRunner
+from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.state import LayerStates, layer_states
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
 from trt_eagle3.decode.policy.read import read_policy
+from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionRunner
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.tree import configured_tree

@@ -1,5 +1,5 @@
 """What a server does before the first request, bounded in time and memory: prompts of every width
-run once, and the CUDA graphs of decoding are captured and timed.
+and images of every padded size run, and the CUDA graphs of decoding are captured and timed.
 """
 
 from __future__ import annotations
@@ -9,37 +9,41 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 
 import torch
 
-from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS, warm_widths
-from trt_eagle3.decode.forward.device_batch import batch_sizes
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.vision_encoder import PatchBuckets
 from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.decode.step.stepper import Stepper
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, PROMPT_WIDTHS, batch_sizes, warm_widths
 from trt_eagle3.engine.machine import seconds_of
 from trt_eagle3.engine.memory import request_memory
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import DeviceMemoryError
+from trt_eagle3.families.registry import tower_of
 
 __all__ = [
     "PromptRuns",
     "capture_steps",
     "has_room_for_graphs",
+    "image_grid",
     "measure_costs",
     "prime_sizes",
     "run_backfills",
+    "run_images",
     "run_prompts",
 ]
 
 _log = logging.getLogger("trt_eagle3")
 _TIMED = 4  # steps of every shape
-_LEAST_FREE_BYTES = 2 << 30  # that prompts and pictures may want besides
+_LEAST_FREE_BYTES = 2 << 30  # that prompts and images may want besides
 _BACKFILLED = (1, 2, 4)  # sequences of the backfills that run ahead
 
 
@@ -165,7 +169,7 @@ def _run_backfill(
 
 
 def has_room_for_graphs() -> bool:
-    """Whether as much of a GPU's memory is free as prompts and pictures may want besides."""
+    """Whether as much of a GPU's memory is free as prompts and images may want besides."""
     return not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= _LEAST_FREE_BYTES
 
 
@@ -213,3 +217,49 @@ def _step_seconds(stepper: Stepper, size: int, tree: AnyTree | None, table_len: 
     """Seconds of a step of padding alone, once its graphs are captured."""
     stepper.run_dummy(size, tree, table_len, CAPTURED_AT_RUN)
     return seconds_of(lambda: stepper.run_dummy(size, tree, table_len, _TIMED)) / _TIMED
+
+
+def run_images(bundle: LoadedBundle) -> int:
+    """Run the vision tower over an image of every size that patches are padded to, as often as
+    captures its graph. Otherwise all requests would wait while the third image of a size is
+    captured. Shapes that depend on more than the size (windows) are captured as they come.
+
+    Returns:
+        How many sizes have run; 0 where the target reads text only.
+    """
+    buckets = bundle.patch_buckets
+    if buckets is None:
+        return 0
+    return sum(has_room_for_graphs() and _run_image(bundle, buckets, n) for n in buckets.sizes)
+
+
+def _run_image(bundle: LoadedBundle, buckets: PatchBuckets, size: int) -> bool:
+    """Run an image that is padded to ``size`` patches; returns whether memory held it."""
+    vision = bundle.spec.require_vision()
+    grid = image_grid(buckets, size, vision.spatial_merge_size)
+    patches = torch.zeros(
+        grid[0] * grid[1] * grid[2], vision.patch_dim, dtype=bundle.dtype, device=bundle.device
+    )
+    rows = tower_of(bundle.spec).inputs(vision, torch.tensor([grid]))
+    try:
+        with request_memory(f"an image of {size} patches", "Lower limits.max_visual_tokens."):
+            for _ in range(CAPTURED_AT_RUN):
+                bundle.vision.forward(patches, rows)
+    except DeviceMemoryError as error:
+        _log.warning("%s", error)
+        return False
+    return True
+
+
+def image_grid(buckets: PatchBuckets, size: int, merge: int) -> tuple[int, int, int]:
+    """Frames, patch rows and patch columns of an image whose patches are padded to ``size``, one of
+    ``buckets.sizes``: tiles of as many patches as belong together, or, where those are the
+    ``merge`` x ``merge`` of a token, as nearly a square as may be.
+    """
+    if buckets.unit > merge**2:
+        side = isqrt(buckets.unit)
+        return size // buckets.unit, side, side
+    tokens = size // merge**2
+    heights = range(isqrt(tokens), 0, -1)  # of height 1 an image has all of them
+    rows = next(n for n in heights if buckets.size_of(n * (tokens // n) * merge**2) == size)
+    return 1, rows * merge, tokens // rows * merge

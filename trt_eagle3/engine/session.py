@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,17 +16,11 @@ from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
 
 __all__ = [
-    "CapturingSession",
-    "MixedSession",
-    "PromptSession",
-    "ReducingSession",
+    "Capabilities",
     "Reduction",
     "Session",
-    "capture_rows",
     "check_names",
     "open_session",
-    "run_prompt",
-    "run_reduced",
     "with_picked_rows",
 ]
 
@@ -34,127 +29,105 @@ Reduction = Callable[[Tensor], Tensor]
 """Makes a smaller tensor of an output, without a wait for the device."""
 
 
-@runtime_checkable
-class ReducingSession(Protocol):
-    """A session that computes functions of outputs within its graph."""
+@dataclass(frozen=True)
+class Capabilities:
+    """What a session can do that its callers must know beforehand.
 
-    def run_reduced(
-        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
-    ) -> dict[str, Tensor]:
-        """Run once, as ``run_reduced`` of this module says."""
-        ...
+    Attributes:
+        reduces: ``run_reduced`` computes its functions as parts of the graph, so that the outputs
+            they read are never returned.
+        mixes: ``run_mixed`` can be called.
+    """
 
-
-@runtime_checkable
-class PromptSession(Protocol):
-    """A session that leaves out what nobody reads of a prompt's chunk."""
-
-    def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run once, as ``run_prompt`` of this module says."""
-        ...
+    reduces: bool = False
+    mixes: bool = False
 
 
-@runtime_checkable
-class MixedSession(Protocol):
-    """A session that runs rows of prompts and of decoding sequences in one forward."""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether it does so with its graph."""
-        ...
-
-    def run_mixed(
-        self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
-    ) -> list[dict[str, Tensor]]:
-        """Run ``parts``, each with the inputs of ``Session.run``, as one forward; returns the
-        outputs of each. ``reduced``: what to make of each part's logits, None: nothing.
-        """
-        ...
-
-
-@runtime_checkable
-class CapturingSession(Protocol):
-    """A session that captures forwards of prompts ahead."""
-
-    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
-        """Capture what can be of forwards of up to ``most`` rows, of prompts and what runs beside
-        them, while ``has_room``; how many numbers of rows there are graphs of. ``table_len``: pages
-        in a sequence's page table.
-        """
-        ...
-
-
-@runtime_checkable
-class Session(Protocol):
+class Session(ABC):
     """A loaded graph over named tensors.
 
     Inputs and outputs are called as the graph calls them (``docs/architecture.md``). A tensor given
     to ``bind`` stands for that input or output in every later run: its memory is read or written in
     place, and the caller keeps it.
+
+    A backend must implement ``states``, ``bind`` and ``run``. The other methods work for every
+    session; a backend overrides those that it can do better, and names in ``capabilities`` what
+    callers must know of that.
     """
 
     @property
+    @abstractmethod
     def states(self) -> tuple[StateSpec, ...]:
         """What the graph's layers keep between runs, in the order of the layers."""
-        ...
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this session can do with its graph; the same for as long as it lives."""
+        return Capabilities()
+
+    @abstractmethod
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
-        ...
 
+    @abstractmethod
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once; returns the outputs that have no static buffer.
 
         They may be the session's own memory, which its next run of the same shapes overwrites (a
-        captured CUDA graph has such outputs): who keeps one longer keeps a copy.
+        captured CUDA graph has such outputs). A caller that keeps one longer keeps a copy.
 
         Raises:
             UserError: an input is missing, unknown, or of another type or shape than the graph's.
         """
-        ...
 
+    def run_reduced(
+        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+    ) -> dict[str, Tensor]:
+        """``run``, but return of the outputs named in ``reduced`` what their functions make of
+        them.
+        """
+        outputs = self.run(inputs)
+        return {name: reduced[name](t) if name in reduced else t for name, t in outputs.items()}
 
-def run_reduced(
-    session: Session, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
-) -> dict[str, Tensor]:
-    """``session.run``, and of the outputs named in ``reduced`` only what their functions make of
-    them.
+    def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``run`` a target or draft graph over rows of prompts: ``tree_mask`` is lower-triangular.
 
-    A session that has a ``run_reduced`` of its own never returns those outputs, nor keeps memory
-    for them.
-    """
-    if isinstance(session, ReducingSession):
-        return session.run_reduced(inputs, reduced)
-    outputs = session.run(inputs)
-    return {name: reduced[name](t) if name in reduced else t for name, t in outputs.items()}
+        ``features_out`` has the rows in ``logit_rows`` alone: [B, R, Hd]. A session that overrides
+        this need not compute the others.
+        """
+        return with_picked_rows(self.run(inputs), inputs["logit_rows"])
 
+    def run_mixed(
+        self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
+    ) -> list[dict[str, Tensor]]:
+        """Run ``parts``, rows of prompts and of decoding sequences, as one forward; returns the
+        outputs of each part. Only a session that ``mixes`` has this.
 
-def run_prompt(session: Session, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``session.run`` of a target or draft graph over rows of prompts: ``tree_mask`` is
-    lower-triangular.
+        Args:
+            parts: each has the inputs of ``run``. reduced: what to make of each part's logits;
+                None: nothing.
+        """
+        del parts, reduced
+        raise AssertionError(f"{type(self).__name__} does not mix")
 
-    ``features_out`` is of the rows in ``logit_rows`` alone: [B, R, Hd]. A session that has a
-    ``run_prompt`` of its own need not compute the others.
-    """
-    if isinstance(session, PromptSession):
-        return session.run_prompt(inputs)
-    return with_picked_rows(session.run(inputs), inputs["logit_rows"])
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
+        """Capture forwards of up to ``most`` rows, of prompts and of what runs beside them, while
+        ``has_room``; returns for how many row counts there are graphs. 0 where nothing is captured.
+
+        ``table_len``: pages in a sequence's page table.
+        """
+        del most, table_len, has_room
+        return 0
 
 
 def with_picked_rows(outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """``outputs``, of whose ``features_out [B, S, Hd]`` only ``rows [B, R]`` are wanted."""
+    """``outputs``, with the rows ``rows [B, R]`` of ``features_out [B, S, Hd]`` alone."""
     features = outputs.get("features_out")
     if features is None:
         return dict(outputs)
     index = to_device(rows, features.device).to(torch.int64)[..., None]
     picked = features.gather(1, index.expand(-1, -1, features.shape[2]))
     return {**outputs, "features_out": picked}
-
-
-def capture_rows(session: Session, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
-    """As ``CapturingSession`` says, where ``session`` is one."""
-    if isinstance(session, CapturingSession):
-        session.capture_rows(most, table_len, has_room)
 
 
 def check_names(inputs: Collection[str], known: Collection[str], bound: Collection[str]) -> None:

@@ -20,6 +20,7 @@ from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
+from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.interpretation import takes_norm
 from trt_eagle3.prompts.prompt_file import Question
@@ -120,10 +121,8 @@ def record(
     return recordings
 
 
-class _Tapped:
-    """The target's session that keeps its intermediates and logits; implements
-    ``engine.session.Session``.
-    """
+class _Tapped(Session):
+    """The target's session that keeps its intermediates and logits."""
 
     def __init__(self, bundle: LoadedBundle, intermediates: Sequence[str]) -> None:
         self._session = bundle.open_graph("target", intermediates)

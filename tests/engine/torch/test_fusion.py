@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.ops import gelu
 from trt_eagle3.engine.torch.packed import PackedWeight

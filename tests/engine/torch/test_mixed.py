@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from trt_eagle3.decode.speculation.outcome import greedy_tokens
 
 from tests.tiny import ROOT, build_tiny, build_tiny_moe
-from trt_eagle3.decode.speculation.outcome import greedy_tokens
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.session import MixedSession
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.session import TorchSession
 
@@ -120,15 +119,14 @@ def test_parts_say_what_each_says_alone(
     caches: dict[str, Tensor] = {}
     alone, mixed = open_target(bundle, caches), open_target(bundle, caches, device=device)
     rtol = RTOL if alone.states[0].dtype == "float32" else RTOL_FP8
-    assert isinstance(mixed, MixedSession)
-    assert mixed.mixes
+    assert mixed.capabilities.mixes
     prompts, steps = parts(alone)
     if captured:
         if not capi.available():
             pytest.skip("the kernel library is not built: make plugins")
         assert mixed.capture_rows(512, 0, lambda: True) == 12
-        assert mixed._row_graphs is not None
-        count, replayed = len(mixed._row_graphs.split.pieces), count_replays(monkeypatch)
+        assert mixed._target_pieces is not None
+        count, replayed = len(mixed._target_pieces.split.pieces), count_replays(monkeypatch)
     expected = [alone.run_prompt(prompts), alone.run_reduced(steps, {"logits": greedy_tokens})]
     found = mixed.run_mixed([prompts, steps], [None, greedy_tokens])
     assert [set(f) for f in found] == [set(e) for e in expected]
@@ -165,9 +163,9 @@ def test_order_and_number_of_parts_are_anything(bundle: Path) -> None:
 
 
 def test_graph_of_which_more_is_asked_or_that_is_no_target_does_not_mix(bundle: Path) -> None:
-    assert not open_target(bundle, {}, "layers.0.output").mixes
+    assert not open_target(bundle, {}, "layers.0.output").capabilities.mixes
     for graph in ("draft", "fuse", "vision"):
-        assert not TorchSession(bundle / graph / "model.onnx", bundle).mixes
+        assert not TorchSession(bundle / graph / "model.onnx", bundle).capabilities.mixes
 
 
 def test_target_with_recurrent_states_does_not_mix(tmp_path: Path) -> None:
@@ -178,4 +176,4 @@ def test_target_with_recurrent_states_does_not_mix(tmp_path: Path) -> None:
         draft=None,
         engine={"backend": "torch"},
     )
-    assert not TorchSession(hybrid / "target" / "model.onnx", hybrid).mixes
+    assert not TorchSession(hybrid / "target" / "model.onnx", hybrid).capabilities.mixes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.engine.torch.test_packed import values_of
 from tests.plugins.moe_case import KINDS, draw_experts, draw_logits, reference_moe
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.moe import Fp8Experts, fused_moe
 from trt_eagle3.engine.torch.packed import Fp8Weight
 

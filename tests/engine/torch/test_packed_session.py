@@ -11,7 +11,8 @@ import torch
 from onnx import TensorProto, helper
 
 from tests.engine.torch.test_packed import expression
-from trt_eagle3.engine.torch import capi, packed
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.torch import packed
 from trt_eagle3.engine.torch.packed import Fp8Weight, PackedWeight
 from trt_eagle3.engine.torch.program import load_program, only_factors
 from trt_eagle3.engine.torch.session import TorchSession

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import build_tiny
-from trt_eagle3.engine.session import open_session, run_prompt
+from trt_eagle3.engine.session import open_session
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
 from trt_eagle3.engine.torch.session import TorchSession
@@ -69,10 +69,10 @@ def test_run_prompt_over_an_fp8_cache_equals_the_whole_graph(fp8_bundle: Path, p
     inputs = inputs_of(onnx.load(file, load_external_data=False), past)
     session = open_session("torch", file, fp8_bundle)
     assert isinstance(session, TorchSession)
-    outputs = run_prompt(session, inputs)
+    outputs = session.run_prompt(inputs)
     assert session._prompt_steps is not None
     session._prompt_steps = None
-    for name, want in run_prompt(session, inputs).items():
+    for name, want in session.run_prompt(inputs).items():
         got, want = real(name, outputs[name]).float(), real(name, want).float()
         assert torch.allclose(got, want, rtol=0, atol=RTOL * float(want.abs().max())), name
 
@@ -84,11 +84,11 @@ def test_run_prompt_of_the_torch_session_equals_onnxruntime(
 ) -> None:
     file = bundle / graph / "model.onnx"
     inputs = inputs_of(onnx.load(file, load_external_data=False), past)
-    expected = run_prompt(open_session("onnxruntime", file, bundle), inputs)
+    expected = open_session("onnxruntime", file, bundle).run_prompt(inputs)
     found = open_session("torch", file, bundle)
     assert isinstance(found, TorchSession)
     assert found._prompt_steps is not None
-    outputs = run_prompt(found, inputs)
+    outputs = found.run_prompt(inputs)
     assert outputs.keys() == expected.keys()
     for name, want in expected.items():
         got, want = real(name, outputs[name]), real(name, want)
@@ -107,8 +107,8 @@ def test_run_prompt_on_cuda_equals_the_cpu(
     monkeypatch.setitem(session_module._LEFT_OUT, "cuda", 1)
     file = bundle / graph / "model.onnx"
     inputs = inputs_of(onnx.load(file, load_external_data=False), past)
-    expected = run_prompt(open_session("torch", file, bundle), inputs)
-    outputs = run_prompt(open_session("torch", file, bundle, device="cuda"), inputs)
+    expected = open_session("torch", file, bundle).run_prompt(inputs)
+    outputs = open_session("torch", file, bundle, device="cuda").run_prompt(inputs)
     assert outputs.keys() == expected.keys()
     for name, want in expected.items():
         got, want = real(name, outputs[name].cpu()), real(name, want)
@@ -132,7 +132,7 @@ def test_run_prompt_multiplies_the_picked_rows_alone_after_the_last_attention(
         for step in session._prompt_steps
     )
     file = bundle / "draft" / "model.onnx"
-    run_prompt(session, inputs_of(onnx.load(file, load_external_data=False), 0))
+    session.run_prompt(inputs_of(onnx.load(file, load_external_data=False), 0))
     assert seen == [len(COUNTS)]
 
 

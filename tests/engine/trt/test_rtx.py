@@ -28,7 +28,7 @@ from trt_eagle3.commands.doctor import Ability, Diagnosis
 from trt_eagle3.config import config_from_dict
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.engine.bundle import BUNDLE_KIND, read_bundle
-from trt_eagle3.engine.torch.cuda_graph import CapturedGraphs
+from trt_eagle3.engine.torch.capture.whole import CapturedGraphs
 from trt_eagle3.engine.trt import folder as folder_module
 from trt_eagle3.engine.trt import host_memory, plugins
 from trt_eagle3.engine.trt.dialects import dialect as dialect_module
@@ -496,7 +496,7 @@ def session(rtx: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tensor
             "_engine": engine,
             "_inputs": inputs,
             "_outputs": outputs,
-            "states": (),
+            "_states": (),
             "_bound": {},
             "_captured": CapturedGraphs(),
             "_captures": True,

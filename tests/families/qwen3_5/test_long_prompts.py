@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from trt_eagle3.decode.memory.commit import Commit
 
 from tests.hybrid import save_qwen3_5_moe_text, save_qwen3_5_text
 from tests.reference.checkpoint import file_name
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
-from trt_eagle3.decode.memory.commit import Commit
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.recurrent import RecurrentStates
 from trt_eagle3.decode.memory.state import LayerStates, PagedStates

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import VISION, Target, random_target
-from trt_eagle3.decode.forward.runner import VisionRunner
+from trt_eagle3.decode.request.vision_encoder import VisionRunner
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl.vision_graph import VISION_INPUTS, vision_graph

@@ -12,8 +12,8 @@ from onnx import TensorProto
 from torch import Tensor
 
 from tests.graph.ops.gated_delta_case import make_case
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi.structs import arguments_of
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.capi.structs import arguments_of
 from trt_eagle3.graph import ops
 from trt_eagle3.graph.ops import EVERY_OP, OPS
 from trt_eagle3.graph.ops.tree_attention import tree_attention_call

@@ -10,22 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
-    "PROMPT_WIDTHS",
     "chunk_rows",
-    "padded_width",
     "prefill_budget",
     "segment_width",
-    "warm_widths",
 ]
-
-PROMPT_WIDTHS = (32, 64, 128, 192, 256)
-"""Rows to which a short prompt that runs alone is padded where CUDA graphs are captured: up to
-there a GPU takes about as long as to read the weights.
-"""
-# Longer ones are padded by no more than what a tile of the matrix products holds anyway.
-_WIDTH_STEP = 64
-_MAX_NEAR = 1024  # up to here every width is run ahead
-_FAR_STEP = 256  # beyond, which kernels are chosen changes less
 
 MIN_SEGMENT = 256
 """Rows of a segment at least, where a prompt has several: kernels for fewer read new rows from
@@ -51,22 +39,6 @@ def prefill_budget(chunk: int, num_decoding: int, num_rows: int) -> int:
     if num_decoding == 0 or num_rows > 2 * chunk:
         return chunk
     return min(chunk, max(chunk // 2, _LEAST_BUDGET))
-
-
-def padded_width(count: int) -> int:
-    """Rows of a prompt of ``count`` that runs alone: the first run of a width loads kernels and
-    takes memory, so that there are few.
-    """
-    longer = -(-count // _WIDTH_STEP) * _WIDTH_STEP
-    return next((width for width in PROMPT_WIDTHS if width >= count), longer)
-
-
-def warm_widths(room: int) -> list[int]:
-    """Widths that run before the first request, the largest first, ``room`` rows at most."""
-    far = range(_FAR_STEP, room + 1, _FAR_STEP)
-    near = range(PROMPT_WIDTHS[-1], min(room, _MAX_NEAR) + 1, _WIDTH_STEP)
-    short = (width for width in PROMPT_WIDTHS if width <= room)
-    return sorted({room, *far, *near, *short} - {0}, reverse=True)
 
 
 def segment_width(counts: Sequence[int], max_segments: int | None = None) -> int:

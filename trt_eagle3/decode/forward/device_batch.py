@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,31 +15,10 @@ from trt_eagle3.decode.memory.state import LayerStates
 from trt_eagle3.host_copy import to_device
 
 __all__ = [
-    "BATCH_SIZES",
     "DeviceBatch",
     "BatchRows",
-    "batch_sizes",
-    "padded_size",
     "spread_tokens",
 ]
-
-BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
-"""To which batches are padded, so that their shapes come again; larger ones to a multiple of 32."""
-_LARGE_STEP = 32
-
-
-def padded_size(batch_size: int, most: int) -> int:
-    """The size that a batch of ``batch_size`` is padded to, ``most`` at most: an engine may be
-    built for no larger ones.
-    """
-    if batch_size > BATCH_SIZES[-1]:
-        return min(-(-batch_size // _LARGE_STEP) * _LARGE_STEP, most)
-    return min(BATCH_SIZES[bisect_left(BATCH_SIZES, batch_size)], most)
-
-
-def batch_sizes(max_batch_size: int) -> list[int]:
-    """All sizes that batches of up to ``max_batch_size`` are padded to, ascending."""
-    return sorted({padded_size(n, max_batch_size) for n in range(1, max_batch_size + 1)})
 
 
 def spread_tokens(shape: tuple[int, ...], num_tokens: int, device: torch.device) -> Tensor:

@@ -13,28 +13,16 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trt_eagle3.decode.memory.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import (
-    MixedSession,
-    ReducingSession,
-    Reduction,
-    Session,
-    capture_rows,
-    run_prompt,
-    run_reduced,
-)
-from trt_eagle3.engine.torch.cuda_graph import MAX_CAPTURED_PATCHES, patch_bucket
+from trt_eagle3.engine.session import Reduction, Session
 
 __all__ = [
     "DraftRunner",
     "AttentionMetadata",
     "Rows",
-    "PatchBuckets",
     "TargetRunner",
-    "VisionRunner",
     "all_rows",
     "causal_mask",
 ]
@@ -142,18 +130,18 @@ class TargetRunner:
     @property
     def reduces(self) -> bool:
         """Whether outputs are reduced within the graph."""
-        return isinstance(self._session, ReducingSession)
+        return self._session.capabilities.reduces
 
     @property
     def mixes(self) -> bool:
         """Whether prompts can run beside rows that decode (``forward_mixed``)."""
-        return isinstance(self._session, MixedSession) and self._session.mixes
+        return self._session.capabilities.mixes
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``;
         ``table_len``: pages in a page table.
         """
-        capture_rows(self._session, most, table_len, has_room)
+        self._session.capture_rows(most, table_len, has_room)
 
     def forward(
         self,
@@ -169,9 +157,9 @@ class TargetRunner:
         inputs = self._inputs(Rows(embeds, metadata, logit_rows, visual_levels))
         if metadata.is_prompt:
             assert reduce is None, "a prompt's logits are of few rows"
-            outputs = run_prompt(self._session, inputs)
+            outputs = self._session.run_prompt(inputs)
         else:
-            outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
+            outputs = self._session.run_reduced(inputs, {"logits": reduce} if reduce else {})
         self.states.take(outputs)
         return outputs["logits"], outputs.get("aux_hidden_states")
 
@@ -181,7 +169,6 @@ class TargetRunner:
         """Run rows of prompts and of sequences that decode in one forward, which reads the weights
         once; what ``forward`` returns of each. ``reduce``: what to make of the logits of ``steps``.
         """
-        assert isinstance(self._session, MixedSession)
         parts = [self._inputs(prompts), self._inputs(steps)]
         of_prompts, of_steps = self._session.run_mixed(parts, [None, reduce])
         return (
@@ -226,7 +213,7 @@ class DraftRunner:
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """As ``TargetRunner.capture_rows``, of the draft's forwards over prompts."""
-        capture_rows(self._draft, most, table_len, has_room)
+        self._draft.capture_rows(most, table_len, has_room)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """Features [..., Hd] of aux hidden states [..., k * H]."""
@@ -242,79 +229,10 @@ class DraftRunner:
         features [B, S, Hd], of a prompt [B, R, Hd].
         """
         inputs = {"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)}
-        outputs = run_prompt(self._draft, inputs) if metadata.is_prompt else self._draft.run(inputs)
+        run = self._draft.run_prompt if metadata.is_prompt else self._draft.run
+        outputs = run(inputs)
         return outputs["logits"], outputs["features_out"]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft token ids: i + d2t[i]."""
         return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
-
-
-@dataclass(frozen=True)
-class PatchBuckets:
-    """How many patches a run of the vision graph has, so that images of about one size share a
-    captured graph.
-
-    Attributes:
-        limit: pad to no more than these. unit: patches are padded by multiples of it.
-        pad: the graph's inputs besides the patches, for so many patches
-            (``families.family.FamilyVision.padded``).
-    """
-
-    limit: int
-    unit: int
-    pad: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Patches of the runs that are captured, the most first."""
-        counts = range(self.unit, min(self.limit, MAX_CAPTURED_PATCHES) + 1, self.unit)
-        return sorted({self.size_of(count) for count in counts}, reverse=True)
-
-    def size_of(self, count: int) -> int:
-        """To how many patches ``count`` are padded."""
-        return count + self._added(count)
-
-    def padded(self, patches: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The graph's inputs, with as many patches as the bucket of ``patches`` has."""
-        count, added = len(patches), self._added(len(patches))
-        # padding by 0 copies
-        filled = functional.pad(patches, (0, 0, 0, added)) if added else patches
-        return {"patches": filled, **self.pad(rows, count + added)}
-
-    def _added(self, count: int) -> int:
-        wanted = min(patch_bucket(count), self.limit) - count
-        return max(0, wanted // self.unit * self.unit)
-
-
-class VisionRunner:
-    """The vision graph."""
-
-    def __init__(
-        self, session: Session, *, merge_size: int, buckets: PatchBuckets | None = None
-    ) -> None:
-        """Call ``session``.
-
-        Args:
-            merge_size: patches along each side of a visual token.
-            buckets: pad the patches of a run, so that CUDA graphs fit again.
-        """
-        self._session = session
-        self._merged = merge_size**2
-        self._buckets = buckets
-
-    def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``,
-        the caller's own.
-        """
-        count = len(patches) // self._merged
-        inputs = {"patches": patches, **rows}
-        if self._buckets is not None:
-            inputs = self._buckets.padded(patches, rows)
-        outputs = self._session.run(inputs)
-        visual_levels = outputs.get("deepstack")
-        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
-        # run
-        return outputs["visual_embeds"][
-            :count
-        ].clone(), None if visual_levels is None else visual_levels[:, :count].clone()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.state_moves import move_rows
 from trt_eagle3.errors import UserError
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
@@ -289,19 +289,7 @@ class KVCache:
         if at once.
         """
         for buffer in self._buffers:
-            _move(buffer, source, destination)
-
-
-def _move(buffer: Tensor, source: Tensor, destination: Tensor) -> None:
-    """Move rows of all states in ``buffer [states, slots, *shape]``."""
-    by_kernel = buffer.is_cuda and buffer.ndim == 4 and len(source) <= capi.MAX_KV_MOVES
-    if by_kernel and capi.available():
-        capi.kv_move(buffer, source, destination)
-        return
-    source, destination = (
-        slots.to(buffer.device, non_blocking=True) for slots in (source, destination)
-    )
-    buffer[:, destination] = buffer[:, source]
+            move_rows(buffer, source, destination)
 
 
 def _zeros(states: Sequence[StateSpec], num_slots: int, device: torch.device | str) -> Tensor:

@@ -1,16 +1,99 @@
-"""VisionEncoder: the images and videos of a prompt to its visual embeddings."""
+"""The images and videos of a prompt to its visual embeddings: the vision graph, the sizes that its
+runs are padded to, and the encoder over both.
+
+Shapes: n patches, N visual tokens, H target hidden, L deepstack levels.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trt_eagle3.decode.loaded_bundle import LoadedBundle
+import torch
+from torch import Tensor
+from torch.nn import functional
+
 from trt_eagle3.decode.request.prompt import Prompt, Vision
+from trt_eagle3.engine.buckets import PATCHES
 from trt_eagle3.engine.memory import request_memory
+from trt_eagle3.engine.session import Session
 from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import normalise
 
-__all__ = ["VisionEncoder"]
+if TYPE_CHECKING:
+    from trt_eagle3.decode.loaded_bundle import LoadedBundle
+
+__all__ = ["PatchBuckets", "VisionEncoder", "VisionRunner"]
+
+
+@dataclass(frozen=True)
+class PatchBuckets:
+    """How many patches a run of the vision graph has, so that images of about one size share a
+    captured graph.
+
+    Attributes:
+        limit: pad to no more than these. unit: patches are padded by multiples of it.
+        pad: the graph's inputs besides the patches, for so many patches
+            (``families.family.FamilyVision.padded``).
+    """
+
+    limit: int
+    unit: int
+    pad: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Patches of the runs that are captured, the most first."""
+        counts = range(self.unit, min(self.limit, PATCHES.limit) + 1, self.unit)
+        return sorted({self.size_of(count) for count in counts}, reverse=True)
+
+    def size_of(self, count: int) -> int:
+        """To how many patches ``count`` are padded."""
+        return count + self._added(count)
+
+    def padded(self, patches: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The graph's inputs, with as many patches as the bucket of ``patches`` has."""
+        count, added = len(patches), self._added(len(patches))
+        # padding by 0 copies
+        filled = functional.pad(patches, (0, 0, 0, added)) if added else patches
+        return {"patches": filled, **self.pad(rows, count + added)}
+
+    def _added(self, count: int) -> int:
+        wanted = min(PATCHES.size_of(count), self.limit) - count
+        return max(0, wanted // self.unit * self.unit)
+
+
+class VisionRunner:
+    """The vision graph."""
+
+    def __init__(
+        self, session: Session, *, merge_size: int, buckets: PatchBuckets | None = None
+    ) -> None:
+        """Call ``session``.
+
+        Args:
+            merge_size: patches along each side of a visual token.
+            buckets: pad the patches of a run, so that CUDA graphs fit again.
+        """
+        self._session = session
+        self._merged = merge_size**2
+        self._buckets = buckets
+
+    def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``,
+        the caller's own.
+        """
+        count = len(patches) // self._merged
+        inputs = {"patches": patches, **rows}
+        if self._buckets is not None:
+            inputs = self._buckets.padded(patches, rows)
+        outputs = self._session.run(inputs)
+        visual_levels = outputs.get("deepstack")
+        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
+        # run
+        embeds = outputs["visual_embeds"][:count].clone()
+        return embeds, None if visual_levels is None else visual_levels[:, :count].clone()
 
 
 class VisionEncoder:

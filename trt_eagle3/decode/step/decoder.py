@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from trt_eagle3.decode.forward.device_batch import BATCH_SIZES
 from trt_eagle3.decode.forward.runner import TargetRunner
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import LayerStates
@@ -13,6 +12,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.in_flight import StepOutput
 from trt_eagle3.decode.step.prefill import Prefiller
 from trt_eagle3.decode.step.stepper import Stepper, num_tree_rows
+from trt_eagle3.engine.buckets import BATCH_SIZES
 
 __all__ = ["Decoder"]
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.forward.batch import of_width, segment_inputs, segment_metadata
-from trt_eagle3.decode.forward.chunks import padded_width
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import Rows, TargetRunner
 from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
@@ -24,6 +23,7 @@ from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.logprobs import token_logprobs
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.step.stepper import Stepper
+from trt_eagle3.engine.buckets import PROMPTS
 from trt_eagle3.engine.memory import request_memory
 from trt_eagle3.errors import DeviceMemoryError
 from trt_eagle3.host_copy import Readback, to_device
@@ -240,4 +240,4 @@ class Prefiller:
         if not self._fixed_shapes or len(segments) > 1:
             return widest
         room = min(self._chunk - num_beside, self._max_seq_len - segments[0].start)
-        return max(widest, min(padded_width(widest + num_beside) - num_beside, room))
+        return max(widest, min(PROMPTS.size_of(widest + num_beside) - num_beside, room))

@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch, padded_size
+from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch
 from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner, all_rows
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.logprobs import LogprobsReadback
@@ -32,6 +32,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
 from trt_eagle3.decode.speculation.verify import Wanted, take_draws, verify, wanted_of
 from trt_eagle3.decode.step.in_flight import Forward, InFlight, StepOutput
+from trt_eagle3.engine.buckets import padded_size
 from trt_eagle3.engine.session import Reduction
 from trt_eagle3.host_copy import Readback
 

@@ -97,7 +97,7 @@ class TorchBackend:
 
 def kernel_library() -> Library:
     """The library of our kernels, of which the KV cache uses one on CUDA whatever the backend."""
-    from trt_eagle3.engine.torch.capi import LIBRARY_VARIABLE, library_path
+    from trt_eagle3.engine.capi import LIBRARY_VARIABLE, library_path
 
     return Library(LIBRARY_VARIABLE, library_path(), INSTALL_KERNELS)
 

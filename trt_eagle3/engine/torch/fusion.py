@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function, gelu
 from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.torch.product_rows import NormRows, SiluMulRows

@@ -19,7 +19,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.pack import pack
 from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight
 from trt_eagle3.graph.ops.fused_moe import fused_moe as stock_fused_moe

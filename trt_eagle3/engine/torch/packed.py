@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.product_rows import ProductRows, TensorRows
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 
 __all__ = ["NormRows", "ProductRows", "SiluMulRows", "TensorRows"]
 

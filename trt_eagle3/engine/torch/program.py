@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from trt_eagle3.engine import capi
 from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
-from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
@@ -35,7 +36,10 @@ __all__ = [
     "Program",
     "ReadWeight",
     "Step",
+    "Values",
     "Weight",
+    "compute",
+    "computed",
     "load_program",
     "only_factors",
     "with_lifetimes",
@@ -44,6 +48,8 @@ __all__ = [
 Weight = Tensor | PackedWeight | Experts
 ReadWeight = Callable[[WeightExpr, Path, torch.device], Weight]
 """Makes the tensor of a weight on the device; the path is the weights root."""
+Values = dict[str, Any]
+"""Of a forward, by name."""
 
 
 @dataclass(frozen=True)
@@ -246,3 +252,19 @@ def with_lifetimes(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
         if name in made and name not in kept:
             ends[i].append(name)
     return [replace(step, done_with=tuple(done)) for step, done in zip(steps, ends, strict=True)]
+
+
+def compute(step: Step, values: Values) -> None:
+    """Put what ``step`` makes among ``values``, and drop what nothing after it needs."""
+    found = step.function(*(values[name] for name in step.inputs), **step.attributes)
+    values.update(zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True))
+    for name in step.done_with:
+        del values[name]
+
+
+def computed(steps: Sequence[Step], given: Values) -> Values:
+    """``given`` after ``steps``."""
+    values = dict(given)
+    for step in steps:
+        compute(step, values)
+    return values

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
 from trt_eagle3.graph.ops.kv_rows import write_kv_rows
 from trt_eagle3.graph.ops.pick_rows import pick_rows
 from trt_eagle3.graph.ops.tree_attention import tree_attention

@@ -1,7 +1,7 @@
 """The torch session: interprets a graph node by node, on the CPU or on CUDA.
 
 It is the debugger (any tensor of the graph can be asked for by name) and runs where there is no
-TensorRT. On CUDA our ops go through our kernels (``engine/torch/capi``), by stock operations
+TensorRT. On CUDA our ops go through our kernels (``engine/capi``), by stock operations
 where the library is absent.
 """
 
@@ -17,16 +17,20 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
-from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
-from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.cuda_graph import (
-    MAX_ROWS_OF_ONE,
-    Captured,
-    CapturedGraphs,
-    PieceRecorder,
-    capturing,
-    shapes_of,
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.buckets import MAX_WHOLE_WIDTH
+from trt_eagle3.engine.session import (
+    Capabilities,
+    Reduction,
+    Session,
+    check_names,
+    with_picked_rows,
 )
+from trt_eagle3.engine.torch.capture.draft_pieces import DRAFT_ROW_INPUTS, DraftPieces, split_draft
+from trt_eagle3.engine.torch.capture.pieces import Row, split_at_attention
+from trt_eagle3.engine.torch.capture.recorder import PieceRecorder, Recorder, capturing
+from trt_eagle3.engine.torch.capture.target_pieces import TargetPieces
+from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.torch.mixed import (
     AUX,
     LOGITS,
@@ -38,19 +42,7 @@ from trt_eagle3.engine.torch.mixed import (
     split_rows,
 )
 from trt_eagle3.engine.torch.ops import STANDARD_OPS
-from trt_eagle3.engine.torch.program import ReadWeight, Step, load_program
-from trt_eagle3.engine.torch.prompt_graphs import (
-    DRAFT_ROW_INPUTS,
-    PromptGraphs,
-    has_prompt_graphs,
-)
-from trt_eagle3.engine.torch.row_graphs import (
-    Recorder,
-    RowGraphs,
-    compute,
-    split_at_attention,
-)
-from trt_eagle3.engine.torch.row_memory import Row
+from trt_eagle3.engine.torch.program import ReadWeight, Step, compute, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
@@ -85,13 +77,12 @@ class _Input:
 
     @property
     def row(self) -> Row:
-        """The same for ``RowGraphs``."""
+        """The same for captured pieces."""
         return Row(self.dtype, tuple(0 if isinstance(e, str) else e for e in self.shape))
 
 
-class TorchSession:
-    """Runs one graph; implements ``engine.session.Session``. Caches are updated in place where they
-    are bound.
+class TorchSession(Session):
+    """Runs one graph. Caches are updated in place where they are bound.
 
     On CUDA, shapes that come again are captured in a CUDA graph; the outputs of such a run are its
     static buffers, which the next run of the same shapes overwrites.
@@ -118,16 +109,28 @@ class TorchSession:
             program.steps,
         )
         self._prompt_steps = program.prompt_steps
-        self.states: tuple[StateSpec, ...] = program.states
-        self.mixes = mixable(program.inputs, program.outputs, program.states, program.steps)
+        self._states: tuple[StateSpec, ...] = program.states
+        mixes = mixable(program.inputs, program.outputs, program.states, program.steps)
+        self._capabilities = Capabilities(reduces=True, mixes=mixes)
         self._mixed_steps = mixed_steps(program.steps)
         self._mixed_prompt_steps = mixed_steps(program.prompt_steps or ())
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
         self._captures = device == "cuda" and capi.available()
-        captures_rows = self.mixes and self._captures
-        self._row_graphs = self._new_row_graphs(PieceRecorder()) if captures_rows else None
-        self._prompt_graphs: PromptGraphs | None = None
+        self._target_pieces: TargetPieces | None = None
+        self._draft_pieces: DraftPieces | None = None
+        if mixes and self._captures:
+            self._target_pieces = self._new_target_pieces(PieceRecorder())
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the graph's layers keep between runs, in the order of the layers."""
+        return self._states
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Outputs are always reduced within the graph; some graphs mix."""
+        return self._capabilities
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
@@ -135,37 +138,38 @@ class TorchSession:
             raise UserError(f"{name}: the graph has no such input or output")
         self._bound[name] = tensor
         self._captured.clear()
-        self._prompt_graphs = None
+        self._draft_pieces = None
 
     @property
     def _states_are_bound(self) -> bool:
         return all(state.name in self._bound for state in self.states)
 
-    def _new_row_graphs(self, recorder: Recorder) -> RowGraphs:
+    def _new_target_pieces(self, recorder: Recorder) -> TargetPieces:
         split = split_at_attention(self._mixed_steps, self._mixed_prompt_steps)
-        inputs = {name: i.row for name, i in self._inputs.items() if name in ROW_INPUTS}
-        return RowGraphs(split, self._constants, inputs, recorder, self.device)
+        rows = self._rows(ROW_INPUTS)
+        return TargetPieces(split, self._constants, rows, recorder, self.device)
 
-    def _new_prompt_graphs(self, recorder: Recorder, table_len: int) -> PromptGraphs | None:
-        """None where they cannot be captured."""
-        steps = self._prompt_steps
-        if steps is None or not has_prompt_graphs(steps, self._inputs, self.states):
+    def _new_draft_pieces(self, recorder: Recorder, table_len: int) -> DraftPieces | None:
+        """None where the graph is not a draft that can be captured so."""
+        split = split_draft(self._prompt_steps or (), self._inputs, self.states)
+        if split is None:
             return None
-        rows = {name: i.row for name, i in self._inputs.items() if name in DRAFT_ROW_INPUTS}
         constants = {**self._constants, **self._bound}
-        return PromptGraphs(
-            steps, constants, rows, recorder, table_len=table_len, device=self.device
-        )
+        rows = self._rows(DRAFT_ROW_INPUTS)
+        return DraftPieces(split, constants, rows, recorder, self.device, table_len=table_len)
+
+    def _rows(self, names: Sequence[str]) -> dict[str, Row]:
+        return {name: i.row for name, i in self._inputs.items() if name in names}
 
     @torch.inference_mode()
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
-        """Implements ``engine.session.CapturingSession``."""
-        if self._row_graphs is not None:
-            return self._row_graphs.capture(most, has_room)
+        """Capture the pieces of a target or of a draft, whose states are bound."""
+        if self._target_pieces is not None:
+            return self._target_pieces.capture(most, has_room)
         if not self._captures or not self._states_are_bound:
             return 0
-        self._prompt_graphs = self._new_prompt_graphs(PieceRecorder(), table_len)
-        return self._prompt_graphs.capture(most, has_room) if self._prompt_graphs else 0
+        self._draft_pieces = self._new_draft_pieces(PieceRecorder(), table_len)
+        return self._draft_pieces.capture(most, has_room) if self._draft_pieces else 0
 
     @torch.inference_mode()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -185,16 +189,14 @@ class TorchSession:
 
     @torch.inference_mode()
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``run`` as ``engine.session.run_prompt`` says; of many rows, the last layer computes only
-        what is read.
-        """
+        """``run`` over prompts; of many rows, the last layer computes only what is read."""
         batch, width, _ = inputs["tree_mask"].shape
-        whole = batch == 1 and width <= MAX_ROWS_OF_ONE  # it is captured as one graph
-        if self._row_graphs is not None and self._states_are_bound and not whole:
+        whole = batch == 1 and width <= MAX_WHOLE_WIDTH  # it is captured as one graph
+        if self._target_pieces is not None and self._states_are_bound and not whole:
             return self.run_mixed([inputs], [None])[0]
-        if self._prompt_graphs is not None and not whole and self._prompt_graphs.fit(inputs):
+        if self._draft_pieces is not None and not whole and self._draft_pieces.fit(inputs):
             self._check(inputs)
-            return self._prompt_graphs.run(inputs)
+            return self._draft_pieces.run(inputs)
         left_out = batch * (width - inputs["logit_rows"].shape[1])
         if self._prompt_steps is None or left_out < _LEFT_OUT[self.device.type]:
             return with_picked_rows(self._run(inputs, {}), inputs["logit_rows"])
@@ -205,7 +207,7 @@ class TorchSession:
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
     ) -> list[dict[str, Tensor]]:
-        """Implements ``engine.session.MixedSession``."""
+        """Run ``parts`` as one forward (``mixed``)."""
         for part in parts:
             self._check(part)
         widths = [(part["tree_mask"].shape[0], part["tree_mask"].shape[1]) for part in parts]
@@ -229,13 +231,12 @@ class TorchSession:
         """One forward over all rows of ``parts``; ``of_prompts``: the last layer computes only what
         is read.
         """
-        graphs = self._row_graphs
-        values = graphs.run(parts, self._bound) if graphs is not None else None
-        if graphs is None or values is None:
+        pieces = self._target_pieces
+        begun = pieces.run(parts, self._bound, picked=of_prompts) if pieces is not None else None
+        if begun is None:
             steps = self._mixed_prompt_steps if of_prompts else self._mixed_steps
             return self._interpret(joined(parts), reduced, steps)
-        tail = graphs.split.prompt_tail if of_prompts else graphs.split.tail
-        return self._interpret(values, reduced, tail)
+        return self._interpret(begun[0], reduced, begun[1])
 
     def _run(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.session import check_names
-from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
+from trt_eagle3.engine.session import Session, check_names
+from trt_eagle3.engine.torch.capture.recorder import capturing
+from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.folder import RUNTIME_CACHE_FILE, EngineFolder
@@ -27,9 +28,8 @@ _log = logging.getLogger("trt_eagle3")
 _FIX = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
-class TensorRTSession:
-    """Runs one engine; implements ``engine.session.Session``. Caches are updated in place, and must
-    be bound.
+class TensorRTSession(Session):
+    """Runs one engine. Caches are updated in place, and must be bound.
 
     The first profile that was built for all shapes of a run takes it: decode steps stand before
     prompts. Shapes that come again are captured in a CUDA graph with a context of its own; the
@@ -61,7 +61,7 @@ class TensorRTSession:
         self._dialect = find_dialect(folder.config)
         self._engine = _open_engine(self._dialect, folder)
         self._inputs, self._outputs = engine_ports(self._dialect.trt, self._engine)
-        self.states: tuple[StateSpec, ...] = folder.states
+        self._states: tuple[StateSpec, ...] = folder.states
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
         self._captures = True
@@ -85,6 +85,11 @@ class TensorRTSession:
         rows = max(math.prod(most[:2]) for _, most in self._inputs["inputs_embeds"].ranges)
         widths = (port.shape[-1] * port.dtype.itemsize for port in self._unread.values())
         return max(256, rows * max(widths))
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the graph's layers keep between runs, in the order of the layers."""
+        return self._states
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` (contiguous, CUDA) be the static buffer of input or output ``name``."""

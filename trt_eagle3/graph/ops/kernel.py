@@ -1,6 +1,6 @@
 """What the C library's interface is made of, as data: its numbers, and a kernel's arguments.
 
-The ctypes structures of ``engine/torch/capi`` and the C header ``plugins/capi/kernels.h`` are both
+The ctypes structures of ``engine/capi`` and the C header ``plugins/capi/kernels.h`` are both
 made from this. Importing it does not import torch.
 """
 
@@ -108,7 +108,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelCall(Generic[Result_co]):
-    """One call of a kernel, as data: nothing runs until ``engine.torch.capi.launch`` takes it.
+    """One call of a kernel, as data: nothing runs until ``engine.capi.launch`` takes it.
 
     Attributes:
         tensors: by the kernel's names, on one CUDA device, the first one that is there; None is a

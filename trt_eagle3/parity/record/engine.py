@@ -69,8 +69,8 @@ class Recording:
     only: str | None = None
 
 
-class RecordingSession:
-    """A session that keeps what forwards through it; implements ``engine.session.Session``."""
+class RecordingSession(Session):
+    """A session that keeps the inputs and outputs of every run."""
 
     def __init__(self, session: Session, graph: str, recording: Recording) -> None:
         self._session: Session | None = session

@@ -1,4 +1,4 @@
-"""A draft's forward over prompts as two CUDA graphs, whoever the rows are of.
+"""A draft's forward over prompts as two CUDA graphs, whichever sequences the rows belong to.
 
 It has one layer of attention, and of a prompt only the last row is read after it. So all rows are
 computed up to their keys and values, which are written where they belong: one graph for each of few
@@ -20,146 +20,140 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trt_eagle3.engine.torch.fusion import Step
-from trt_eagle3.engine.torch.program import with_lifetimes
-from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, ROWS_OF_PROMPTS
-from trt_eagle3.engine.torch.row_graphs import Recorder, Values, computed
-from trt_eagle3.engine.torch.row_memory import (
-    MAX_ROWS,
+from trt_eagle3.engine.buckets import PICKED_ROWS, ROWS
+from trt_eagle3.engine.torch.capture.pieces import (
+    CapturedPieces,
     Row,
-    RowMemory,
+    Split,
     fill_rows,
-    padded_rows,
-    power_of_two,
-    row_counts,
+    split_at_attention,
 )
+from trt_eagle3.engine.torch.capture.recorder import Record, Recorder, record_pieces
+from trt_eagle3.engine.torch.program import Step, Values, computed
+from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, ROWS_OF_PROMPTS
 from trt_eagle3.graph.decoder import CONTEXT_INPUTS
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["DRAFT_ROW_INPUTS", "MAX_WANTED", "PromptGraphs", "has_prompt_graphs"]
+__all__ = ["DRAFT_ROW_INPUTS", "DraftPieces", "split_draft"]
 
-MAX_WANTED = 128
-"""Of B and W: batches have no more sequences."""
-_SIZES = sorted({power_of_two(n) for n in range(1, MAX_WANTED + 1)}, reverse=True)  # every W
-_NUM_NUMBERS = 2 * MAX_ROWS + 3 * MAX_WANTED
-_NOBODY = MAX_WANTED  # the row of the page tables that has page 0 alone
+_MAX_WANTED = PICKED_ROWS.limit
+_NUM_NUMBERS = 2 * ROWS.limit + 3 * _MAX_WANTED
+_UNUSED_TABLE = _MAX_WANTED  # the row of the page tables that has page 0 alone
 DRAFT_ROW_INPUTS = ("inputs_embeds", "features", "position_ids")
 """Inputs of a draft that have rows, and that others than attention read."""
 _NUM_INPUTS = 10  # of attention: there are no scales of FP8 caches
 _OUTPUTS = ("logits", ROWS_OF_PROMPTS)
 
 
-def has_prompt_graphs(
+def split_draft(
     steps: Sequence[Step], inputs: Collection[str], states: Sequence[StateSpec]
-) -> bool:
-    """Whether a forward of these prompt ``steps`` can be captured so: that of a draft whose states
-    are paged, and that computes row by row up to its only attention.
+) -> Split | None:
+    """The prompt ``steps`` of a graph, cut before its only attention. None where the graph is not a
+    draft whose states are paged, and that computes row by row up to there.
     """
     ops = [step.op for step in steps]
     if ops.count(PROMPT_ATTENTION) != 1 or "TreeAttention" in ops:
-        return False
-    cut = ops.index(PROMPT_ATTENTION)
-    read_later = {name for step in steps[cut:] for name in step.inputs}
+        return None
+    split = split_at_attention(steps)
+    read_later = {name for step in split.tail for name in step.inputs}
     own = {name for state in states for name in (state.name, state.output_name)}
-    return (
-        len(steps[cut].inputs) == _NUM_INPUTS
-        and "Shape" not in ops[:cut]
+    fits = (
+        len(split.tail[0].inputs) == _NUM_INPUTS
+        and "Shape" not in ops[: len(split.pieces[0])]
         and read_later.isdisjoint(("inputs_embeds", "features"))
         and all(state.kind == "paged" for state in states)
         and set(inputs) - own == {*DRAFT_ROW_INPUTS, *CONTEXT_INPUTS}
     )
+    return split if fits else None
 
 
-class PromptGraphs:
+_Graph = tuple[Any, Mapping[str, Tensor]]
+"""A graph, and by name what it reads of N rows."""
+
+
+class DraftPieces(CapturedPieces[_Graph]):
     """The graphs of every N and W that was captured."""
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        split: Split,
         constants: Mapping[str, Any],
-        rows: Mapping[str, Row],
+        inputs: Mapping[str, Row],
         recorder: Recorder,
+        device: torch.device,
         *,
         table_len: int,
-        device: torch.device,
     ) -> None:
-        """Args:
-        steps: of prompts. constants: the program's, and the caches. rows: the inputs that have
-            rows. table_len: P.
-        """
-        cut = next(i for i, step in enumerate(steps) if step.op == PROMPT_ATTENTION)
-        made = {name for step in steps[:cut] for name in step.outputs}
-        self._left = sorted(made.intersection(name for s in steps[cut:] for name in s.inputs))
-        self._before = with_lifetimes(steps[:cut], self._left)
-        self._after = steps[cut:]
-        self._k, self._v, self._k_cache, self._v_cache = steps[cut].inputs[1:5]
-        self._page_size = steps[cut].attributes["page_size"]
-        self._constants = constants
-        self._rows = rows
-        self._recorder = recorder
+        """As ``CapturedPieces``; ``constants``: the program's, and the caches. ``table_len``: P."""
+        super().__init__(split, constants, inputs, recorder, device)
+        attention = split.tail[0]
+        self._k, self._v, self._k_cache, self._v_cache = attention.inputs[1:5]
+        self._page_size = attention.attributes["page_size"]
+        self._left = sorted(split.left)
         self._device = device
-        self._memory = RowMemory(device)
-        self._tables = torch.zeros(MAX_WANTED + 1, table_len, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(_MAX_WANTED + 1, table_len, dtype=torch.int32, device=device)
         self._numbers = torch.zeros(_NUM_NUMBERS, dtype=torch.int32, device=device)
-        self._of_rows: dict[int, tuple[Any, Mapping[str, Tensor]]] = {}
         self._of_wanted: dict[int, tuple[Any, Values]] = {}
 
     def capture(self, most: int, has_room: Callable[[], bool]) -> int:
-        """Capture every N for up to ``most`` rows, and every W, while ``has_room``; of how many N
-        there are graphs then.
+        """Capture every N for up to ``most`` rows while ``has_room``, and then every W. Returns for
+        how many N there are graphs.
         """
         self._tables.zero_()  # what is written meanwhile goes to page 0
-        for count in row_counts(most):
-            if not has_room():
-                break
-            inputs = {name: self._memory.rows(name, row, count) for name, row in self._rows.items()}
-            self._of_rows[count] = self._capture(partial(self._up_to_attention, inputs))[0], inputs
-        for size in _SIZES if self._of_rows else ():
-            self._of_wanted[size] = self._capture(partial(self._from_attention_on, size))
-        return len(self._of_rows)
+        num_captured = super().capture(most, has_room)
+        for size in reversed(PICKED_ROWS.sizes(_MAX_WANTED)) if num_captured else ():
+            self._of_wanted[size] = self._record_wanted(size)
+        return num_captured
 
     def fit(self, inputs: Mapping[str, Tensor]) -> bool:
-        """Whether there are graphs of ``inputs``, and the host knows where their rows stand."""
+        """Return whether there are graphs for ``inputs``, and the host knows their past lengths."""
         batch, width, _ = inputs["tree_mask"].shape
         wanted, table = inputs["logit_rows"].numel(), inputs["page_table"]
         return (
             inputs["past_lengths"].device.type == "cpu"
-            and max(batch, wanted) <= MAX_WANTED
-            and batch * width <= MAX_ROWS
-            and padded_rows(batch * width) in self._of_rows
-            and power_of_two(wanted) in self._of_wanted
+            and max(batch, wanted) <= _MAX_WANTED
+            and batch * width <= ROWS.limit
+            and ROWS.size_of(batch * width) in self._captured
+            and PICKED_ROWS.size_of(wanted) in self._of_wanted
             and table.shape[1] == self._tables.shape[1]
         )
 
     def run(self, inputs: Mapping[str, Tensor]) -> Values:
-        """What a session's ``run_prompt`` returns, until the next run; ``inputs`` ``fit``."""
+        """Run ``inputs``, which must ``fit``, as ``Session.run_prompt``.
+
+        The outputs are the graphs' own memory, which the next run overwrites.
+        """
         batch, width, _ = inputs["tree_mask"].shape
         past, wanted = inputs["past_lengths"], inputs["logit_rows"]
         numbers = _numbers(past.numpy(), inputs["query_lengths"].numpy(), wanted.numpy(), width)
         self._numbers.copy_(to_device(torch.from_numpy(numbers), self._device))
         self._tables[:batch].copy_(to_device(inputs["page_table"], self._device))
-        graph, memory = self._of_rows[padded_rows(batch * width)]
+        graph, memory = self._captured[ROWS.size_of(batch * width)]
         fill_rows(memory, [{name: to_device(inputs[name], self._device) for name in memory}])
         graph.replay()
-        graph, outputs = self._of_wanted[power_of_two(wanted.numel())]
+        graph, outputs = self._of_wanted[PICKED_ROWS.size_of(wanted.numel())]
         graph.replay()
         return {
             name: x[: wanted.numel()].view(*wanted.shape, x.shape[-1])
             for name, x in outputs.items()
         }
 
-    def _capture(self, work: Callable[[], Values]) -> tuple[Any, Values]:
-        work()  # loads kernels and takes memory, which may not be while capturing
-        with self._recorder.recording():
-            return self._recorder.record(work)
+    def _compute(self, count: int, record: Record) -> _Graph:
+        inputs = self._rows(count)
+        graph, _ = record(partial(self._up_to_attention, inputs))
+        return graph, inputs
+
+    def _record_wanted(self, size: int) -> tuple[Any, Values]:
+        work = partial(self._from_attention_on, size)
+        return record_pieces(self._recorder, lambda record: record(work), ahead=True)
 
     def _up_to_attention(self, inputs: Mapping[str, Tensor]) -> Values:
-        """Compute rows, write their keys and values, and leave to ``_from_attention_on`` what that
-        reads of them.
+        """Compute rows, write their keys and values, and store what ``_from_attention_on`` reads of
+        them.
         """
-        values = computed(self._before, {**self._constants, **inputs})
-        places, seats = self._numbers[: 2 * MAX_ROWS].view(2, -1)[:, : len(values[self._k])]
+        values = computed(self.split.pieces[0], {**self._constants, **inputs})
+        places, seats = self._numbers[: 2 * ROWS.limit].view(2, -1)[:, : len(values[self._k])]
         first_pages, page_size = seats * self._tables.shape[1], self._page_size
         pages = self._tables.view(-1).index_select(0, first_pages + places // page_size)
         slots = pages.long() * page_size + places % page_size
@@ -172,8 +166,8 @@ class PromptGraphs:
         return {}
 
     def _from_attention_on(self, size: int) -> Values:
-        """Compute W = ``size`` rows, each of them as of a sequence that has this one new row."""
-        rows, past, seats = self._numbers[2 * MAX_ROWS :].view(3, -1)[:, :size]
+        """Compute W = ``size`` rows, each as the one new row of a sequence."""
+        rows, past, seats = self._numbers[2 * ROWS.limit :].view(3, -1)[:, :size]
         context = {
             "past_lengths": past,
             "query_lengths": torch.ones_like(past),
@@ -183,29 +177,31 @@ class PromptGraphs:
             "position_ids": torch.zeros_like(past).expand(3, -1)[..., None],  # its shape is read
         }
         left = {name: self._memory.whole(name).index_select(0, rows) for name in self._left}
-        values = computed(self._after, {**self._constants, **left, **context})
+        values = computed(self.split.tail, {**self._constants, **left, **context})
         return {name: values[name].flatten(0, 1) for name in _OUTPUTS}
 
 
 def _numbers(
     past: NDArray[np.int32], counts: NDArray[np.int32], wanted: NDArray[np.int32], width: int
 ) -> NDArray[np.int32]:
-    """Of every row its place in its sequence and that one's page table; then of every wanted one,
-    which it is, and the same. What is padding writes to page 0.
+    """Return the numbers that both graphs read.
+
+    For every row: its place in its sequence, and the row of its page table. For every wanted row:
+    its index among all rows, its place, and the row of its page table. Padding writes to page 0.
 
     Args:
-        past: [B] rows before. counts: [B] that are none of padding. wanted: [B, R].
+        past: [B] rows before. counts: [B] real rows. wanted: [B, R].
     """
     found = np.zeros(_NUM_NUMBERS, dtype=np.int32)
     batch, row = len(past), np.arange(width)
     seats = np.arange(batch)[:, None]
     is_real = row < counts[:, None]
-    rows = found[: 2 * MAX_ROWS].reshape(2, -1)
-    rows[1] = _NOBODY
+    rows = found[: 2 * ROWS.limit].reshape(2, -1)
+    rows[1] = _UNUSED_TABLE
     rows[0, : batch * width] = np.where(is_real, past[:, None] + row, 0).ravel()
-    rows[1, : batch * width] = np.where(is_real, seats, _NOBODY).ravel()
-    read = found[2 * MAX_ROWS :].reshape(3, -1)
-    read[2] = _NOBODY
+    rows[1, : batch * width] = np.where(is_real, seats, _UNUSED_TABLE).ravel()
+    read = found[2 * ROWS.limit :].reshape(3, -1)
+    read[2] = _UNUSED_TABLE
     read[0, : wanted.size] = (seats * width + wanted).ravel()
     read[1, : wanted.size] = (past[:, None] + wanted).ravel()
     read[2, : wanted.size] = np.repeat(seats, wanted.shape[1])

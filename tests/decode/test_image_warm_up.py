@@ -1,4 +1,4 @@
-"""Pictures before the first request: of every size to which patches are padded, and no other."""
+"""Images before the first request: one of every size that patches are padded to, and no other."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tests.families.internvl.random_pair import save_internvl
 from tests.families.random_pairs import config_of
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM
-from trt_eagle3.decode.forward.runner import PatchBuckets
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.decode.picture_warm_up import picture_grid, run_pictures
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN, Shapes, shapes_of
+from trt_eagle3.decode.request.vision_encoder import PatchBuckets
+from trt_eagle3.decode.warm_up import image_grid, run_images
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN
+from trt_eagle3.engine.torch.capture.whole import Shapes, shapes_of
 from trt_eagle3.pipeline import build
 
 
@@ -61,7 +62,7 @@ def tiles(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [tiny, tiles])
-def test_pictures_of_requests_find_their_shapes_captured(
+def test_images_of_requests_find_their_shapes_captured(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     towers = Towers()
@@ -69,7 +70,7 @@ def test_pictures_of_requests_find_their_shapes_captured(
     buckets = bundle.patch_buckets
     assert buckets is not None
     with torch.inference_mode():
-        assert run_pictures(bundle) == len(buckets.sizes) > 1
+        assert run_images(bundle) == len(buckets.sizes) > 1
     ahead = dict(towers.runs)
     assert set(ahead.values()) == {CAPTURED_AT_RUN}
     draw = np.random.default_rng(0)
@@ -78,34 +79,34 @@ def test_pictures_of_requests_find_their_shapes_captured(
             image = Image.new("RGB", tuple(draw.integers(20, 200, 2).tolist()))
             engine.generate("What?", images=[image], max_tokens=1)
     assert sum(towers.runs.values()) >= CAPTURED_AT_RUN * len(ahead) + 12
-    assert set(towers.runs) == set(ahead), "a request's picture has another shape"
+    assert set(towers.runs) == set(ahead), "a request's image has another shape"
     assert any(towers.runs[shapes] > count for shapes, count in ahead.items())
 
 
-def test_picture_for_which_memory_does_not_suffice_is_left_out_with_a_word(
+def test_image_that_memory_does_not_hold_is_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     towers = Towers()
     bundle = towers.bundle(tiny(tmp_path))
     towers.max_patches = 200
     with torch.inference_mode():
-        done = run_pictures(bundle)
+        done = run_images(bundle)
     assert bundle.patch_buckets is not None
     assert done == sum(size <= 200 for size in bundle.patch_buckets.sizes) > 0
-    assert "a picture of" in caplog.text
+    assert "an image of" in caplog.text
 
 
-def test_no_picture_runs_where_no_shape_is_captured(tmp_path: Path) -> None:
+def test_no_image_runs_where_no_shape_is_captured(tmp_path: Path) -> None:
     bundle = LoadedBundle.open(tiny(tmp_path))
-    assert run_pictures(bundle) == 0
+    assert run_images(bundle) == 0
 
 
 @pytest.mark.parametrize(("merge", "unit"), [(2, 4), (1, 1), (2, 64)])
-def test_every_padded_size_has_a_picture(merge: int, unit: int) -> None:
-    """That of a limit, too, which is no size that others are padded to."""
+def test_every_padded_size_has_an_image(merge: int, unit: int) -> None:
+    """So has a limit that is no size others are padded to."""
     for limit in range(unit, 1200, unit):
         buckets = PatchBuckets(limit, unit, lambda rows, _: dict(rows))
         for size in buckets.sizes:
-            frames, rows, columns = picture_grid(buckets, size, merge)
+            frames, rows, columns = image_grid(buckets, size, merge)
             assert rows % merge == columns % merge == 0
             assert buckets.size_of(frames * rows * columns) == size

@@ -1,12 +1,9 @@
-"""CUDA graphs of sets of input shapes that come again, for the sessions that run on CUDA."""
+"""Whole forwards as CUDA graphs: one for each set of input shapes that comes again."""
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -14,41 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, MAX_WHOLE_WIDTH, PATCHES
 from trt_eagle3.host_copy import to_device
 
 __all__ = [
-    "CAPTURED_AT_RUN",
-    "MAX_CAPTURED_PATCHES",
-    "MAX_ROWS_OF_ONE",
     "Captured",
     "CapturedGraphs",
-    "PieceRecorder",
     "Shapes",
-    "capturing",
-    "patch_bucket",
     "shapes_of",
 ]
 
-_CAPTURE_ERRORS = "thread_local"
-"""Whose CUDA calls a capture forbids: other threads go on taking page-locked memory for the next
-prompts' images.
-"""
-CAPTURED_AT_RUN = 3
-"""Which run of the same shapes captures them: prompts seldom repeat theirs, decode steps do."""
 _MAX_COMPARED = 1 << 14  # elements at once
 # Within so many runs of shapes that are not captured. Over days every length of a prompt comes
 # again: a capture takes as long as several steps, and its graph would push out one of those.
 _RECENT_RUNS = 64
 # Rows of a captured run at most: launches of larger ones are hidden behind their work, and their
 # buffers are large. Steps of many sequences have more rows than a prompt that is worth capturing.
-MAX_CAPTURED_PATCHES = 2048
 _MAX_ROWS = {
     "inputs_embeds": 1024,
     "aux_hidden_states": 1024,
-    "patches": MAX_CAPTURED_PATCHES,
+    "patches": PATCHES.limit,
 }
-MAX_ROWS_OF_ONE = 256
-"""Rows of a sequence in a captured run at most."""
 _MAX_GRAPHS = 192  # of a session: 20 batch sizes times the widths of a tree
 # of all graphs of a session together: what they keep of memory follows their rows
 _MAX_GRAPH_ROWS = 24576
@@ -56,79 +39,9 @@ _MAX_GRAPH_ROWS = 24576
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-_capturing = threading.Lock()
-
-
-@contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Capture what is launched within into ``graph``, whose memory comes from ``pool``.
-
-    One at a time, and without a garbage collection: that of another engine's graph would end the
-    capture.
-    """
-    with _alone(), torch.cuda.graph(graph, pool=pool, capture_error_mode=_CAPTURE_ERRORS):
-        yield
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    with _capturing:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collects:
-                gc.enable()
-
-
-class PieceRecorder:
-    """Captures one piece of work after the other, all of whose graphs share their memory: they must
-    be replayed in the order in which they were captured.
-    """
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Within it ``record`` may be called."""
-        # each thread's first use makes one, which may not be while capturing
-        torch.cuda.current_blas_handle()
-        torch.cuda.synchronize()
-        with _alone(), torch.cuda.stream(self._stream):
-            torch.cuda.current_blas_handle()
-            yield
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-    def record(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """The graph of what ``work`` launches, and what it returns."""
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode=_CAPTURE_ERRORS)
-        try:
-            found = work()
-        finally:
-            graph.capture_end()
-        return graph, found
-
-
 def shapes_of(inputs: Mapping[str, Tensor]) -> Shapes:
     """What tells one set of input shapes from another."""
     return tuple(sorted((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
-
-
-def patch_bucket(num_patches: int) -> int:
-    """How many patches to run for ``num_patches``, so that images of about one size share a
-    captured graph.
-
-    Up to an eighth more, and of fewer than 512 up to the next 64; as many as there are, where none
-    are captured.
-    """
-    if num_patches > MAX_CAPTURED_PATCHES:
-        return num_patches
-    step = 1 << max(6, (num_patches - 1).bit_length() - 4)
-    return -(-num_patches // step) * step
 
 
 def _rows(shapes: Shapes) -> dict[str, int]:
@@ -213,7 +126,7 @@ class CapturedGraphs:
     def due(self, shapes: Shapes) -> bool:
         """Count a run of these shapes; whether they came often enough of late to be captured."""
         if any(rows > _MAX_ROWS[name] for name, rows in _rows(shapes).items()) or any(
-            name == "inputs_embeds" and shape[1] > MAX_ROWS_OF_ONE for name, shape in shapes
+            name == "inputs_embeds" and shape[1] > MAX_WHOLE_WIDTH for name, shape in shapes
         ):
             return False
         self._recent.append(shapes)

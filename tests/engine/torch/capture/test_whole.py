@@ -10,11 +10,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from trt_eagle3.decode.forward.chunks import PROMPT_WIDTHS
-from trt_eagle3.decode.forward.device_batch import batch_sizes
 from trt_eagle3.decode.policy.candidate import candidate_sizes
-from trt_eagle3.engine.torch import cuda_graph
-from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, patch_bucket, shapes_of
+from trt_eagle3.engine.buckets import PATCHES, PROMPT_WIDTHS, batch_sizes
+from trt_eagle3.engine.torch.capture import whole
+from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
 
 
 def step(batch: int, tokens: int) -> Any:
@@ -44,10 +43,7 @@ def test_graphs_of_every_width_that_a_server_prepares_stay() -> None:
     for prepared in (
         [step(b, n) for n in candidate_sizes(6) for b in batch_sizes(128)]
         + [step(1, width) for width in PROMPT_WIDTHS],
-        [
-            shapes_of({"patches": torch.zeros(n, 4)})
-            for n in sorted({patch_bucket(n) for n in range(4, 2049, 4)})
-        ],
+        [shapes_of({"patches": torch.zeros(n, 4)}) for n in PATCHES.sizes(2048)],
     ):
         graphs = CapturedGraphs()
         made: Any = SimpleNamespace()
@@ -107,7 +103,7 @@ def test_input_whose_copy_failed_is_copied_by_the_next_run(monkeypatch: pytest.M
     mask, static = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.int64)
     captured = Captured(None, {"mask": static}, {})  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_graph, "to_device", Mock(side_effect=MemoryError))
+        patch.setattr(whole, "to_device", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             captured.fill({"mask": mask})
     captured.fill({"mask": mask})
@@ -117,12 +113,12 @@ def test_input_whose_copy_failed_is_copied_by_the_next_run(monkeypatch: pytest.M
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 0), (4, 128, 128), (70000,)])
 def test_inputs_are_compared_whole(shape: tuple[int, ...]) -> None:
     one = torch.randint(9, shape)
-    assert cuda_graph._are_equal(one, one.clone())
-    assert not cuda_graph._are_equal(one, torch.zeros(7))
+    assert whole._are_equal(one, one.clone())
+    assert not whole._are_equal(one, torch.zeros(7))
     for place in {0, one.numel() // 2, one.numel() - 1} if one.numel() else ():
         other = one.clone()
         other.view(-1)[place] += 1
-        assert not cuda_graph._are_equal(one, other)
+        assert not whole._are_equal(one, other)
 
 
 def test_large_inputs_are_compared_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +126,7 @@ def test_large_inputs_are_compared_in_one_thread(monkeypatch: pytest.MonkeyPatch
     equal = Mock(side_effect=torch.equal)
     monkeypatch.setattr(torch, "equal", equal)
     mask = torch.ones(128, 128, dtype=torch.bool).expand(4, -1, -1)
-    assert cuda_graph._are_equal(mask, mask.clone())
+    assert whole._are_equal(mask, mask.clone())
     assert 0 < max(call.args[0].numel() for call in equal.call_args_list) < 32768
 
 

@@ -8,9 +8,9 @@ from ctypes import POINTER, c_char_p, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
+from trt_eagle3.engine.capi.kernels import KERNELS
+from trt_eagle3.engine.capi.structs import argument_struct
 from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS, find_library
-from trt_eagle3.engine.torch.capi.kernels import KERNELS
-from trt_eagle3.engine.torch.capi.structs import argument_struct
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.ops.kernel import ABI_VERSION
 

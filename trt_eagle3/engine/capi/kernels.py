@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trt_eagle3.engine.torch.capi.moe import MOE_KERNELS
-from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
-from trt_eagle3.engine.torch.capi.quantise import QUANTISE_KERNELS
-from trt_eagle3.engine.torch.capi.recurrent import RECURRENT_KERNELS
+from trt_eagle3.engine.capi.moe import MOE_KERNELS
+from trt_eagle3.engine.capi.packed import PACKED_KERNELS
+from trt_eagle3.engine.capi.quantise import QUANTISE_KERNELS
+from trt_eagle3.engine.capi.recurrent import RECURRENT_KERNELS
 from trt_eagle3.graph.ops import EVERY_OP
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 

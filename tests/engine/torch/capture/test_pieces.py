@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trt_eagle3.engine.torch.row_memory import Row, RowMemory, fill_rows
+from trt_eagle3.engine.torch.capture.pieces import Row, RowMemory, fill_rows
 
 ROW = Row(torch.float32, (0, 0, 4))
 POSITIONS = Row(torch.int32, (3, 0, 0))

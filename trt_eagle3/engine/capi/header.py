@@ -1,6 +1,6 @@
 """Writes the C headers that follow from the kernels' descriptions, for a checkout of the project.
 
-``python -m trt_eagle3.engine.torch.capi.header`` writes them into ``plugins/``; they are committed,
+``python -m trt_eagle3.engine.capi.header`` writes them into ``plugins/``; they are committed,
 so that building the kernels needs no Python. A test compares them with what this makes.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 
-from trt_eagle3.engine.torch.capi.kernels import KERNELS
+from trt_eagle3.engine.capi.kernels import KERNELS
 from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.ops.kernel import (
     ABI_VERSION,
@@ -28,8 +28,8 @@ __all__ = ["headers", "main"]
 
 _COLUMNS = 100
 _MADE = (
-    "Made by `python -m trt_eagle3.engine.torch.capi.header` from the descriptions in\n"
-    "trt_eagle3/graph/ops and engine/torch/capi/kernels.py: change those."
+    "Made by `python -m trt_eagle3.engine.capi.header` from the descriptions in\n"
+    "trt_eagle3/graph/ops and engine/capi/kernels.py: change those."
 )
 _ENUMS: Mapping[str, type[IntEnum]] = {
     "status": Status,
@@ -184,7 +184,7 @@ def _list(macro: str, items: Iterable[str]) -> str:
 
 def main() -> None:
     """Write the headers of this checkout."""
-    plugins = Path(__file__).resolve().parents[4] / "plugins"
+    plugins = Path(__file__).resolve().parents[3] / "plugins"
     for name, text in headers().items():
         (plugins / name).write_text(text)
 

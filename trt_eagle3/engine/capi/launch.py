@@ -7,8 +7,8 @@ from ctypes import Structure, byref, c_size_t
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from trt_eagle3.engine.torch.capi.library import library
-from trt_eagle3.engine.torch.capi.structs import arguments_of
+from trt_eagle3.engine.capi.library import library
+from trt_eagle3.engine.capi.structs import arguments_of
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall, Status
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row,
 head_dim, H hidden. T is float32, float16 or bfloat16, the same for all floating tensors of a call.
 """
 
-from trt_eagle3.engine.torch.capi.kernels import MAX_KV_MOVES, add_layer_norm_call, kv_move_call
-from trt_eagle3.engine.torch.capi.launch import launched
-from trt_eagle3.engine.torch.capi.library import LIBRARY_VARIABLE, available, library_path
-from trt_eagle3.engine.torch.capi.moe import (
+from trt_eagle3.engine.capi.kernels import MAX_KV_MOVES, add_layer_norm_call, kv_move_call
+from trt_eagle3.engine.capi.launch import launched
+from trt_eagle3.engine.capi.library import LIBRARY_VARIABLE, available, library_path
+from trt_eagle3.engine.capi.moe import (
     DENSE_EXPERT_COLUMNS,
     MAX_EXPERTS,
     MAX_FEW_MOE_ROWS,
@@ -24,7 +24,7 @@ from trt_eagle3.engine.torch.capi.moe import (
     gather_rows_call,
     route_rows_call,
 )
-from trt_eagle3.engine.torch.capi.packed import (
+from trt_eagle3.engine.capi.packed import (
     GROUP_SIZES,
     MAX_PACKED_ROWS,
     PACKED_COLUMNS,
@@ -39,7 +39,7 @@ from trt_eagle3.engine.torch.capi.packed import (
     unpack_int8_call,
     unpack_nvfp4_call,
 )
-from trt_eagle3.engine.torch.capi.quantise import (
+from trt_eagle3.engine.capi.quantise import (
     MAX_QUANTISED_NORM,
     RowCodes,
     quantise_add_rms_norm_call,
@@ -49,7 +49,7 @@ from trt_eagle3.engine.torch.capi.quantise import (
     round_rows_call,
     round_silu_mul_call,
 )
-from trt_eagle3.engine.torch.capi.recurrent import commit_delta_call, commit_window_call
+from trt_eagle3.engine.capi.recurrent import commit_delta_call, commit_window_call
 from trt_eagle3.graph.ops.add_rms_norm import add_rms_norm_call
 from trt_eagle3.graph.ops.gated_delta_kernel import gated_delta_call
 from trt_eagle3.graph.ops.kernel import AttentionPath

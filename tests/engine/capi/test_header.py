@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from trt_eagle3.engine.torch.capi import header
-from trt_eagle3.engine.torch.capi.kernels import KERNELS
-from trt_eagle3.engine.torch.capi.structs import TensorStruct, argument_struct
+from trt_eagle3.engine.capi import header
+from trt_eagle3.engine.capi.kernels import KERNELS
+from trt_eagle3.engine.capi.structs import TensorStruct, argument_struct
 
-PLUGINS = Path(__file__).resolve().parents[4] / "plugins"
+PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 
 
 @pytest.mark.parametrize(("name", "text"), header.headers().items())
 def test_committed_header_is_what_the_descriptions_make(name: str, text: str) -> None:
-    command = "python -m trt_eagle3.engine.torch.capi.header"
+    command = "python -m trt_eagle3.engine.capi.header"
     assert (PLUGINS / name).read_text() == text, f"{name} is out of date: run {command}"
 
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 from torch import Tensor
+from trt_eagle3.decode.speculation.outcome import greedy_tokens
 
 from tests.engine.torch.test_mixed import close, open_target, part, parts
 from tests.tiny import build_tiny, build_tiny_moe
-from trt_eagle3.decode.speculation.outcome import greedy_tokens
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, ROWS
 from trt_eagle3.engine.torch import session as session_module
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
-from trt_eagle3.engine.torch.row_graphs import Values
-from trt_eagle3.engine.torch.row_memory import MAX_ROWS, padded_rows, row_counts
+from trt_eagle3.engine.torch.program import Values
 from trt_eagle3.engine.torch.session import TorchSession
 
 RTOL = 3e-5  # of the largest value: float32 sums of other shapes
@@ -69,9 +68,9 @@ def open_captured(
 ) -> TorchSession:
     """The tiny target, its forwards captured at once."""
     session = open_target(bundle, caches)
-    graphs = session._new_row_graphs(recorder or Pieces())
+    graphs = session._new_target_pieces(recorder or Pieces())
     graphs.capture(128, lambda: True)
-    session._row_graphs = graphs
+    session._target_pieces = graphs
     return session
 
 
@@ -108,7 +107,7 @@ def test_captured_pieces_say_what_the_nodes_say(
     for asked in ([prompts, steps], [steps], [others, steps], [prompts, steps]):
         before = recorder.replayed
         assert same(ask(captured, asked), ask(plain, asked))
-        assert recorder.replayed - before == len(captured._row_graphs.split.pieces)  # type: ignore[union-attr]
+        assert recorder.replayed - before == len(captured._target_pieces.split.pieces)  # type: ignore[union-attr]
     for state in plain.states:
         got, want = (caches[f"of {id(s)} {state.name}"] for s in (captured, plain))
         assert close(got, want, RTOL)
@@ -137,34 +136,26 @@ def test_a_piece_that_is_left_out_is_noticed(bundle: Path, piece: int) -> None:
 
 def test_rows_that_come_again_are_captured_without_being_asked(bundle: Path) -> None:
     session, recorder = open_target(bundle, {}), Pieces()
-    session._row_graphs = session._new_row_graphs(recorder)
+    session._target_pieces = session._new_target_pieces(recorder)
     asked = parts(session)
     for _ in range(CAPTURED_AT_RUN - 1):
         ask(session, asked)
     assert not recorder.recorded
     ask(session, asked)
-    assert recorder.recorded == recorder.replayed == len(session._row_graphs.split.pieces)
+    assert recorder.recorded == recorder.replayed == len(session._target_pieces.split.pieces)
     ask(session, asked)
     assert recorder.recorded == recorder.replayed // 2
 
 
 def test_capture_ends_where_there_is_no_room(bundle: Path) -> None:
     session = open_target(bundle, {})
-    graphs = session._new_row_graphs(Pieces())
+    graphs = session._new_target_pieces(Pieces())
     room = iter([True, True, False])
     assert graphs.capture(256, lambda: next(room)) == 2
     assert graphs.capture(256, lambda: True) == 8
-    assert graphs.run([part(session, (300,), (0,), [[1]], [[0]])], {}) is None
-    assert graphs.run([part(session, (MAX_ROWS + 1,), (0,), [[1]], [[0]])], {}) is None
-
-
-def test_few_numbers_of_rows_are_captured() -> None:
-    counts = row_counts(10 * MAX_ROWS)
-    assert counts[0] == MAX_ROWS
-    assert len(counts) == 44
-    assert all(padded_rows(n) == n for n in counts)
-    for count in range(1, MAX_ROWS + 1):
-        assert count <= padded_rows(count) < max(count + 32, count * 5 / 4)
+    for count in (300, ROWS.limit + 1):
+        rows = [part(session, (count,), (0,), [[1]], [[0]])]
+        assert graphs.run(rows, {}, picked=False) is None
 
 
 WEIGHTS: dict[str, dict[str, str]] = {
@@ -188,7 +179,7 @@ def test_graphs_say_in_every_type_of_weights_what_the_nodes_say(
     engine = {"backend": "torch", "device": "cuda", "dtype": "bfloat16", **WEIGHTS[weights]}
     bundle, caches = build(tmp_path, engine=engine), dict[str, Tensor]()
     nodes, graphs = (open_target(bundle, caches, device="cuda") for _ in range(2))
-    nodes._row_graphs = None
+    nodes._target_pieces = None
     assert graphs.capture_rows(512, 0, lambda: True) == 12
     pages = [[*range(1, 9)], [*range(9, 12), *[0] * 5]]
     for counts in ((9,), (120, 33), (120, 40)):

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.torch.capture.test_target_pieces import RTOL, RTOL_16, WEIGHTS, Pieces, of_types
 from tests.engine.torch.test_mixed import PAGE_SIZE, close, count_replays, open_target
-from tests.engine.torch.test_row_graphs import RTOL, RTOL_16, WEIGHTS, Pieces, of_types
 from tests.tiny import build_tiny
-from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine import capi
+from trt_eagle3.engine.buckets import PICKED_ROWS, ROWS
 from trt_eagle3.engine.torch import session as session_module
-from trt_eagle3.engine.torch.prompt_graphs import MAX_WANTED
-from trt_eagle3.engine.torch.row_memory import MAX_ROWS
 from trt_eagle3.engine.torch.session import TorchSession
 
 TABLE_LEN = 4
@@ -32,10 +31,10 @@ def open_captured(
     bundle: Path, caches: dict[str, Tensor], recorder: Pieces | None = None, most: int = 128
 ) -> TorchSession:
     session = open_draft(bundle, caches)
-    graphs = session._new_prompt_graphs(recorder or Pieces(), TABLE_LEN)
+    graphs = session._new_draft_pieces(recorder or Pieces(), TABLE_LEN)
     assert graphs is not None
     graphs.capture(most, lambda: True)
-    session._prompt_graphs = graphs
+    session._draft_pieces = graphs
     return session
 
 
@@ -89,7 +88,7 @@ def test_two_graphs_say_what_the_nodes_say(bundle: Path) -> None:
     caches: dict[str, Tensor] = {}
     plain, recorder = open_draft(bundle, caches), Pieces()
     captured = open_captured(bundle, caches, recorder)
-    graphs = captured._prompt_graphs
+    graphs = captured._draft_pieces
     assert graphs is not None
     before = recorder.replayed
     assert differences(captured, plain, caches) == set()
@@ -122,10 +121,10 @@ def test_rows_of_padding_change_nobodys_pages(bundle: Path) -> None:
 def test_what_no_graph_holds_runs_node_by_node(bundle: Path, why: str) -> None:
     plain = open_draft(bundle, {})
     captured = open_captured(bundle, {}, most=64)
-    graphs = captured._prompt_graphs
+    graphs = captured._draft_pieces
     assert graphs is not None
-    batch = {"rows": 2, "sequences": MAX_WANTED + 1, "not captured": 3}.get(why, 2)
-    width = {"rows": MAX_ROWS, "sequences": 1, "not captured": 40}.get(why, 20)
+    batch = {"rows": 2, "sequences": PICKED_ROWS.limit + 1, "not captured": 3}.get(why, 2)
+    width = {"rows": ROWS.limit, "sequences": 1, "not captured": 40}.get(why, 20)
     inputs = prompts(plain, (width,) * batch, (0,) * batch, [[0]] * batch)
     if why == "table":
         inputs["page_table"] = inputs["page_table"][:, :2]
@@ -137,7 +136,7 @@ def test_what_no_graph_holds_runs_node_by_node(bundle: Path, why: str) -> None:
 
 def test_capture_ends_where_there_is_no_room(bundle: Path) -> None:
     session = open_draft(bundle, {})
-    graphs = session._new_prompt_graphs(Pieces(), TABLE_LEN)
+    graphs = session._new_draft_pieces(Pieces(), TABLE_LEN)
     assert graphs is not None
     room = iter([True, True, False])
     assert graphs.capture(256, lambda: next(room)) == 2
@@ -149,12 +148,12 @@ def test_caches_that_are_bound_anew_forget_the_graphs(bundle: Path) -> None:
     captured = open_captured(bundle, {})
     state = captured.states[0]
     captured.bind(state.name, captured._bound[state.name].clone())
-    assert captured._prompt_graphs is None
+    assert captured._draft_pieces is None
 
 
 def test_a_target_has_none(bundle: Path) -> None:
     session = open_target(bundle, {})
-    assert session._new_prompt_graphs(Pieces(), TABLE_LEN) is None
+    assert session._new_draft_pieces(Pieces(), TABLE_LEN) is None
 
 
 @pytest.mark.gpu
