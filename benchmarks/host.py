@@ -32,7 +32,6 @@ from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.request.answer import Answer
-from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.io.run_command import run_command
 
@@ -86,7 +85,7 @@ def measure(path: Path, form: str, crowd: Crowd) -> Cost:
 
 def _scheduler(bundle: LoadedBundle, stretch: Stretch, crowd: Crowd) -> None:
     scheduler = Scheduler(bundle.decoder, max_batch_size=crowd.batch, policy=bundle.policy)
-    pool, prepare = bundle.page_pool(), PromptPreprocessor(bundle)
+    pool, prepare = bundle.page_pool(), bundle.preprocessor()
     request = crowd.request()
     with torch.inference_mode():
         for _ in range(crowd.batch):

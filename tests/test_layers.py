@@ -34,6 +34,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("program",),
 )
+# The rooms of ``decode``, from the ground up. Its other modules stand above them.
+DECODE_ROOMS = (
+    "sampling",
+    "request",
+    "memory",
+    "forward",
+    "speculation",
+    "step",
+    "policy",
+    "schedule",
+)
 # A config asks the backend that it names, whose object is light, what it can run.
 EXCEPTIONS = {"config imports engine.backend"}
 # What a family or a kind of drafts is made of serves other levels, and is imported when it is asked
@@ -146,6 +157,36 @@ def test_every_module_has_a_layer() -> None:
 
 def test_imports_never_go_up() -> None:
     assert set(upward(modules())) == EXCEPTIONS
+
+
+def room_level(name: str) -> int:
+    """Of a module of ``decode``, by its dotted name below the package."""
+    _, room, *rest = name.split(".")
+    return DECODE_ROOMS.index(room) if rest else len(DECODE_ROOMS)
+
+
+def upward_in_decode(known: dict[str, Path]) -> list[str]:
+    """Imports, lazy ones too, of a higher room of ``decode``."""
+    inside = {name: path for name, path in known.items() if name.count(".") and path.stem[0] != "_"}
+    return [
+        f"{name} imports {other}"
+        for name, path in inside.items()
+        if name.startswith("decode.")
+        for other in imports(path, inside, lazy=True)
+        if other.startswith("decode.") and room_level(other) > room_level(name)
+    ]
+
+
+def test_rooms_of_decode_import_in_one_direction() -> None:
+    assert upward_in_decode(modules()) == []
+
+
+def test_planted_import_of_a_higher_room_is_found(tmp_path: Path) -> None:
+    lower, upper = tmp_path / "lower.py", tmp_path / "upper.py"
+    lower.write_text("from trt_eagle3.decode.step.upper import x\n")
+    upper.write_text("")
+    known = {"decode.memory.lower": lower, "decode.step.upper": upper}
+    assert upward_in_decode(known) == ["decode.memory.lower imports decode.step.upper"]
 
 
 def outside(path: Path) -> set[str]:

@@ -19,8 +19,6 @@ from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.memory.state import layer_states
-from trt_eagle3.decode.request.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.engine.session import Session
 
 PROMPTS = 40
@@ -55,10 +53,8 @@ def next_logits(engine: LLM, session: Session, example: Example, tokens: Sequenc
     all of them.
     """
     page_size = engine.bundle.record.config.engine.page_size
-    prompt = PromptPreprocessor(engine.bundle).prompt(
-        engine.prepare(example.prompt, **options(example))
-    )
-    prompt = prompt.with_vision(VisionEncoder(engine.bundle).encode(prompt))
+    prompt = engine.bundle.preprocessor().prompt(engine.prepare(example.prompt, **options(example)))
+    prompt = prompt.with_vision(engine.bundle.vision_encoder().encode(prompt))
     ids = torch.cat([prompt.token_ids, torch.tensor(tokens, dtype=torch.int64)])
     pages = torch.arange(1, -(-len(ids) // page_size) + 1, dtype=torch.int32)[None]
     slots = (pages.shape[1] + 1) * page_size

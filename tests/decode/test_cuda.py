@@ -23,8 +23,6 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.request.answer import Answer
-from trt_eagle3.decode.request.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
 from trt_eagle3.decode.step.prefill import FirstTokens
 from trt_eagle3.engine import capi
@@ -228,7 +226,7 @@ def test_a_cycle_waits_for_the_device_once(
     """For the copy of what was said, and for nothing that was launched after it."""
     engine = engines["float32"]
     bundle, pool = engine.bundle, engine._started().pool
-    prompt = PromptPreprocessor(bundle).prompt(engine.prepare("What is 12 plus 30?"))
+    prompt = bundle.preprocessor().prompt(engine.prepare("What is 12 plus 30?"))
 
     def decode() -> Generator[tuple[int, ...]]:
         sequence = SequenceState(prompt, pool, bundle.spec.vocab_size, drafting=True)
@@ -266,7 +264,7 @@ def test_a_prefill_waits_for_nothing(engines: dict[str, LLM], drafting: bool) ->
     """Neither pictures, nor their rows, nor the draft over them: a step may still run."""
     engine = engines["bfloat16"]
     bundle, pool = engine.bundle, engine._started().pool
-    prepare, vision = PromptPreprocessor(bundle), VisionEncoder(bundle)
+    prepare, vision = bundle.preprocessor(), bundle.vision_encoder()
     asked = examples("heldout", 12, 2, kinds=("image",))
     prompts = [prepare.prompt(engine.prepare(e.prompt, list(e.images))) for e in asked]
 

@@ -26,9 +26,9 @@ from tests.decode.scheduling import (
     solo,
 )
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.memory.prefix_cache import PrefixCache, media_digests, page_keys
+from trt_eagle3.decode.memory.prefix_cache import PrefixCache, page_keys
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.prompt import Prompt, media_digests
 from trt_eagle3.multimodal import PixelPatches
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trt_eagle3.decode.stopwatch import Stopwatch
+from trt_eagle3.decode.request.stopwatch import Stopwatch
 
 
 def test_stopwatch_reads_seconds_since_the_last_start_and_zero_while_it_is_stopped() -> None:

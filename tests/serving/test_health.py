@@ -25,9 +25,9 @@ from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.request.stopwatch import Stopwatch
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.channel import GetMetrics, Metrics

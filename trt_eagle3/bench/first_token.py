@@ -28,8 +28,6 @@ from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerPrompt
 from trt_eagle3.bench.workload import Progress, open_engine
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.request.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -206,7 +204,7 @@ def _vision_ms(engine: LLM, case: _Case, files: Iterator[list[Path]]) -> float:
     prepared = (
         engine.prepare(_PROMPT, **_media(case, next(files))) for _ in range(_WARM_ROUNDS + _ROUNDS)
     )
-    preprocessor, encoder = PromptPreprocessor(engine.bundle), VisionEncoder(engine.bundle)
+    preprocessor, encoder = engine.bundle.preprocessor(), engine.bundle.vision_encoder()
     times = []
     for inputs in prepared:
         prompt = preprocessor.prompt(inputs)

@@ -28,10 +28,9 @@ from trt_eagle3.decode.request.preprocess import (
     PromptPreprocessor,
 )
 from trt_eagle3.decode.request.request import Request
-from trt_eagle3.decode.request.vision_encoder import VisionEncoder
+from trt_eagle3.decode.request.stopwatch import Stopwatch
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.decode.warm_up import (
     capture_steps,
     measure_costs,
@@ -79,7 +78,7 @@ class EngineCore:
             max_batch_size=bundle.limits.max_batch_size,
             policy=bundle.policy,
             prefix_cache=self.prefixes,
-            vision=VisionEncoder(bundle),
+            vision=bundle.vision_encoder(),
         )
         self._bundle = bundle
         self._preprocessor = preprocessor

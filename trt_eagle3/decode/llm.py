@@ -18,7 +18,6 @@ from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.chat import ChatAnswer, ChatTools, chat_request
-from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptSource, Request
 from trt_eagle3.decode.request.request_list import (
     Images,
@@ -108,7 +107,7 @@ class LLM:
             )
         self.bundle = bundle
         self._prefix_cache = bundle.limits.prefix_cache if prefix_cache is None else prefix_cache
-        self._preprocessor = PromptPreprocessor(bundle, digests=self._prefix_cache)
+        self._preprocessor = bundle.preprocessor(digests=self._prefix_cache)
         self._meter = Meter(bundle.record.config.speculation.acceptance_floor)
         self._core: EngineCore | None = None
         self._closed = False

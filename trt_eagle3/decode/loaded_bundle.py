@@ -20,7 +20,8 @@ from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.state import LayerStates, layer_states
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
 from trt_eagle3.decode.policy.read import read_policy
-from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionRunner
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionEncoder, VisionRunner
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.tree import configured_tree
@@ -190,6 +191,21 @@ class LoadedBundle:
         vision = self.spec.require_vision()
         merge, buckets = vision.spatial_merge_size, self.patch_buckets
         return VisionRunner(self.open_graph("vision"), merge_size=merge, buckets=buckets)
+
+    def vision_encoder(self) -> VisionEncoder:
+        """An encoder of prompts' images; the vision graph is opened for the first one."""
+        return VisionEncoder(self.spec, self.dtype, self.device, lambda: self.vision)
+
+    def preprocessor(self, *, digests: bool = False) -> PromptPreprocessor:
+        """Makes prompts of requests. ``digests``: of images and videos, for a prefix cache."""
+        return PromptPreprocessor(
+            self.spec,
+            self.processor,
+            self.limits,
+            lambda: self.grammars,
+            self.device,
+            digests=digests,
+        )
 
     @property
     def patch_buckets(self) -> PatchBuckets | None:

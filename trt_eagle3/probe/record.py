@@ -16,10 +16,8 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.request.request import Request
-from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.interpretation import takes_norm
@@ -97,7 +95,7 @@ def record(
         names.add(NORM)
     session = _Tapped(bundle, sorted(names))
     decoder, pool = bundle.decoder_over(session), bundle.page_pool()
-    preprocessor, encoder = PromptPreprocessor(bundle), VisionEncoder(bundle)
+    preprocessor, encoder = bundle.preprocessor(), bundle.vision_encoder()
     recordings: list[Recording] = []
     for question in questions:
         request = Request(question.prompt, question.images, question.videos)

@@ -23,9 +23,8 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, stall_of
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.request.answer import Answer, wake_readers
-from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.request import Chunk, Generation, PromptSource, Request
-from trt_eagle3.decode.stopwatch import Stopwatch
+from trt_eagle3.decode.request.stopwatch import Stopwatch
 from trt_eagle3.errors import ClosedError, EngineFailedError, EnvironmentMissingError
 from trt_eagle3.io.child_environment import child_environment
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, ModelInputs
@@ -195,7 +194,7 @@ class RemoteEngine:
             UserError: what is wrong with it. RequestCancelledError: ``caller`` left.
         """
         request = Request(prompt, client=caller.client)
-        return PromptPreprocessor(self.bundle).model_inputs(request, caller)
+        return self.bundle.preprocessor().model_inputs(request, caller)
 
     def metrics(self) -> EngineMetrics:
         """Counters so far; the last ones that were heard of where the process ends, or is slow."""

@@ -21,9 +21,8 @@ import torch
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
 from trt_eagle3.decode.memory.state import Prefix
-from trt_eagle3.multimodal import PixelPatches
 
-__all__ = ["PrefixCache", "may_begin", "media_digests", "page_keys"]
+__all__ = ["PrefixCache", "may_begin", "page_keys"]
 
 _NO_SNAPSHOTS: Mapping[int, Snapshot] = MappingProxyType({})
 
@@ -66,13 +65,6 @@ def _media_of_rows(sequence: SequenceState, stop: int) -> list[bytes]:
     for row, digest in zip(prompt.visual_rows.nonzero().flatten().tolist(), digests, strict=True):
         owners[row] = digest
     return owners[:stop]
-
-
-def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[bytes, int], ...]:
-    """A digest of each image or video in order, and its rows in the prompt; ``merged``: patches
-    that make one row.
-    """
-    return tuple((visual.digest, len(visual.pixels) // merged) for visual in visuals)
 
 
 def may_begin(

@@ -7,20 +7,22 @@ new grammar, may take many seconds. So no text waits behind them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.memory.prefix_cache import media_digests
+from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
-from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.prompt import Prompt, media_digests
 from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.request.stopwatch import Stopwatch
+from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.stopwatch import Stopwatch
 from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
-from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.multimodal import ModelInputs, Processor
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
 
@@ -45,16 +47,31 @@ Outcome = PreparedRequest | Exception
 class PromptPreprocessor:
     """Makes prompts of requests, by the rules and limits of one bundle; thread-safe."""
 
-    def __init__(self, bundle: LoadedBundle, *, digests: bool = False) -> None:
-        """``digests``: of images and videos, for a prefix cache."""
-        self._bundle = bundle
+    def __init__(
+        self,
+        spec: TargetSpec,
+        processor: Processor,
+        limits: LimitsConfig,
+        grammars: Callable[[], GrammarCompiler],
+        device: str,
+        *,
+        digests: bool = False,
+    ) -> None:
+        """``grammars``: called for the first grammar. ``digests``: of images and videos, for a
+        prefix cache.
+        """
+        self._spec = spec
+        self._processor = processor
+        self._limits = limits
+        self._grammars = grammars
+        self._device = device
         self._digests = digests
 
     def run(self, request: Request, caller: Caller = NO_CALLER) -> Outcome:
         """Prepare ``request``; whatever is wrong with it is the outcome."""
         try:
             caller.check()
-            _check_ids(request.sampling, self._bundle.spec.vocab_size)
+            _check_ids(request.sampling, self._spec.vocab_size)
             grammar = self._grammar(request.sampling, caller)
             prompt = self.prompt(self.model_inputs(request, caller))
             return PreparedRequest(request, prompt, grammar)
@@ -64,14 +81,12 @@ class PromptPreprocessor:
     def may_wait(self, request: Request) -> bool:
         """Whether preparing ``request`` may take long: images, videos or a new grammar."""
         grammar = request.sampling.grammar
-        return request.has_media or (
-            grammar is not None and not self._bundle.grammars.knows(grammar)
-        )
+        return request.has_media or (grammar is not None and not self._grammars().knows(grammar))
 
     def _grammar(self, sampling: SamplingParams, caller: Caller) -> GrammarState | None:
         if sampling.grammar is None:
             return None
-        return self._bundle.grammars.state(
+        return self._grammars().state(
             sampling.grammar,
             caller,
             min_tokens=sampling.min_tokens,
@@ -85,7 +100,7 @@ class PromptPreprocessor:
             UserError: what is wrong with the prompt.
             RequestCancelledError: ``caller`` left.
         """
-        processor, limits = self._bundle.processor, self._bundle.limits
+        processor, limits = self._processor, self._limits
         match request.prompt:
             case str() as text:
                 inputs = processor.prompt(text, request.images, request.videos, caller=caller)
@@ -108,11 +123,11 @@ class PromptPreprocessor:
 
     def prompt(self, inputs: ModelInputs) -> Prompt:
         """The prompt as target and draft see it."""
-        bundle, visuals = self._bundle, inputs.visuals
+        visuals = inputs.visuals
         media: tuple[tuple[bytes, int], ...] = ()
         if visuals and self._digests:
-            media = media_digests(visuals, bundle.spec.require_vision().spatial_merge_size ** 2)
-        if bundle.device == "cuda":  # here, so that the thread that decodes has nothing to copy
+            media = media_digests(visuals, self._spec.require_vision().spatial_merge_size ** 2)
+        if self._device == "cuda":  # here, so that the thread that decodes has nothing to copy
             visuals = tuple(visual.pinned() for visual in visuals)
         return Prompt(
             token_ids=inputs.token_ids,

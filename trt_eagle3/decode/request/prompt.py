@@ -5,6 +5,7 @@ Shapes: P prompt rows, of which N are visual, S rows of a part, H target hidden,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.multimodal.prepared import PixelPatches
 
-__all__ = ["Prompt", "Vision"]
+__all__ = ["Prompt", "Vision", "media_digests"]
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,11 @@ class Prompt:
             if start >= num_prompt
             else torch.cat([self.position_ids[:, start:stop], after], dim=1)
         )
+
+
+def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[bytes, int], ...]:
+    """A digest of each image or video in order, and its rows in the prompt.
+
+    ``merged``: patches of a row.
+    """
+    return tuple((visual.digest, len(visual.pixels) // merged) for visual in visuals)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,9 +19,7 @@ from trt_eagle3.engine.memory import request_memory
 from trt_eagle3.engine.session import Session
 from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import normalise
-
-if TYPE_CHECKING:
-    from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["PatchBuckets", "VisionEncoder", "VisionRunner"]
 
@@ -99,8 +96,18 @@ class VisionRunner:
 class VisionEncoder:
     """Runs a bundle's vision tower, which is opened for the first image."""
 
-    def __init__(self, bundle: LoadedBundle) -> None:
-        self._bundle = bundle
+    def __init__(
+        self,
+        spec: TargetSpec,
+        dtype: torch.dtype,
+        device: str,
+        tower: Callable[[], VisionRunner],
+    ) -> None:
+        """``tower``: called for every prompt with images."""
+        self._spec = spec
+        self._dtype = dtype
+        self._device = device
+        self._tower = tower
 
     def encode(self, prompt: Prompt) -> Vision:
         """Visual embeddings and deepstack levels of ``prompt``, on the bundle's device.
@@ -115,15 +122,12 @@ class VisionEncoder:
             return self._run(prompt)
 
     def _run(self, prompt: Prompt) -> Vision:
-        bundle = self._bundle
         grids = torch.tensor([visual.grid for visual in prompt.visuals], dtype=torch.int64)
-        rows = tower_of(bundle.spec).inputs(bundle.spec.require_vision(), grids)
-        patches = normalise(prompt.visuals, bundle.dtype, bundle.device)
-        embeds, levels = bundle.vision.forward(patches, rows)
+        rows = tower_of(self._spec).inputs(self._spec.require_vision(), grids)
+        patches = normalise(prompt.visuals, self._dtype, self._device)
+        embeds, levels = self._tower().forward(patches, rows)
         return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)
 
     def _nothing(self) -> Vision:
-        bundle = self._bundle
-        hidden = bundle.spec.hidden_size
-        none = torch.zeros(0, hidden, dtype=bundle.dtype, device=bundle.device)
-        return Vision(none, none.expand(bundle.spec.num_visual_levels, -1, -1))
+        none = torch.zeros(0, self._spec.hidden_size, dtype=self._dtype, device=self._device)
+        return Vision(none, none.expand(self._spec.num_visual_levels, -1, -1))

@@ -263,7 +263,7 @@ class RecordingEngine(LLM):
         self._preprocessor = self._make_preprocessor()
 
     def _make_preprocessor(self) -> PromptPreprocessor:
-        return PromptPreprocessor(self.bundle, digests=True)
+        return self.bundle.preprocessor(digests=True)
 
     @property
     def num_tree_rows(self) -> int:
