@@ -84,7 +84,7 @@ def test_bundles_with_and_without_weights_or_draft_say_the_same(
     assert referenced.num_bytes < 1_000_000
     assert load(referenced.path).generate(PROMPT, max_tokens=8).token_ids == expected
     alone = load(build(config_of(pair, draft=None), output=tmp_path / "alone").path)
-    assert alone.bundle.drafting is None
+    assert alone.bundle.drafter is None
     assert alone.generate(PROMPT, max_tokens=8).token_ids == expected
 
 
