@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.session import Capabilities, Session
+from trt_eagle3.engine.session import Capabilities, Reduction, Session
 from trt_eagle3.spec import StateSpec
 
 
@@ -25,7 +25,7 @@ class Doubling(Session):
 
 
 def test_session_with_nothing_of_its_own_reduces_after_the_run() -> None:
-    found = Doubling().run_reduced({"x": torch.ones(2, 3)}, {"logits": torch.sum})
+    found = Doubling().run_reduced({"x": torch.ones(2, 3)}, {"logits": Reduction("sum", torch.sum)})
     assert found["logits"] == 12
     assert found["features_out"].shape == (2, 3, 1)
 

@@ -25,8 +25,21 @@ __all__ = [
 ]
 
 
-Reduction = Callable[[Tensor], Tensor]
-"""Makes a smaller tensor of an output, without a wait for the device."""
+@dataclass(frozen=True)
+class Reduction:
+    """Makes a smaller tensor of an output, without a wait for the device.
+
+    Attributes:
+        name: tells captured graphs apart: one name, one function.
+        function: of the output, in the type in which it was computed.
+    """
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, output: Tensor) -> Tensor:
+        """``function`` of ``output``."""
+        return self.function(output)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from trt_eagle3.decode.speculation.outcome import greedy_tokens
 
 from tests.tiny import ROOT, build_tiny, build_tiny_moe
+from trt_eagle3.decode.speculation.verify import Wanted
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch import session as session_module
@@ -127,8 +127,11 @@ def test_parts_say_what_each_says_alone(
         assert mixed.capture_rows(512, 0, lambda: True) == 12
         assert mixed._target_pieces is not None
         count, replayed = len(mixed._target_pieces.split.pieces), count_replays(monkeypatch)
-    expected = [alone.run_prompt(prompts), alone.run_reduced(steps, {"logits": greedy_tokens})]
-    found = mixed.run_mixed([prompts, steps], [None, greedy_tokens])
+    expected = [
+        alone.run_prompt(prompts),
+        alone.run_reduced(steps, {"logits": Wanted.TOKENS.reduction}),
+    ]
+    found = mixed.run_mixed([prompts, steps], [None, Wanted.TOKENS.reduction])
     assert [set(f) for f in found] == [set(e) for e in expected]
     assert not captured or len(replayed) == count
     found = [{name: x.cpu() for name, x in f.items()} for f in found]

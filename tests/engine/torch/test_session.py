@@ -20,7 +20,7 @@ from tests.tiny import build_tiny
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.bundle import read_bundle
-from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.engine.session import Reduction, Session, open_session
 from trt_eagle3.engine.torch import program as torch_program
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.session import TorchSession
@@ -273,7 +273,10 @@ def test_reduced_output_is_what_the_function_makes_of_it(tmp_path: Path, dtype: 
         seen.append(logits.dtype)
         return logits.argmax(dim=-1)
 
-    whole, reduced = session.run(inputs), session.run_reduced(inputs, {"logits": best})
+    whole, reduced = (
+        session.run(inputs),
+        session.run_reduced(inputs, {"logits": Reduction("best", best)}),
+    )
     assert torch.equal(reduced.pop("logits"), whole.pop("logits").argmax(dim=-1))
     assert seen == [compute]
     assert set(reduced) == set(whole)

@@ -45,13 +45,9 @@ class Wanted(Enum):
         return _REDUCTIONS[self]
 
 
-def _as_computed(logits: Tensor) -> Tensor:
-    return logits
-
-
 _REDUCTIONS = {
-    Wanted.TOKENS: greedy_tokens,
-    Wanted.COMPUTED: _as_computed,
+    Wanted.TOKENS: Reduction("greedy tokens", greedy_tokens),
+    Wanted.COMPUTED: Reduction("as computed", lambda logits: logits),
     Wanted.FLOAT32: None,
 }
 

@@ -245,7 +245,7 @@ class TorchSession(Session):
         if self.device.type != "cuda":
             return self._interpret(self._placed(inputs), reduced, self._steps)
         shapes = shapes_of(inputs)
-        shapes += tuple((f"{name} by {f.__qualname__}", ()) for name, f in reduced.items())
+        shapes += tuple((f"{name} by {f.name}", ()) for name, f in reduced.items())
         captured = self._captured.get(shapes)
         if captured is None:
             if not self._captured.due(shapes):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from torch import Tensor
-from trt_eagle3.decode.speculation.outcome import greedy_tokens
 
 from tests.engine.torch.test_mixed import close, open_target, part, parts
 from tests.tiny import build_tiny, build_tiny_moe
+from trt_eagle3.decode.speculation.verify import Wanted
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, ROWS
 from trt_eagle3.engine.torch import session as session_module
@@ -79,7 +79,7 @@ def of_types(session: TorchSession, inputs: dict[str, Tensor]) -> dict[str, Tens
 
 
 def ask(session: TorchSession, asked: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    reduced: list[Any] = [None, greedy_tokens][: len(asked)]
+    reduced: list[Any] = [None, Wanted.TOKENS.reduction][: len(asked)]
     return session.run_mixed(asked, reduced)
 
 
