@@ -859,10 +859,10 @@ def ask_and_wait(engine: LLM, work: Callable[[], int]) -> list[Any]:
     return told
 
 
-def test_thread_that_dies_tells_those_whose_errands_wait(
+def test_thread_that_dies_tells_those_whose_tasks_wait(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``capture_graphs`` is such an errand: its caller would wait for ever."""
+    """``capture_graphs`` is such a task: its caller would wait for ever."""
     engine, may_die = load(bundle), threading.Event()
     engine.start()
 
@@ -872,9 +872,9 @@ def test_thread_that_dies_tells_those_whose_errands_wait(
 
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     asked = [ask_and_wait(engine, die)]
-    wait_for(lambda: engine._core._errands)
+    wait_for(lambda: engine._core._tasks)
     asked.append(ask_and_wait(engine, lambda: 1))
-    wait_for(lambda: len(engine._core._errands) == 2)
+    wait_for(lambda: len(engine._core._tasks) == 2)
     may_die.set()
     wait_for(lambda: all(asked))
     for (error,) in asked:
@@ -883,7 +883,7 @@ def test_thread_that_dies_tells_those_whose_errands_wait(
     engine.close()
 
 
-def test_closed_engine_tells_those_whose_errands_wait(bundle: Path) -> None:
+def test_closed_engine_tells_those_whose_tasks_wait(bundle: Path) -> None:
     engine, begun, may_end = load(bundle), threading.Event(), threading.Event()
     engine.start()
 
@@ -894,7 +894,7 @@ def test_closed_engine_tells_those_whose_errands_wait(bundle: Path) -> None:
     first = ask_and_wait(engine, wait)
     assert begun.wait(30)
     second = ask_and_wait(engine, lambda: 8)
-    wait_for(lambda: len(engine._core._errands) == 2)
+    wait_for(lambda: len(engine._core._tasks) == 2)
     closing = threading.Thread(target=engine.close, daemon=True)
     closing.start()
     wait_for(lambda: engine._core._closing)
@@ -906,7 +906,7 @@ def test_closed_engine_tells_those_whose_errands_wait(bundle: Path) -> None:
     assert str(second[0]) == "the engine has stopped. Load it again."
 
 
-def test_errand_that_fails_tells_its_caller_and_the_engine_goes_on(
+def test_task_that_fails_tells_its_caller_and_the_engine_goes_on(
     engine: LLM, expected: list[str]
 ) -> None:
     engine.start()

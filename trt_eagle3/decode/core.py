@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 import torch
 
-from trt_eagle3.decode.delivery import CANCELLED, Delivery, outcome_of
+from trt_eagle3.decode.delivery import CANCELLED, Delivery, Ended, outcome_of
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -87,8 +87,8 @@ class EngineCore:
         self._max_waiting = bundle.limits.max_waiting
         self._news = threading.Condition()
         self._inbox: list[tuple[Answer, SequenceState]] = []
-        self._delivery = Delivery(self.scheduler, meter)
-        self._errands: list[tuple[Callable[[], int], Future[int]]] = []
+        self._delivery = Delivery(meter)
+        self._tasks: list[tuple[Callable[[], int], Future[int]]] = []
         self._num_preparing = 0
         self._num_stalled = 0  # in the scheduler's queue, but not to be run
         self._closing = self._draining = False
@@ -216,8 +216,8 @@ class EngineCore:
         if table_len is not None and decoder.captures_steps:
             measure_costs(decoder, self.scheduler.policy, table_len, _MEASURE_SECONDS)
 
-    def _ask(self, errand: Callable[[], int]) -> int:
-        """Let the thread that decodes run ``errand`` between two steps; what that returns or
+    def _ask(self, task: Callable[[], int]) -> int:
+        """Let the thread that decodes run ``task`` between two steps; what that returns or
         raises.
 
         Raises:
@@ -227,7 +227,7 @@ class EngineCore:
         with self._news:
             if not self.alive:
                 raise ClosedError(ENGINE_STOPPED)
-            self._errands.append((errand, done))
+            self._tasks.append((task, done))
             self._news.notify_all()
         return done.result()
 
@@ -321,11 +321,11 @@ class EngineCore:
             _log.exception("the decoding thread died")
             with self._news:
                 self._closing = True
-            self._end_errands(_death_of(error))
+            self._end_tasks(_death_of(error))
             for answer, _ in self._readers():
                 if answer is not None:
                     self._delivery.fail(answer, error)
-            self._delivery.wake()
+            self._delivery.close()
             raise
 
     @torch.inference_mode()
@@ -335,10 +335,8 @@ class EngineCore:
             # a call of its own: while this thread waits, it holds on to nobody's request
             self._turn()
             self._step.start()
-        self._end_errands(ClosedError(ENGINE_STOPPED))
-        for answer, sequence in self._readers():
-            self._delivery.drop(answer, sequence, "cancelled")
-        self._delivery.wake()
+        self._end_tasks(ClosedError(ENGINE_STOPPED))
+        self._end([self._delivery.end(a, s, "cancelled") for a, s in self._readers()])
 
     def _readers(self) -> list[tuple[Answer | None, SequenceState]]:
         """Everybody with a sequence; None where nobody holds the answer any more."""
@@ -351,10 +349,10 @@ class EngineCore:
                 self._delivery.add(answer, sequence)
                 self.scheduler.add(sequence)
             self._inbox.clear()
-        self._run_errands()
+        self._run_tasks()
         if self.scheduler.policy.needs_costs and not self.scheduler.idle:
             self._measure_costs()
-        self._delivery.look_at_readers(draining=self._draining)
+        self._end(self._delivery.poll_clients(draining=self._draining))
         try:
             emissions = self.scheduler.step()
         except BaseException as caught:  # a forward failed: its results cannot be trusted
@@ -366,32 +364,38 @@ class EngineCore:
             emissions = [Emission(sequence, (), error=error) for sequence in self.scheduler.reset()]
         if self.scheduler.num_draft_tokens is not None:
             self._meter.batch_cycle(self.scheduler.num_draft_tokens)
-        self._delivery.deliver(emissions)
+        self._end(self._delivery.deliver(emissions))
         self._num_stalled = sum(sequence.backpressured for sequence in self.scheduler.waiting)
 
-    def _run_errands(self) -> None:
-        """Do what was asked. An errand stays in the list while it runs: if this thread dies of it,
-        whoever asked is told.
+    def _end(self, ended: Sequence[Ended]) -> None:
+        """Release what ended requests hold, and then tell their readers."""
+        for one in ended:
+            self.scheduler.remove(one.sequence)
+        self._delivery.close(ended)
+
+    def _run_tasks(self) -> None:
+        """Run the tasks of other threads. A task stays in the list while it runs: if this thread
+        dies of it, its caller gets the error.
         """
-        while self._errands and not self._closing:
-            errand, done = self._errands[0]
+        while self._tasks and not self._closing:
+            task, done = self._tasks[0]
             result, failure = 0, None
             try:
-                result = errand()
-            except Exception as error:  # whoever asked is told
+                result = task()
+            except Exception as error:  # raised by the caller
                 failure = error
             with self._news:
-                del self._errands[0]
+                del self._tasks[0]
             if failure is None:
                 done.set_result(result)
             else:
                 done.set_exception(failure)
 
-    def _end_errands(self, error: Exception) -> None:
-        """Tell those whose errands will not be done."""
+    def _end_tasks(self, error: Exception) -> None:
+        """Fail tasks that will not run."""
         with self._news:
-            errands, self._errands = self._errands, []
-        for _, done in errands:
+            tasks, self._tasks = self._tasks, []
+        for _, done in tasks:
             done.set_exception(error)
 
     def _check_device(self) -> None:
@@ -406,7 +410,7 @@ class EngineCore:
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
         with self._news:
-            while not (self._closing or self._inbox or self._errands) and self.scheduler.idle:
+            while not (self._closing or self._inbox or self._tasks) and self.scheduler.idle:
                 if self._draining and not self._delivery and not self._num_preparing:
                     return False
                 unread = bool(self._delivery)

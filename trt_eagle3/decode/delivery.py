@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.request.answer import Answer, wake_readers
 from trt_eagle3.decode.request.request import Chunk, FinishReason
 from trt_eagle3.decode.schedule.emission import Emission
-from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.errors import TrtEagle3Error, UserError, as_failure, is_failure
 
-__all__ = ["CANCELLED", "Delivery", "engine_error", "outcome_of"]
+__all__ = ["CANCELLED", "Delivery", "Ended", "engine_error", "outcome_of"]
 
 _log = logging.getLogger("trt_eagle3")
 
 CANCELLED = Chunk((), "", "cancelled")
 
 
-class Delivery:
-    """Who reads which sequence.
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """A request that is at its end; its reader is told by ``Delivery.close``.
 
-    Readers are woken all at once (``wake``): none takes the interpreter while others have yet to
-    be told.
+    Attributes:
+        answer: None where nobody holds it any more.
+        sequence: what it holds is released before its reader is told.
+        outcome: as the metrics count it. error: what its reader gets; None: no error.
     """
 
-    def __init__(self, scheduler: Scheduler, meter: Meter) -> None:
-        self._scheduler = scheduler
+    answer: Answer | None
+    sequence: SequenceState
+    outcome: str
+    error: Exception | None = None
+
+
+class Delivery:
+    """The answers of all sequences.
+
+    Readers are woken all at once (``close``), so that none takes the interpreter while others have
+    news.
+    """
+
+    def __init__(self, meter: Meter) -> None:
         self._meter = meter
         # weak: an answer that nobody holds any more is cancelled
         self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}
@@ -39,71 +54,75 @@ class Delivery:
         return len(self._answers)
 
     def __iter__(self) -> Iterator[tuple[Answer | None, SequenceState]]:
-        """Everybody with a sequence; None where nobody holds the answer any more."""
+        """Every sequence with its answer; None where nobody holds the answer any more."""
         return ((held(), sequence) for held, sequence in list(self._answers.values()))
 
     def add(self, answer: Answer, sequence: SequenceState) -> None:
         """``answer`` gets what ``sequence`` emits."""
         self._answers[id(sequence)] = weakref.ref(answer), sequence
 
-    def look_at_readers(self, *, draining: bool) -> None:
-        """Drop those who left or whose sink failed, and see who lags; while ``draining`` nobody
-        does.
+    def poll_clients(self, *, draining: bool) -> list[Ended]:
+        """Set which sequences have readers that lag, while ``draining`` none; returns the requests
+        whose readers left or whose sinks failed.
         """
+        found = []
         for answer, sequence in self:
             if answer is None or answer.cancelled:
-                self.drop(answer, sequence, "cancelled")
+                found.append(self.end(answer, sequence, "cancelled"))
             elif answer.failure is not None:
-                self.drop(answer, sequence, outcome_of(answer.failure), answer.failure)
+                failure = answer.failure
+                found.append(self.end(answer, sequence, outcome_of(failure), failure))
             else:
                 sequence.backpressured = answer.lagging and not draining
-        self.wake()
+        return found
 
-    def deliver(self, emissions: Sequence[Emission]) -> None:
-        """Hand on what a step emitted."""
-        for emission in emissions:
-            self._deliver(emission)
-        self.wake()
+    def deliver(self, emissions: Sequence[Emission]) -> list[Ended]:
+        """Append what a step emitted to the answers; returns the requests that it ends."""
+        found = (self._deliver(emission) for emission in emissions)
+        return [ended for ended in found if ended is not None]
 
     def fail(self, answer: Answer, error: BaseException) -> None:
-        """Tell of the end of the thread that decodes."""
+        """End an answer because the thread that decodes ends."""
         answer.end(engine_error(error))
         self._asleep[answer] = None
 
-    def wake(self) -> None:
-        """Wake all readers that have news."""
-        asleep, self._asleep = self._asleep, {}
-        wake_readers(asleep)
-
-    def drop(
+    def end(
         self,
         answer: Answer | None,
         sequence: SequenceState,
         outcome: str,
         error: Exception | None = None,
-    ) -> None:
-        """End a request, however that came; its pages are free before its reader hears of it."""
+    ) -> Ended:
+        """Forget and count a request that is at its end."""
         self._answers.pop(id(sequence), None)
-        self._meter.finished(outcome)  # whoever sees its pages free finds it counted
-        self._scheduler.remove(sequence)
-        if answer is None:
-            return
-        if outcome == "cancelled":
-            answer.put(CANCELLED)
-        answer.end(
-            error if error is None or isinstance(error, TrtEagle3Error) else engine_error(error)
-        )
-        self._asleep[answer] = None
+        self._meter.finished(outcome)  # before its pages are free
+        return Ended(answer, sequence, outcome, error)
 
-    def _deliver(self, emission: Emission) -> None:
-        """Hand on what a step emitted for one sequence, up to the answer's end. What goes wrong
-        ends this request alone.
+    def close(self, ended: Iterable[Ended] = ()) -> None:
+        """End the answers of requests whose sequences are released, and wake all readers that have
+        news.
+        """
+        for one in ended:
+            answer, error = one.answer, one.error
+            if answer is None:
+                continue
+            if one.outcome == "cancelled":
+                answer.put(CANCELLED)
+            if error is not None and not isinstance(error, TrtEagle3Error):
+                error = engine_error(error)
+            answer.end(error)
+            self._asleep[answer] = None
+        asleep, self._asleep = self._asleep, {}
+        wake_readers(asleep)
+
+    def _deliver(self, emission: Emission) -> Ended | None:
+        """Append what a step emitted for one sequence, up to the answer's end; None before it. A
+        failure ends this request alone.
         """
         sequence, error = emission.sequence, emission.error
         answer = self._answers[id(sequence)][0]()
         if answer is None:
-            self.drop(None, sequence, "cancelled" if error is None else outcome_of(error))
-            return
+            return self.end(None, sequence, "cancelled" if error is None else outcome_of(error))
         reason = None
         try:
             reason = self._put_all(answer, emission)
@@ -113,9 +132,10 @@ class Delivery:
             _log.exception("an answer cannot be made of a request's tokens")
             error = as_failure(caught)
         if reason is not None:
-            self.drop(answer, sequence, reason)
-        elif error is not None:
-            self.drop(answer, sequence, outcome_of(error), error)
+            return self.end(answer, sequence, reason)
+        if error is not None:
+            return self.end(answer, sequence, outcome_of(error), error)
+        return None
 
     def _put_all(self, answer: Answer, emission: Emission) -> FinishReason | None:
         """Add what a step emitted to an answer, up to its end; why that is, None before it."""
