@@ -24,8 +24,8 @@ def test_spread_tokens_of_a_small_vocabulary_stay_in_it() -> None:
     assert set(spread_tokens((7,), 3, CPU).tolist()) == {0, 1, 2}
 
 
-def test_batch_of_nobody_has_last_tokens_of_all_the_vocabulary() -> None:
+def test_dummy_batch_has_roots_of_all_the_vocabulary() -> None:
     states = LayerStates(PagedStates([], 0))
-    batch = DeviceBatch.of_nobody(states, 8, 4, 1000, CPU)
+    batch = DeviceBatch.dummy(states, 8, 4, 1000, CPU)
     assert len(batch.roots.unique()) == 8
     assert batch.roots.dtype == torch.int32

@@ -17,8 +17,8 @@ from tests.decode.test_batches import MODES
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Answer, Grammar, Request, SamplingParams, load
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.step import decoder
-from trt_eagle3.decode.step.first_token import FirstTokens
+from trt_eagle3.decode.step import prefill
+from trt_eagle3.decode.step.prefill import FirstTokens
 
 SCHEMA = {
     "type": "object",
@@ -118,7 +118,7 @@ def test_logits_that_the_next_prompt_overwrites_are_noticed(
 
     llm = engine("chain")
     alone = first_logprobs(llm, alone=True)
-    monkeypatch.setattr(decoder, "FirstTokens", Careless)
+    monkeypatch.setattr(prefill, "FirstTokens", Careless)
     for _ in range(3):
         wrong = first_logprobs(llm, alone=False)
     assert wrong != pytest.approx(alone, abs=1e-4)

@@ -20,6 +20,7 @@ from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.engine.torch.prompt_graphs import PromptGraphs
 from trt_eagle3.engine.torch.session import TorchSession
 
@@ -67,9 +68,9 @@ def answers_of(path: Path, *, captured: bool) -> list[tuple[tuple[int, ...], tup
     with LLM(bundle, prefix_cache=False) as engine:
         core = engine._started()
         if captured:
-            drafting = bundle.decoder._drafting
-            assert drafting is not None
-            session = drafting.proposer.runner._draft
+            drafter = bundle.decoder.drafter
+            assert isinstance(drafter, AutoregressiveDrafter)
+            session = drafter.runner._draft
             assert isinstance(session, TorchSession)
             assert core.pool.table_len is not None
             graphs = session._new_prompt_graphs(Pieces(), core.pool.table_len)

@@ -20,7 +20,7 @@ from trt_eagle3.decode.forward import chunks as chunks_module
 from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
-from trt_eagle3.decode.step import decoder as decoder_module
+from trt_eagle3.decode.step import prefill
 
 
 def test_cut_gives_every_row_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_prompts_in_segments_say_what_they_say_alone(
         seen.append((len(chunks), len(segments)))
         return segments
 
-    monkeypatch.setattr(decoder_module, "cut", counted)
+    monkeypatch.setattr(prefill, "cut", counted)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[mode], chunk=40)
     asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in range(len(prompts()))}
