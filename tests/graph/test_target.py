@@ -20,7 +20,6 @@ from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import Target, TargetStates, random_target
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
-from trt_eagle3.decode.memory.commit import Commit
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -88,7 +87,7 @@ class Rows:
             parts.append(
                 runner.forward(self.embeds[None, start:stop], place, wanted, visual_levels)
             )
-            states.commit([Commit(sequence, start, range(stop - start))])
+            states.swap_entries([sequence])
         states.release(sequence)
         logits, aux = zip(*parts, strict=True)
         return torch.cat(logits, dim=1)[0], None if aux[0] is None else torch.cat(aux, dim=1)[0]

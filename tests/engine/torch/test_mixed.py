@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import ROOT, build_tiny, build_tiny_moe
-from trt_eagle3.decode.speculation.outcome import greedy_tokens
+from trt_eagle3.decode.speculation.accept import greedy_tokens
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.session import MixedSession
 from trt_eagle3.engine.torch import capi

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.engine.torch.test_mixed import close, open_target, part, parts
 from tests.tiny import build_tiny, build_tiny_moe
-from trt_eagle3.decode.speculation.outcome import greedy_tokens
+from trt_eagle3.decode.speculation.accept import greedy_tokens
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
