@@ -28,7 +28,7 @@ def shapes(counts: list[int], *, max_rows: int = 2048, **options: Any) -> list[t
     """(sequences, rows of each) of the forwards over sequences that lack ``counts`` rows."""
     options = {"max_sequences": None, "fixed_shapes": True, "max_rows": max_rows} | options
     lacking: list[Any] = [SimpleNamespace(deferred=[None] * n) for n in counts]
-    backfill = DraftBackfill(None, 0, None, **options)  # type: ignore[arg-type]
+    backfill = DraftBackfill(None, 0, None, **options)
     groups = list(backfill._groups(lacking))
     assert {id(s) for group, _ in groups for s in group} == {id(s) for s in lacking if s.deferred}
     assert all(len(s.deferred) <= width for group, width in groups for s in group)
@@ -70,7 +70,7 @@ def backfilled(*, fixed: bool, batched: bool) -> list[DraftState]:
         scheduler.add(s)
     while len(sequences[-1].tokens) < 6:
         scheduler.step()
-    backfill = scheduler._decoder.drafter.backfill  # type: ignore[union-attr]
+    backfill = scheduler._decoder.drafter.backfill
     assert all(len(s.deferred) == 5 for s in sequences)
     runs = [backfill.run(some) for some in ([sequences] if batched else [[s] for s in sequences])]
     assert sum(runs) == 15
@@ -159,7 +159,7 @@ def test_few_sequences_are_backfilled_in_shapes_that_have_run(
     count, ran, decoder = warming(monkeypatch, chunk, max_sequences)
     assert count == len(ran)
     assert max_sequences != 1 or {n for n, _ in ran} == {1}
-    most = min(decoder.drafter.backfill.max_deferred, MAX_SEQ_LEN - 1)  # type: ignore[union-attr]
+    most = min(decoder.drafter.backfill.max_deferred, MAX_SEQ_LEN - 1)
     draw = random.Random(0)
     for _ in range(200):
         counts = [draw.randint(1, most) for _ in range(draw.randint(1, min(max_sequences or 4, 4)))]

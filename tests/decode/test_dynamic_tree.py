@@ -42,7 +42,7 @@ class Case:
     def propose(self, tree: DynamicTree | Tree) -> Proposal:
         draft = TableDraft(self.table, self.lengths, self.positions, SHIFT)
         roots = [10 + b for b in range(len(self.lengths))]
-        made = TreeGrower(draft).grow(tree, draft.inputs(roots))  # type: ignore[arg-type]
+        made = TreeGrower(draft).grow(tree, draft.inputs(roots))
         assert draft.rows_run == tree.num_draft_rows
         return made
 
@@ -157,7 +157,7 @@ def test_draft_that_overflows_still_proposes_a_tree(bad: float, where: Path) -> 
         return rows[int(path == where)]
 
     draft = TableDraft(table, EQUAL.lengths, EQUAL.positions, SHIFT)
-    made = TreeGrower(draft).grow(EQUAL.tree, draft.inputs([10, 11]))  # type: ignore[arg-type]
+    made = TreeGrower(draft).grow(EQUAL.tree, draft.inputs([10, 11]))
     for b in range(2):
         paths = paths_of(made.tokens[b], made.parents[b])
         assert len(set(paths)) == 8

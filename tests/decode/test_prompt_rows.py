@@ -1,5 +1,5 @@
-"""The rows of prefills: what target and draft are given of them, and that a draft whose prompts go
-through graphs drafts alike.
+"""Prompt rows: what target and draft get of a prefill, and that captured graphs of prompts change
+no draft.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ def rows() -> PromptRows:
     """The first 9 rows of a prompt of 17, its last 8, and another's 9, which are all."""
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     long, short = pair().sequence(prompts()[3], pool), pair().sequence(prompts()[0], pool)
-    segments = [
-        Segment(long, 0, 9, is_last=False),
-        Segment(long, 9, 8),
-        Segment(short, 0, 9),
-    ]
+    segments = [Segment(long, 0, 9, is_last=False), Segment(long, 9, 8), Segment(short, 0, 9)]
     return PromptRows.of(segments, 9, torch.device("cpu"))
 
 
@@ -43,7 +39,7 @@ def test_every_segment_has_the_row_after_it_too() -> None:
     assert found.positions.shape == (3, 3, 10)
     assert torch.equal(found.ids[0], long.token_ids[:10])
     assert torch.equal(found.positions[:, 0], long.positions(0, 10))
-    # the answer's first token is not known, where it stands is
+    # the answer's first token is unknown, its position is not
     assert found.ids[1].tolist() == [*long.token_ids[9:].tolist(), 0, 0]
     assert torch.equal(found.positions[:, 1, :9], long.positions(9, 18))
     assert found.ids[2].tolist() == [*short.token_ids.tolist(), 0]
@@ -77,19 +73,19 @@ def answers_of(path: Path, *, captured: bool) -> list[tuple[tuple[int, ...], tup
             assert graphs is not None
             graphs.capture(512, lambda: True)
             session._prompt_graphs = graphs
-        asked = [request_of(example) for example in heldout()[:18]]
+        requests = [request_of(example) for example in heldout()[:18]]
         found = [
             answer.finish()
-            for i in range(0, len(asked), 6)
-            for answer in core.submit_together(asked[i : i + 6], engine)
+            for i in range(0, len(requests), 6)
+            for answer in core.submit_together(requests[i : i + 6], engine)
         ]
     return [(answer.token_ids, answer.accepted_lengths) for answer in found]
 
 
-def test_draft_whose_prompts_go_through_graphs_drafts_alike(
+def test_captured_graphs_of_prompts_change_no_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is accepted would tell a draft that was given other rows."""
+    """A draft over other rows would show in what is accepted."""
     engine, limits = {"backend": "torch"}, {"max_batch_size": 6}
     path = build_tiny(tmp_path, engine=engine, limits=limits)
     expected = answers_of(path, captured=False)

@@ -1,4 +1,4 @@
-"""What the graphs are given."""
+"""Inputs of the graphs, and outputs that the next run must not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Static:
         return dict(self.outputs)
 
 
-def test_what_the_vision_tower_made_stays_when_it_runs_again() -> None:
+def test_visual_embeddings_stay_when_the_vision_tower_runs_again() -> None:
     runner = VisionRunner(_Static(), merge_size=2)
     embeds, visual_levels = runner.forward(torch.full((8, 4), 1.0), {})
     runner.forward(torch.full((8, 4), 2.0), {})
@@ -51,7 +51,7 @@ def test_what_the_vision_tower_made_stays_when_it_runs_again() -> None:
 
 
 class _Recording:
-    """A graph that keeps what it was given; a visual token is the sum of its patches."""
+    """A graph that records its inputs; a visual token is the sum of its patches."""
 
     def __init__(self) -> None:
         self.given: dict[str, Tensor] = {}
@@ -66,7 +66,7 @@ class _Recording:
         return {"visual_embeds": inputs["patches"].unflatten(0, (-1, 4)).sum(1)}
 
 
-def test_vision_runner_pads_to_a_bucket_and_returns_what_was_asked() -> None:
+def test_vision_runner_pads_to_a_bucket_and_returns_no_padding() -> None:
     session = _Recording()
     runner = VisionRunner(session, merge_size=2, buckets=PatchBuckets(4096, 4, padded_rows))
     patches = torch.randn(600, 3)
