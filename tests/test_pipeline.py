@@ -357,7 +357,7 @@ def test_bundle_of_another_schema_version_or_with_damaged_weights_is_replaced(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 0}))
     build_tiny(tmp_path)
     (file.parent / "weights/target/model.safetensors").unlink()
-    assert trt_eagle3.load(build_tiny(tmp_path)).bundle.drafting
+    assert trt_eagle3.load(build_tiny(tmp_path)).bundle.drafter
 
 
 def test_what_commands_write_into_a_bundle_does_not_keep_build_from_replacing_it(

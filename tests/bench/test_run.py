@@ -113,16 +113,16 @@ def test_arrivals_that_the_engine_cannot_queue_are_one_line(tmp_path: Path) -> N
 def test_answers_that_differ_give_no_ratio(
     bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cycle = Decoder.cycle
+    step = Decoder.step
 
     def wrong(self: Decoder, sequences: Any, tree: Any) -> Any:
-        found = cycle(self, sequences, tree)
+        found = step(self, sequences, tree)
         for s in sequences:
             if s.drafting and len(s.tokens) > 3:
                 s.tokens[-1] = 5
         return found
 
-    monkeypatch.setattr(Decoder, "cycle", wrong)
+    monkeypatch.setattr(Decoder, "step", wrong)
     with pytest.raises(
         CheckFailedError, match=r"speculative and plain tokens differ for . of 3 prompts"
     ):

@@ -49,15 +49,15 @@ def test_soak_of_a_sound_engine_finds_nothing(bundle: Path) -> None:
 def test_soak_finds_tokens_that_depend_on_the_neighbours(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cycle = Decoder.cycle
+    step = Decoder.step
 
     def wrong(self: Decoder, sequences: Any, tree: Any) -> Any:
-        found = cycle(self, sequences, tree)
+        found = step(self, sequences, tree)
         if len(sequences) > 1:
             sequences[-1].tokens[-1] = 5
         return found
 
-    monkeypatch.setattr(Decoder, "cycle", wrong)
+    monkeypatch.setattr(Decoder, "step", wrong)
     report = soak_engine(bundle, QUESTIONS, count=12, in_flight=4)
     assert any("answers have other tokens than alone" in fault for fault in report.faults)
 

@@ -1,4 +1,4 @@
-"""Masks of drafted trees that are made wrong: each is what a grammar allows at another node.
+"""Planted faults in the grammar masks of drafted trees: each mask is that of another node.
 
 Shapes: T tree nodes, W words of a mask.
 """
@@ -19,7 +19,7 @@ __all__ = ["bonus_unmasked", "not_rolled_back", "parents_masks"]
 
 
 def parents_masks(patch: pytest.MonkeyPatch) -> None:
-    """What is allowed after a node's parent is allowed after the node."""
+    """A node gets the mask of its parent."""
 
     def change(_: Any, __: Any, parents: Any, rows: Any) -> None:
         rows[:] = rows[[max(parent, 0) for parent in parents]].copy()
@@ -38,7 +38,7 @@ def bonus_unmasked(patch: pytest.MonkeyPatch) -> None:
 
 
 def not_rolled_back(patch: pytest.MonkeyPatch) -> None:
-    """A state stays at the first drafted token when it was only looked at."""
+    """A state is left at the first drafted token after its masks are computed."""
     _changed(patch, lambda state, tokens, *_: state.matcher.try_consume_tokens(tokens[1:2]))
 
 

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import Any
 from zlib import crc32
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from trt_eagle3.decode.speculation.propose import Proposal
 
+from tests.decode.stub import Stub, verify_step
 from tests.tiny import TARGET
-from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.sampling.grammar_masks import fill_next
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.grammar_text import grammar_text
 from trt_eagle3.decode.sampling.logits_process import unpacked_bits
-from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.speculation.accept import Accepted
+from trt_eagle3.decode.speculation.proposal import tree_proposal
 from trt_eagle3.decode.speculation.tree import Tree
-from trt_eagle3.decode.speculation.verify import verify_tree
 
 VOCAB = 640
 ENDS = (632, 634)  # <|endoftext|>, <|im_end|>
@@ -89,43 +87,29 @@ def _drawn(tokens: tuple[int, ...], seed: int) -> Tensor:
     return 2 * torch.randn(VOCAB, generator=generator) + _closing()
 
 
-@dataclass
-class Stub:
-    """All that verifying wants of a sequence, and what it has said."""
-
-    sampler: Sampler
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.sampler.sampling
-
-    def say(self, accepted: Accepted) -> None:
-        self.tokens += accepted.tokens
-        self.logprobs += accepted.logprobs
-        self.sampler.remember(accepted.tokens)
+class StubAnswer(Stub):
+    """A stub that ends as an answer does."""
 
     @property
     def over(self) -> bool:
         ended = any(t in ENDS for t in self.tokens) or bool(self.sampler.error)
-        return ended or len(self.tokens) >= self.sampling.max_tokens
+        return ended or len(self.tokens) >= self.sampler.sampling.max_tokens
 
     @property
     def answer(self) -> list[int]:
         """Cut at its end."""
         ends = [i + 1 for i, t in enumerate(self.tokens) if t in ENDS]
-        return self.tokens[: min([*ends, self.sampling.max_tokens])]
+        return self.tokens[: min([*ends, self.sampler.sampling.max_tokens])]
 
 
-def stub(sampling: SamplingParams, prompt: Sequence[int] = (5, 6)) -> Stub:
+def stub_of(sampling: SamplingParams) -> StubAnswer:
     state = None
     if sampling.grammar is not None:
         state = state_of(
             sampling.grammar, min_tokens=sampling.min_tokens, ignore_eos=sampling.ignore_eos
         )
     ends = () if sampling.ignore_eos else ENDS
-    return Stub(Sampler(sampling, torch.tensor(list(prompt)), VOCAB, state, ends))
+    return StubAnswer(Sampler(sampling, torch.tensor([5, 6]), VOCAB, state, ends))
 
 
 def drafted(stub: Stub, tree: Tree, chance: random.Random, seed: int) -> list[int]:
@@ -148,41 +132,34 @@ def drafted(stub: Stub, tree: Tree, chance: random.Random, seed: int) -> list[in
     return tokens
 
 
-def cycle(stubs: Sequence[Stub], trees: Sequence[list[int]], tree: Tree, seed: int = 0) -> None:
-    """One cycle of several sequences over trees of one shape."""
-    count = len(stubs)
-    logits = torch.stack(
-        [
-            torch.stack([logits_after(path, seed) for path in _paths(s.tokens, tokens, tree)])
-            for s, tokens in zip(stubs, trees, strict=True)
-        ]
-    )
-    proposal = Proposal(
-        tokens=torch.tensor(list(trees)),
-        parents=torch.tensor(tree.parents).expand(count, -1),
-        depths=tree.depths.expand(count, -1),
-        mask=tree.mask.expand(count, -1, -1),
-    )
-    found = verify_tree(
-        cast("Sequence[SequenceState]", stubs), proposal, logits, [tree.num_nodes] * count
-    )
-    for s, accepted in zip(stubs, found, strict=True):
-        s.say(accepted)
+def step(
+    stubs: Sequence[Stub], tree: Tree, chance: random.Random, seed: int, *, ragged: bool
+) -> None:
+    """One step of ``stubs`` and a row of padding. ``ragged``: the last nodes of some trees are not
+    verified, their logits NaN.
+    """
+    drafts = [drafted(s, tree, chance, seed) for s in stubs]
+    logits = torch.full((len(stubs) + 1, tree.num_nodes, VOCAB), torch.nan)
+    num_kept = [1 + chance.randrange(tree.num_nodes) if ragged else tree.num_nodes for _ in stubs]
+    for row, (s, tokens, kept) in enumerate(zip(stubs, drafts, num_kept, strict=True)):
+        paths = [list(s.tokens)]
+        for token, parent in zip(tokens[1:], tree.parents[1:], strict=True):
+            paths.append([*paths[parent], token])
+        logits[row, :kept] = torch.stack([logits_after(path, seed) for path in paths[:kept]])
+    proposal = tree_proposal(tree, torch.tensor([*drafts, drafts[0]]))
+    if ragged:
+        proposal = replace(proposal, num_kept=torch.tensor([*num_kept, 1], dtype=torch.int32))
+    verify_step(stubs, proposal, logits)
 
 
-def _paths(answer: Sequence[int], tokens: Sequence[int], tree: Tree) -> list[list[int]]:
-    paths = [list(answer)]
-    for token, parent in zip(tokens[1:], tree.parents[1:], strict=True):
-        paths.append([*paths[parent], token])
-    return paths
-
-
-def generate(samplings: Sequence[SamplingParams], tree: Tree, seed: int = 0) -> list[Stub]:
+def generate(
+    samplings: Sequence[SamplingParams], tree: Tree, seed: int = 0, *, ragged: bool = False
+) -> list[StubAnswer]:
     """Answers of a batch, whose drafts are right now and then."""
     chance = random.Random(seed)
-    stubs = [stub(sampling) for sampling in samplings]
+    stubs = [stub_of(sampling) for sampling in samplings]
     for s in stubs:
-        s.say(Accepted((0,), (int(s.sampler.first(logits_after((), seed))),)))
+        s.append(Accepted((int(s.sampler.first(logits_after((), seed))),)))
     while going := [s for s in stubs if not s.over]:
-        cycle(going, [drafted(s, tree, chance, seed) for s in going], tree, seed)
+        step(going, tree, chance, seed, ragged=ragged)
     return stubs

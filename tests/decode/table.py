@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from trt_eagle3.decode.speculation.propose import Drafters
 
 from trt_eagle3.decode.forward.runner import AttentionMetadata
-from trt_eagle3.decode.memory.sequence import DraftState
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.grow import DraftInputs
 
 Path = tuple[int, ...]  # target tokens after the root
 Table = Callable[[int, Path], Tensor]  # logits f32 [Vd] of sequence b after a path
@@ -50,13 +49,17 @@ class TableDraft:
         self._slots: list[dict[int, Path]] = [{} for _ in lengths]
         self._pages = torch.arange(len(lengths), dtype=torch.int32)[:, None]
 
-    def drafters(self, roots: Sequence[int]) -> Drafters:
+    def inputs(self, roots: Sequence[int]) -> DraftInputs:
         """The sequences after their last committed rows."""
-        states = [
-            DraftState(n, self._table(b, ())[None], torch.zeros(1, 1), 0)
-            for b, n in enumerate(self._lengths)
-        ]
-        return Drafters(states, roots, self._positions, {"page_table": self._pages})
+        batch = len(self._lengths)
+        return DraftInputs(
+            logits=torch.stack([self._table(b, ()) for b in range(batch)]),
+            features=torch.zeros(batch, 1),
+            lengths=torch.tensor(self._lengths, dtype=torch.int32),
+            roots=torch.tensor(roots),
+            positions=torch.tensor(self._positions, dtype=torch.int32),
+            state_inputs={"page_table": self._pages},
+        )
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids + self._shift
@@ -86,7 +89,7 @@ class TableDraft:
         self, b: int, i: int, embeds: Tensor, features: Tensor, metadata: AttentionMetadata
     ) -> Path:
         path = (*self._paths[int(features[b, i, 0])], int(embeds[b, i, 0]))
-        first, tail = metadata.past[b], metadata.mask.shape[2]
+        first, tail = int(metadata.past[b]), metadata.mask.shape[2]
         written = self._slots[b]
         written[first + tail - embeds.shape[1] + i] = path
         unmasked = range(self._lengths[b], first)  # every row of this run sees them

@@ -1,5 +1,5 @@
-"""The trained tiny pair in batches: whatever runs beside a request, its answer is that of plain
-decoding alone.
+"""The trained tiny pair in batches: the answer of each request is that of decoding it alone
+without speculation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ MODES: dict[str, dict[str, Any]] = {
         "adaptive": False,
     },
 }
-
 SIZES = (1, 2, 3, 4)
 
 
@@ -40,11 +39,11 @@ def expected(folder: Path) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_at_every_batch_size_says_what_plain_decoding_says(
+def test_every_mode_at_every_batch_size_emits_what_plain_decoding_does(
     mode: str, folder: Path, expected: list[tuple[int, ...]]
 ) -> None:
     for batch_size in SIZES:
-        # each size asks other questions: together they ask all of them
+        # other questions for each size: all of them in the end
         chosen = slice(batch_size - 1, None, len(SIZES))
         limits = {"max_batch_size": batch_size, "max_kv_tokens": 1024 * ((batch_size + 1) // 2)}
         engine = trt_eagle3.load(build_tiny(folder / mode, limits=limits, speculation=MODES[mode]))
@@ -52,28 +51,27 @@ def test_every_mode_at_every_batch_size_says_what_plain_decoding_says(
         found = [a.generation.token_ids for a in served(engine, requests, batch_size + 1)]
         now = engine.metrics()
         engine.close()
-        asked = zip(heldout()[chosen], found, expected[chosen], strict=True)
-        assert [e.prompt for e, a, b in asked if a != b] == []
+        answers = zip(heldout()[chosen], found, expected[chosen], strict=True)
+        assert [e.prompt for e, a, b in answers if a != b] == []
         assert (now.acceptance_length or 0) > 3
         assert now.kv_pages_used == 0
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_outputs_that_the_next_run_overwrites_mix_nothing_up(
+def test_outputs_that_the_next_run_overwrites_change_no_answer(
     mode: str, folder: Path, expected: list[tuple[int, ...]]
 ) -> None:
-    """Pictures of one shape above all: a prompt's wait until it is prefilled, and others of its
-    batch run meanwhile.
+    """Most are images of one shape: an image's embeddings are kept until its prompt is prefilled,
+    and other images of the batch are encoded meanwhile.
     """
     limits = {"max_batch_size": 4, "max_kv_tokens": 1024}
     engine = overwriting_llm(
         build_tiny(folder / "overwriting", limits=limits, speculation=MODES[mode])
     )
     size = {i: e.images[0].size for i, e in enumerate(heldout()) if e.kind == "image"}
-    asked = [*sorted(size, key=lambda i: size[i])[:16], *range(16)]
-    for start in range(0, len(asked), 8):
-        some = asked[start : start + 8]
-        assert ask_together(engine, [request_of(heldout()[i]) for i in some]) == [
-            expected[i] for i in some
-        ]
+    chosen = [*sorted(size, key=lambda i: size[i])[:16], *range(16)]
+    for start in range(0, len(chosen), 8):
+        some = chosen[start : start + 8]
+        found = ask_together(engine, [request_of(heldout()[i]) for i in some])
+        assert found == [expected[i] for i in some]
     engine.close()

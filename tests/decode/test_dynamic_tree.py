@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from trt_eagle3.decode.speculation.propose import Proposal, Proposer
 
 from tests.decode.table import Path, TableDraft, brute_force, paths_of
-from trt_eagle3.decode.speculation import propose as propose_module
+from trt_eagle3.decode.speculation import grow as grow_module
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree, Frontier, ancestors
+from trt_eagle3.decode.speculation.grow import TreeGrower
+from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import Tree
 
 DRAFT_VOCAB, SHIFT = 6, 100
@@ -40,9 +41,8 @@ class Case:
 
     def propose(self, tree: DynamicTree | Tree) -> Proposal:
         draft = TableDraft(self.table, self.lengths, self.positions, SHIFT)
-        made = Proposer(draft).propose(
-            tree, draft.drafters([10 + b for b in range(len(self.lengths))])
-        )
+        roots = [10 + b for b in range(len(self.lengths))]
+        made = TreeGrower(draft).grow(tree, draft.inputs(roots))
         assert draft.rows_run == tree.num_draft_rows
         return made
 
@@ -157,7 +157,7 @@ def test_draft_that_overflows_still_proposes_a_tree(bad: float, where: Path) -> 
         return rows[int(path == where)]
 
     draft = TableDraft(table, EQUAL.lengths, EQUAL.positions, SHIFT)
-    made = Proposer(draft).propose(EQUAL.tree, draft.drafters([10, 11]))  # type: ignore[arg-type]
+    made = TreeGrower(draft).grow(EQUAL.tree, draft.inputs([10, 11]))
     for b in range(2):
         paths = paths_of(made.tokens[b], made.parents[b])
         assert len(set(paths)) == 8
@@ -190,8 +190,8 @@ def wrong_place(**changes: Callable[[Any], Any]) -> Callable[[Any], None]:
                 **{**fields, **{name: change(fields[name]) for name, change in changes.items()}}
             )
 
-        original = propose_module.AttentionMetadata
-        patch.setattr(propose_module, "AttentionMetadata", metadata)
+        original = grow_module.AttentionMetadata
+        patch.setattr(grow_module, "AttentionMetadata", metadata)
 
     return plant
 
@@ -223,14 +223,14 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "mask without ancestors": wrong_place(
         mask=lambda mask: torch.eye(mask.shape[1]).bool().expand_as(mask[..., -3:])
     ),
-    "rows of a level overwrite those above": wrong_place(past=lambda past: [n + 1 for n in past]),
+    "rows of a level overwrite those above": wrong_place(past=lambda past: past + 1),
     "rope position stands still": wrong_place(
         positions=lambda p: p - p + torch.tensor([5, 3])[:, None]
     ),
     "nodes scored without their path": keep_without_parents,
     "last level forgotten": forget_candidates,
     "ancestors not followed to the root": lambda patch: patch.setattr(
-        propose_module, "ancestors", lambda parents, _: ancestors(parents, 1)
+        grow_module, "ancestors", lambda parents, _: ancestors(parents, 1)
     ),
     "d2t ignored": lambda patch: patch.setattr(TableDraft, "target_ids", lambda _, ids: ids),
 }

@@ -1,4 +1,4 @@
-"""When drafts are kept to a grammar: only where it forbids many, and only while answers gain."""
+"""Drafts are kept to a grammar where it forbids many of them, while that makes answers faster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from trt_eagle3.decode.sampling.filter_trial import FilterTrial
 
 
 def run(trial: FilterTrial, trees: int, *, forbidden: float, as_is: int, kept: int) -> list[bool]:
-    """Which of ``trees`` are kept to the grammar, of which it forbids ``forbidden`` otherwise;
-    tokens of each kind.
+    """Which of ``trees`` trees are kept to the grammar.
+
+    ``forbidden``: share of the others' tokens that it forbids. ``as_is``, ``kept``: tokens that a
+    tree emits.
     """
     found = []
     for _ in range(trees):
@@ -20,12 +22,12 @@ def run(trial: FilterTrial, trees: int, *, forbidden: float, as_is: int, kept: i
     return found
 
 
-def test_draft_that_follows_the_target_is_never_kept() -> None:
+def test_draft_of_few_forbidden_tokens_is_never_kept() -> None:
     assert not any(run(FilterTrial(), 400, forbidden=0.05, as_is=3, kept=4))
 
 
 @pytest.mark.parametrize("kept", [2, 4])
-def test_draft_is_kept_only_while_answers_gain(kept: int) -> None:
+def test_draft_is_kept_only_while_trees_emit_more(kept: int) -> None:
     few, rest = filter_trial._TREES, filter_trial._REST
     found = run(FilterTrial(), 2 * few + rest, forbidden=0.9, as_is=2, kept=kept)
     assert found[:few] == [False] * few
@@ -33,15 +35,15 @@ def test_draft_is_kept_only_while_answers_gain(kept: int) -> None:
     assert found[2 * few :] == [kept > 2] * rest
 
 
-def test_what_was_found_is_looked_at_again() -> None:
+def test_trial_is_repeated_after_a_rest() -> None:
     few, rest = filter_trial._TREES, filter_trial._REST
     trial = FilterTrial()
     run(trial, 2 * few + rest, forbidden=0.9, as_is=1, kept=4)
     assert not any(run(trial, few + rest, forbidden=0.0, as_is=4, kept=4))
 
 
-def test_batch_that_keeps_no_draft_goes_on_as_it_is() -> None:
-    """One of many wants it, and does not get it."""
+def test_trial_in_a_batch_that_keeps_no_draft_stays_wanted() -> None:
+    """One sequence of many wants it, and its drafts are not kept."""
     trial = FilterTrial()
     for _ in range(50):
         trial.add(0.9, 1, filtered=False)

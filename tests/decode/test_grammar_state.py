@@ -1,4 +1,4 @@
-"""Masks of a tree against matchers that are begun anew for every node."""
+"""Masks of a tree against those of a new matcher for every node."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ def masks_of(state: GrammarState, tokens: list[int], tree: Tree) -> Tensor:
     return whole
 
 
-def allowed_after(tokens: list[int], **options: object) -> Tensor:
-    """bool [V], by a matcher of its own."""
-    state, row = state_of(GRAMMAR, **options), rows(1)
-    state.advance(tokens)
+def allowed(state: GrammarState) -> Tensor:
+    """bool [V]: what may come next."""
+    row = rows(1)
     fill_next(state, row.numpy()[0])
     return unpacked_bits(row, VOCAB)[0]
+
+
+def allowed_after(tokens: list[int], grammar: Grammar = GRAMMAR, **options: object) -> Tensor:
+    """``allowed`` after the whole answer ``tokens``, of a state of its own."""
+    state = state_of(grammar, **options)
+    state.advance(tokens)
+    return allowed(state)
 
 
 def drawn_tree(tree: Tree, answer: list[int], chance: random.Random) -> list[int]:
@@ -77,8 +83,8 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_masks_of_trees_of_any_shape_together_are_those_of_each_alone(seed: int) -> None:
-    """Some of whose answers are over."""
+def test_masks_of_a_batch_of_trees_are_those_of_each_alone(seed: int) -> None:
+    """Some answers have ended."""
     chance, trees = random.Random(seed), list[tuple[GrammarState, list[int], Tree]]()
     for _ in range(5):
         answer = ids_of('["x", 12')[: chance.randint(1, 5)]
@@ -87,49 +93,43 @@ def test_masks_of_trees_of_any_shape_together_are_those_of_each_alone(seed: int)
         state.advance([*answer, *ENDS[: chance.random() < 0.3]])
         trees.append((state, tokens, tree))
     alone = [masks_of(*tree) for tree in trees]
-    together = rows(sum(tree.num_nodes for *_, tree in trees))
-    found = fill_trees([(s, t, tree.parents) for s, t, tree in trees], together.numpy())
+    batch = rows(sum(tree.num_nodes for *_, tree in trees))
+    found = fill_trees([(s, t, tree.parents) for s, t, tree in trees], batch.numpy())
     for index, expected in zip(found, alone, strict=True):
-        whole = together[index]
+        whole = batch[index]
         whole[torch.tensor(index) == NO_MASK] = ALL_ALLOWED
         assert torch.equal(whole, expected)
     assert len({NO_MASK, *(row for index in found for row in index)}) > len(trees)
 
 
-def test_end_tokens_wait_for_min_tokens_unless_nothing_else_is_allowed() -> None:
-    answer = ids_of("[12")
-    assert not allowed_after(answer)[ENDS[0]]
+def only_ends(allowed: Tensor) -> bool:
+    return allowed.nonzero().flatten().tolist() == list(ENDS)
+
+
+def test_end_tokens_are_forbidden_until_min_tokens_unless_nothing_else_is_allowed() -> None:
+    assert not allowed_after(ids_of("[12"))[ENDS[0]]
     whole = ids_of('["x"]')
-    assert allowed_after(whole).nonzero().flatten().tolist() == list(ENDS)
-    assert allowed_after(whole, min_tokens=50).nonzero().flatten().tolist() == list(ENDS)
-    open_end = state_of(Grammar.regex("[0-9]+"), min_tokens=3)
-    row, seen = rows(1), []
-    for token in ids_of("1234"):
-        open_end.advance([token])
-        fill_next(open_end, row.numpy()[0])
-        seen.append(bool(unpacked_bits(row, VOCAB)[0, ENDS[1]]))
-    assert seen == [False, False, True, True]
+    assert only_ends(allowed_after(whole))
+    assert only_ends(allowed_after(whole, min_tokens=50))
+    digits, open_end = ids_of("1234"), Grammar.regex("[0-9]+")
+    ends = [bool(allowed_after(digits[:n], open_end, min_tokens=3)[ENDS[1]]) for n in range(1, 5)]
+    assert ends == [False, False, True, True]
 
 
 def test_ignored_end_tokens_are_forbidden_while_anything_else_is_allowed() -> None:
-    state, row = state_of(Grammar.regex("[0-9]{1,2}"), ignore_eos=True), rows(1)
-    state.advance(ids_of("1"))
-    fill_next(state, row.numpy()[0])
-    assert not unpacked_bits(row, VOCAB)[0, list(ENDS)].any()
-    state.advance(ids_of("2"))
-    fill_next(state, row.numpy()[0])
-    assert unpacked_bits(row, VOCAB)[0].nonzero().flatten().tolist() == list(ENDS)
+    two = Grammar.regex("[0-9]{1,2}")
+    assert not allowed_after(ids_of("1"), two, ignore_eos=True)[list(ENDS)].any()
+    assert only_ends(allowed_after(ids_of("12"), two, ignore_eos=True))
 
 
-def test_state_that_was_told_a_forbidden_token_has_an_error_and_forbids_nothing() -> None:
-    state, row = state_of(GRAMMAR), rows(1)
+def test_state_after_a_forbidden_token_has_an_error_and_forbids_nothing() -> None:
+    state = state_of(GRAMMAR)
     state.advance(ids_of("x"))
     assert state.error
-    fill_next(state, row.numpy()[0])
-    assert unpacked_bits(row, VOCAB).all()
+    assert allowed(state).all()
 
 
-def test_finished_state_looks_at_nothing_more() -> None:
+def test_finished_state_ignores_more_tokens() -> None:
     state = state_of(GRAMMAR)
     state.advance([*ids_of("[]"), ENDS[1], 5, 6])
     assert state.finished

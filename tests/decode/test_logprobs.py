@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 
-from tests.decode.structured import TREES, Stub, generate, logits_after
+from tests.decode.structured import TREES, StubAnswer, generate, logits_after
+from trt_eagle3.decode.sampling import logprobs
 from trt_eagle3.decode.sampling.grammar import Grammar
-from trt_eagle3.decode.sampling.logprobs import path_logprobs
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.speculation import verify
-from trt_eagle3.decode.speculation.accept import Accepted
 
 SAMPLINGS = {
     "greedy": SamplingParams(logprobs=3, max_tokens=24),
@@ -27,9 +22,9 @@ SAMPLINGS = {
 }
 
 
-def worst(stub: Stub) -> float:
-    """The largest error against ``log_softmax`` of the raw logits; the first token, which no tree
-    says, has none.
+def worst(stub: StubAnswer) -> float:
+    """The largest error against ``log_softmax`` of the raw logits; the first token has no
+    log-probability here.
     """
     errors = []
     for i, (token, found) in enumerate(zip(stub.tokens[1:], stub.logprobs, strict=True), start=1):
@@ -44,20 +39,23 @@ def worst(stub: Stub) -> float:
     return max(errors)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_logprobs_are_of_the_raw_distribution_at_every_token(name: str, tree: str) -> None:
+def test_logprobs_are_of_the_raw_distribution_at_every_token(
+    name: str, tree: str, ragged: bool
+) -> None:
     few = SamplingParams(max_tokens=24)
-    stub, other = generate([SAMPLINGS[name], few], TREES[tree])
+    stub, other = generate([SAMPLINGS[name], few], TREES[tree], ragged=ragged)
     assert worst(stub) < 1e-6
     assert not other.logprobs
 
 
-def test_logprobs_of_the_node_above_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(sequences: Any, found: Sequence[Accepted], logits: Any) -> Any:
-        return path_logprobs(sequences, found, logits.roll(1, dims=1))
-
-    monkeypatch.setattr(verify, "path_logprobs", wrong)
+def test_logprobs_of_the_node_above_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = logprobs._packed
+    monkeypatch.setattr(
+        logprobs, "_packed", lambda logits, *more: true(logits.roll(1, dims=0), *more)
+    )
     (stub,) = generate([SAMPLINGS["greedy"]], TREES["chain"])
     with pytest.raises(AssertionError):
         assert worst(stub) < 1e-6

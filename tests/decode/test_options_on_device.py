@@ -1,6 +1,5 @@
-"""Options where a graph's outputs are its own memory, which the next run of the same shapes
-overwrites, as on CUDA: log-probabilities of first tokens, and answers with grammars, penalties and
-biases in batches as alone.
+"""Options where the next run of a graph overwrites its outputs, as on CUDA: log-probabilities of
+first tokens, and answers with grammars, penalties and biases, are the same in batches and alone.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trt_eagle3.decode.step.first_token import FirstTokens
 
 from tests.decode.overwriting import overwriting_llm
 from tests.decode.test_batches import MODES
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Answer, Grammar, Request, SamplingParams, load
-from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.decode.step import decoder
+from trt_eagle3.decode.step import prefill
+from trt_eagle3.decode.step.prefill import Chunk, FirstTokens
 
 SCHEMA = {
     "type": "object",
@@ -38,33 +36,28 @@ QUESTIONS = [f"What is {i} plus 4{i}?" for i in range(10, 26)]  # of one length
 
 
 def options(kind: str, count: int) -> list[SamplingParams]:
-    def of(i: int) -> SamplingParams:
-        grammar = GRAMMARS[i % 4]
+    def of(i: int) -> dict[str, Any]:
         if kind == "grammar":
-            return SamplingParams(max_tokens=24, grammar=grammar)
+            return {"grammar": GRAMMARS[i % 4]}
         if kind == "penalties":
-            bias = {30 + i: 2.0}
-            penalty = SamplingParams(max_tokens=24, frequency_penalty=0.1 * i, logit_bias=bias)
-            return penalty.updated(presence_penalty=0.2, min_tokens=i)
-        mixed = SamplingParams(max_tokens=24, frequency_penalty=0.4 * (i % 2), min_tokens=i)
-        some = mixed.updated(logprobs=2 if i % 5 == 0 else None)
-        return some.updated(grammar=grammar) if i % 3 else some
+            bias = {"logit_bias": {30 + i: 2.0}, "frequency_penalty": 0.1 * i}
+            return {**bias, "presence_penalty": 0.2, "min_tokens": i}
+        logprobs, grammar = None if i % 5 else 2, GRAMMARS[i % 4] if i % 3 else None
+        mixed = {"frequency_penalty": 0.4 * (i % 2), "min_tokens": i}
+        return {**mixed, "logprobs": logprobs, "grammar": grammar}
 
-    return [of(i) for i in range(count)]
+    return [SamplingParams(max_tokens=24, **of(i)) for i in range(count)]
 
 
-@pytest.fixture(
-    scope="module",
-    params=["overwriting", pytest.param("cuda", marks=pytest.mark.gpu)],
-)
+@pytest.fixture(scope="module", params=["overwriting", pytest.param("cuda", marks=pytest.mark.gpu)])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """By mode, an engine; made where it is asked for."""
+    """An engine of each mode, made at its first use."""
     made: dict[str, LLM] = {}
     cuda = request.param == "cuda"
     if cuda and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
-    backend: dict[str, Any] = {"prefill_chunk": 64}  # of two prompts: others follow at once
-    if cuda:  # of one: alone it is one captured graph, and logits of several are their own
+    backend: dict[str, Any] = {"prefill_chunk": 64}  # two prompts: more are prefilled at once
+    if cuda:  # one prompt: alone it is one captured graph, and logits of several are their own
         backend = {"prefill_chunk": 32, "backend": "torch", "device": "cuda", "dtype": "float32"}
 
     def of(mode: str) -> LLM:
@@ -80,22 +73,19 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         llm.close()
 
 
-def together(engine: LLM, asked: Sequence[SamplingParams], **changes: Any) -> list[Answer]:
-    """Answers that are computed in batches."""
-    requests = [Request(q, sampling=s, **changes) for q, s in zip(QUESTIONS, asked, strict=False)]
-    core = engine._started()
-    return list(core.submit_together(requests, engine))
+def batched(engine: LLM, samplings: Sequence[SamplingParams], **changes: Any) -> list[Answer]:
+    """Answers to the first questions that are computed in batches."""
+    pairs = zip(QUESTIONS, samplings, strict=False)
+    requests = [Request(q, sampling=s, **changes) for q, s in pairs]
+    return list(engine._started().submit_together(requests, engine))
 
 
 def first_logprobs(engine: LLM, *, alone: bool) -> list[float]:
     """Of the first token of every question and the likeliest others."""
-    asked = [FIRST] * len(QUESTIONS)
     if alone:
-        found = [
-            engine.generate(q, sampling=s).logprobs for q, s in zip(QUESTIONS, asked, strict=True)
-        ]
+        found = [engine.generate(q, sampling=FIRST).logprobs for q in QUESTIONS]
     else:
-        found = [answer.finish().logprobs for answer in together(engine, asked)]
+        found = [a.finish().logprobs for a in batched(engine, [FIRST] * len(QUESTIONS))]
     return [value for (first,) in found for value in (first.logprob, *(v for _, v in first.top))]
 
 
@@ -106,19 +96,17 @@ def test_logprobs_of_first_tokens_in_batches_are_those_of_each_alone(engine: Any
         assert first_logprobs(llm, alone=False) == pytest.approx(alone, abs=1e-4)
 
 
-def test_logits_that_the_next_prompt_overwrites_are_noticed(
+def test_logits_that_the_next_prompt_overwrites_are_caught(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Careless(FirstTokens):
-        def __init__(
-            self, chunks: Sequence[tuple[SequenceState, int]], logits: Sequence[Tensor]
-        ) -> None:
+        def __init__(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
             super().__init__(chunks, logits)
             self._logits = {s: x for (s, _), x in zip(chunks, logits, strict=True)}
 
     llm = engine("chain")
     alone = first_logprobs(llm, alone=True)
-    monkeypatch.setattr(decoder, "FirstTokens", Careless)
+    monkeypatch.setattr(prefill, "FirstTokens", Careless)
     for _ in range(3):
         wrong = first_logprobs(llm, alone=False)
     assert wrong != pytest.approx(alone, abs=1e-4)
@@ -131,13 +119,11 @@ def test_logits_that_the_next_prompt_overwrites_are_noticed(
 def test_answers_with_options_in_batches_are_those_of_each_alone(
     engine: Any, mode: str, kind: str
 ) -> None:
-    llm, asked = engine(mode), options(kind, 10)
-    alone = [
-        llm.generate(q, sampling=s, speculation=False)
-        for q, s in zip(QUESTIONS, asked, strict=False)
-    ]
+    llm, samplings = engine(mode), options(kind, 10)
+    pairs = zip(QUESTIONS, samplings, strict=False)
+    alone = [llm.generate(q, sampling=s, speculation=False) for q, s in pairs]
     for speculation in (True, False):
-        found = [a.finish() for a in together(llm, asked, speculation=speculation)]
+        found = [a.finish() for a in batched(llm, samplings, speculation=speculation)]
         assert [a.token_ids for a in found] == [a.token_ids for a in alone]
         for ours, theirs in zip(found, alone, strict=True):
             values = [x.logprob for x in ours.logprobs]

@@ -1,5 +1,5 @@
-"""The rows of prefills: what target and draft are given of them, and that a draft whose prompts go
-through graphs drafts alike.
+"""Prompt rows: what target and draft get of a prefill, and that captured graphs of prompts change
+no draft.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.engine.torch.capture.draft_pieces import DraftPieces
 from trt_eagle3.engine.torch.session import TorchSession
 
@@ -28,11 +29,7 @@ def rows() -> PromptRows:
     """The first 9 rows of a prompt of 17, its last 8, and another's 9, which are all."""
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     long, short = pair().sequence(prompts()[3], pool), pair().sequence(prompts()[0], pool)
-    segments = [
-        Segment(long, 0, 9, is_last=False),
-        Segment(long, 9, 8),
-        Segment(short, 0, 9),
-    ]
+    segments = [Segment(long, 0, 9, is_last=False), Segment(long, 9, 8), Segment(short, 0, 9)]
     return PromptRows.of(segments, 9, torch.device("cpu"))
 
 
@@ -42,7 +39,7 @@ def test_every_segment_has_the_row_after_it_too() -> None:
     assert found.positions.shape == (3, 3, 10)
     assert torch.equal(found.ids[0], long.token_ids[:10])
     assert torch.equal(found.positions[:, 0], long.positions(0, 10))
-    # the answer's first token is not known, where it stands is
+    # the answer's first token is unknown, its position is not
     assert found.ids[1].tolist() == [*long.token_ids[9:].tolist(), 0, 0]
     assert torch.equal(found.positions[:, 1, :9], long.positions(9, 18))
     assert found.ids[2].tolist() == [*short.token_ids.tolist(), 0]
@@ -67,28 +64,28 @@ def answers_of(path: Path, *, captured: bool) -> list[tuple[tuple[int, ...], tup
     with LLM(bundle, prefix_cache=False) as engine:
         core = engine._started()
         if captured:
-            drafting = bundle.decoder._drafting
-            assert drafting is not None
-            session = drafting.proposer.runner._draft
+            drafter = bundle.decoder.drafter
+            assert isinstance(drafter, AutoregressiveDrafter)
+            session = drafter.runner._draft
             assert isinstance(session, TorchSession)
             assert core.pool.table_len is not None
             graphs = session._new_draft_pieces(Pieces(), core.pool.table_len)
             assert graphs is not None
             graphs.capture(512, lambda: True)
             session._draft_pieces = graphs
-        asked = [request_of(example) for example in heldout()[:18]]
+        requests = [request_of(example) for example in heldout()[:18]]
         found = [
             answer.finish()
-            for i in range(0, len(asked), 6)
-            for answer in core.submit_together(asked[i : i + 6], engine)
+            for i in range(0, len(requests), 6)
+            for answer in core.submit_together(requests[i : i + 6], engine)
         ]
     return [(answer.token_ids, answer.accepted_lengths) for answer in found]
 
 
-def test_draft_whose_prompts_go_through_graphs_drafts_alike(
+def test_captured_graphs_of_prompts_change_no_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is accepted would tell a draft that was given other rows."""
+    """A draft over other rows would show in what is accepted."""
     engine, limits = {"backend": "torch"}, {"max_batch_size": 6}
     path = build_tiny(tmp_path, engine=engine, limits=limits)
     expected = answers_of(path, captured=False)

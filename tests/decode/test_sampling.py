@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.decode.chi_square import FALSE_ALARM, p_value
 from tests.decode.reference_sampling import edge_distance, ref_penalised, ref_probs
 from trt_eagle3.decode.sampling import sampler as sampling_module
-from trt_eagle3.decode.sampling.sampler import Sampler, target_probs
+from trt_eagle3.decode.sampling.sampler import Sampler, VerifyResult, target_probs
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.speculation.tree import Tree
 from trt_eagle3.errors import UserError
@@ -27,10 +27,20 @@ Origin: some hundred float64 roundings of 1e-16 each; the worst of 5,000 cases w
 
 VOCAB = 9
 TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)])
+NODES = torch.arange(TREE.num_nodes)
 
 
-def no_numbers(*_: Any) -> Any:
-    raise AssertionError("greedy decoding drew a random number")
+def sampler_of(sampling: SamplingParams, *prompt: int) -> Sampler:
+    return Sampler(sampling, torch.tensor(prompt), VOCAB)
+
+
+def verified(sampler: Sampler, logits: torch.Tensor, tokens: torch.Tensor = NODES) -> VerifyResult:
+    """Of ``TREE``, whose node i has token i by default."""
+    return sampler.verdict(logits, tokens, torch.tensor(TREE.parents), TREE.mask)
+
+
+def drawn_logits(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
 @st.composite
@@ -91,9 +101,8 @@ def test_top_p_of_a_large_vocabulary_is_as_if_all_were_sorted(
     scale: float, top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From even rows, whose likeliest are too few, to peaked ones; ties at the edge among them."""
-    logits = (torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * scale).round(
-        decimals=2
-    )
+    drawn = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1))
+    logits = (drawn * scale).round(decimals=2)
     found = target_probs(logits, SamplingParams(1.0, top_p=top_p))
     monkeypatch.setattr(sampling_module, "_FEW", 5000)
     assert torch.equal(found, target_probs(logits, SamplingParams(1.0, top_p=top_p)))
@@ -101,12 +110,8 @@ def test_top_p_of_a_large_vocabulary_is_as_if_all_were_sorted(
 
 def test_top_p_counts_of_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()  # after top_k 2: 4/7, 3/7
-    assert target_probs(logits, SamplingParams(1.0, top_k=2, top_p=0.55))[0].tolist() == [
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
+    found = target_probs(logits, SamplingParams(1.0, top_k=2, top_p=0.55))
+    assert found.tolist() == [[1.0, 0.0, 0.0, 0.0]]
     assert int((target_probs(logits, SamplingParams(1.0, top_p=0.55)) > 0).sum()) == 2
 
 
@@ -118,11 +123,21 @@ def test_temperature_near_zero_is_greedy_in_the_limit(temperature: float) -> Non
     assert found.tolist() == [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]
 
 
-def test_sampling_is_greedy_unless_told_otherwise() -> None:
+@pytest.mark.xfail(strict=True, reason="top_p finds no edge among NaN, and takes index -1")
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_rows_that_are_not_finite_change_no_others(top_k: int, bad: float) -> None:
+    sampling = SamplingParams(1.0, top_k=top_k, top_p=0.9)
+    good, rows = drawn_logits(1, seed=0), drawn_logits(2, seed=0)
+    rows[0, 3], rows[1] = bad, good
+    assert torch.equal(target_probs(rows, sampling)[1:], target_probs(good, sampling))
+
+
+def test_default_is_greedy() -> None:
     assert GREEDY.greedy
     assert not GREEDY.penalised
-    assert not Sampler(GREEDY, torch.tensor([1]), VOCAB).needs_probs
-    assert Sampler(SamplingParams(presence_penalty=1.0), torch.tensor([1]), VOCAB).needs_probs
+    assert not sampler_of(GREEDY, 1).needs_probs
+    assert sampler_of(SamplingParams(presence_penalty=1.0), 1).needs_probs
     assert target_probs(torch.tensor([[1.0, 3.0, 3.0]]), GREEDY).tolist() == [[0.0, 1.0, 0.0]]
 
 
@@ -145,19 +160,17 @@ def penalised(
     tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
     prompt, answer = draw(tokens), draw(tokens)
     nodes = [answer[-1], *draw(st.lists(st.integers(0, VOCAB - 1), min_size=8, max_size=8))]
-    logits = torch.randn(
-        TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    )
+    logits = drawn_logits(TREE.num_nodes, seed=draw(st.integers(0, 99)))
     return sampling, prompt, answer, nodes, logits
 
 
 def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> None:
-    judged: list[torch.Tensor] = []
+    seen: list[torch.Tensor] = []
     process = sampling_module.process_logits
 
     def watched(*args: Any) -> torch.Tensor:
         changed: torch.Tensor = process(*args)
-        judged.append(changed.flatten(0, 1))
+        seen.append(changed.flatten(0, 1))
         return changed
 
     monkeypatch.setattr(sampling_module, "process_logits", watched)
@@ -165,22 +178,19 @@ def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> N
     @given(case=penalised())
     def check(case: tuple[SamplingParams, list[int], list[int], list[int], torch.Tensor]) -> None:
         sampling, prompt, answer, nodes, logits = case
-        sampler = Sampler(sampling, torch.tensor(prompt), VOCAB)
+        sampler = sampler_of(sampling, *prompt)
         sampler.first(logits[0])
         sampler.remember(answer[:1])
         sampler.remember(answer[1:])
         before = logits.clone()
-        sampler.verdict(logits, torch.tensor(nodes), torch.tensor(TREE.parents), TREE.mask)
-        assert torch.equal(logits, before), "the target's logits were written over"
-        paths = [
-            [nodes[j] for j in range(TREE.num_nodes) if TREE.mask[i, j]]
-            for i in range(TREE.num_nodes)
-        ]
+        verified(sampler, logits, torch.tensor(nodes))
+        assert torch.equal(logits, before), "the target's logits were overwritten"
+        paths = [torch.tensor(nodes)[mask].tolist() for mask in TREE.mask]
         expected = [
             ref_penalised(row, prompt, answer + path, sampling)
             for row, path in zip(logits, paths, strict=True)
         ]
-        torch.testing.assert_close(judged[-1], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(seen[-1], torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
     check()
 
@@ -190,26 +200,19 @@ def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> N
     [torch.eye(TREE.num_nodes).bool(), torch.ones(TREE.num_nodes, TREE.num_nodes).tril().bool()],
 )
 def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
-    sampling = SamplingParams(0.0, presence_penalty=50.0)
-    nodes = torch.arange(TREE.num_nodes)
-
-    def says(mask: torch.Tensor) -> torch.Tensor:
-        sampler = Sampler(sampling, torch.tensor([0]), VOCAB)
+    def bonus(mask: torch.Tensor) -> list[int]:
+        sampler = sampler_of(SamplingParams(0.0, presence_penalty=50.0), 0)
         sampler.remember([0])  # the root
         logits = torch.arange(VOCAB).expand(TREE.num_nodes, -1) * -1.0
-        return sampler.verdict(logits, nodes, torch.tensor(TREE.parents), mask).bonus
+        return sampler.verdict(logits, NODES, torch.tensor(TREE.parents), mask).bonus.tolist()
 
     # the least token that is not on the path
-    assert says(TREE.mask).tolist() == [1, 2, 1, 1, 2, 2, 1, 2, 2]
-    assert not torch.equal(says(mask), says(TREE.mask))
+    assert bonus(TREE.mask) == [1, 2, 1, 1, 2, 2, 1, 2, 2]
+    assert bonus(mask) != bonus(TREE.mask)
 
 
-def test_image_tokens_of_a_prompt_and_tokens_said_before_a_preemption_count() -> None:
-    sampler = Sampler(
-        SamplingParams(0.0, repetition_penalty=2.0, presence_penalty=1.0),
-        torch.tensor([5, 5, 5]),
-        VOCAB,
-    )
+def test_image_tokens_of_a_prompt_and_tokens_of_the_answer_count() -> None:
+    sampler = sampler_of(SamplingParams(0.0, repetition_penalty=2.0, presence_penalty=1.0), 5, 5, 5)
     logits = torch.tensor([4.0, 3.9, 3.8, 0.0, 0.0, 4.1, 0.0, 0.0, 0.0])
     output_ids = []
     for _ in range(4):
@@ -222,47 +225,39 @@ def test_image_tokens_of_a_prompt_and_tokens_said_before_a_preemption_count() ->
 # Random numbers
 
 
-def verify_results(seed: int | None) -> list[list[int]]:
-    sampler = Sampler(SamplingParams(1.0, seed=seed), torch.tensor([1]), VOCAB)
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(20, TREE.num_nodes, VOCAB, generator=generator)
-    nodes = torch.arange(TREE.num_nodes)
-    judged = [sampler.verdict(row, nodes, torch.tensor(TREE.parents), TREE.mask) for row in logits]
-    return [verdict.bonus.tolist() for verdict in judged]
+def bonus_tokens(seed: int | None) -> list[list[int]]:
+    sampler = sampler_of(SamplingParams(1.0, seed=seed), 1)
+    logits = drawn_logits(20, TREE.num_nodes, seed=0)
+    return [verified(sampler, tree).bonus.tolist() for tree in logits]
 
 
 def test_same_seed_gives_the_same_tokens_and_others_do_not() -> None:
-    assert verify_results(7) == verify_results(7)
-    assert verify_results(7) != verify_results(8)
-    assert verify_results(0) != verify_results(2**64 - 1)
-    assert verify_results(None) != verify_results(None)
+    assert bonus_tokens(7) == bonus_tokens(7)
+    assert bonus_tokens(7) != bonus_tokens(8)
+    assert bonus_tokens(0) != bonus_tokens(2**64 - 1)
+    assert bonus_tokens(None) != bonus_tokens(None)
 
 
-def test_seeds_do_not_touch_the_numbers_of_others() -> None:
+def test_seeds_leave_torchs_random_numbers_alone() -> None:
     state = torch.get_rng_state()
-    verify_results(7)
+    bonus_tokens(7)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_first_token_has_the_targets_probabilities() -> None:
     sampling = SamplingParams(0.7, top_k=6, top_p=0.95, repetition_penalty=1.3, seed=3)
-    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
-    sampler = Sampler(sampling, torch.tensor([1, 4]), VOCAB)
-    counts = torch.bincount(
-        torch.stack([sampler.first(logits) for _ in range(2000)]), minlength=VOCAB
-    )
+    logits, sampler = drawn_logits(seed=1), sampler_of(sampling, 1, 4)
+    drawn = torch.stack([sampler.first(logits) for _ in range(2000)])
+    counts = torch.bincount(drawn, minlength=VOCAB)
     exact = ref_probs(ref_penalised(logits.tolist(), [1, 4], [], sampling), sampling)
     assert p_value(counts, torch.tensor(exact, dtype=torch.float64)) > FALSE_ALARM
 
 
-def test_greedy_verdict_draws_no_random_number(monkeypatch: Any) -> None:
-    monkeypatch.setattr(Sampler, "uniform", no_numbers)
-    sampler = Sampler(SamplingParams(0.0, presence_penalty=0.5), torch.tensor([1]), VOCAB)
-    logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(1))
-    verdict = sampler.verdict(
-        logits, torch.arange(TREE.num_nodes), torch.tensor(TREE.parents), TREE.mask
-    )
-    assert set(verdict.accept.tolist()) <= {0.0, 1.0}
+def test_greedy_draws_no_random_number(monkeypatch: Any) -> None:
+    monkeypatch.delattr(Sampler, "upcoming")
+    sampler = sampler_of(SamplingParams(0.0, presence_penalty=0.5), 1)
+    found = verified(sampler, drawn_logits(TREE.num_nodes, seed=1))
+    assert set(found.accept.tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
@@ -270,12 +265,10 @@ def test_bonus_is_never_a_token_without_probability_nor_a_child(
     number: float, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(Sampler, "uniform", lambda _: number)
-    sampler = Sampler(SamplingParams(1.0, top_k=5), torch.tensor([0]), VOCAB)
-    nodes = torch.arange(TREE.num_nodes)  # node i has token i, so node 0 must not say 1, 2 or 3
-    for seed in range(30):
-        logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(seed))
-        bonus = sampler.verdict(logits, nodes, torch.tensor(TREE.parents), TREE.mask).bonus
-        probs = target_probs(logits, sampler.sampling)
+    sampler = sampler_of(SamplingParams(1.0, top_k=5), 0)
+    for seed in range(30):  # node i has token i, so 1, 2 and 3 must not follow node 0
+        logits = drawn_logits(TREE.num_nodes, seed=seed)
+        bonus, probs = verified(sampler, logits).bonus, target_probs(logits, sampler.sampling)
         for i in range(TREE.num_nodes):
             children = [child for child, parent in enumerate(TREE.parents) if parent == i]
             left = probs[i].clone()
@@ -284,7 +277,7 @@ def test_bonus_is_never_a_token_without_probability_nor_a_child(
 
 
 def test_uniform_numbers_are_below_one_and_fill_the_interval() -> None:
-    sampler = Sampler(SamplingParams(1.0, seed=0), torch.tensor([0]), VOCAB)
+    sampler = sampler_of(SamplingParams(1.0, seed=0), 0)
     numbers = torch.tensor([sampler.uniform() for _ in range(4000)], dtype=torch.float64)
     counts = torch.histc(numbers, 16, 0.0, 1.0).long()
     assert p_value(counts, torch.full((16,), 1 / 16, dtype=torch.float64)) > FALSE_ALARM
@@ -295,29 +288,9 @@ def test_uniform_numbers_are_below_one_and_fill_the_interval() -> None:
 
 NUMBERS = ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"]
 WHOLE = ["top_k", "seed"]
-NO_NUMBERS: list[Any] = [
-    True,
-    False,
-    "1",
-    None,
-    [1.0],
-    math.nan,
-    math.inf,
-    -math.inf,
-    10**400,
-    -(10**400),
-    10**5000,
-]
-NO_NUMBERS += [
-    1j,
-    b"1",
-    {},
-    np.zeros((2, 2)),
-    torch.zeros(2, 2),
-    torch.ones(()),
-    "a\nb" * 30,
-    np.float32(0.5),
-]
+NO_NUMBERS: list[Any] = [True, False, "1", None, [1.0], 1j, b"1", {}, "a\nb" * 30]
+NO_NUMBERS += [math.nan, math.inf, -math.inf, 10**400, -(10**400), 10**5000]
+NO_NUMBERS += [np.zeros((2, 2)), torch.zeros(2, 2), torch.ones(()), np.float32(0.5)]
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: type(value).__name__)
@@ -325,9 +298,8 @@ NO_NUMBERS += [
 def test_what_is_no_finite_number_is_refused_by_name_in_one_line(name: str, value: Any) -> None:
     if name == "seed" and value is None:
         return
-    with pytest.raises(
-        UserError, match=f"^{name}: expected a (whole )?number (from|above) .*, got "
-    ) as error:
+    message = f"^{name}: expected a (whole )?number (from|above) .*, got "
+    with pytest.raises(UserError, match=message) as error:
         SamplingParams(**{name: value})
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 160
@@ -345,12 +317,11 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_bounds_of_each_value_are_as_said(name: str) -> None:
+def test_bounds_of_each_value(name: str) -> None:
     taken, refused = BOUNDS[name]
     for value in taken:
-        Sampler(
-            SamplingParams(**{"temperature": 1.0, name: value}), torch.tensor([0]), VOCAB
-        ).first(torch.zeros(VOCAB))
+        sampler = sampler_of(SamplingParams(**{"temperature": 1.0, name: value}), 0)
+        sampler.first(torch.zeros(VOCAB))
     for value in refused:
         with pytest.raises(UserError, match=f"^{name}: expected"):
             SamplingParams(**{name: value})

@@ -1,4 +1,4 @@
-"""Prompts in segments: batch rows over the same pages say what whole prompts say."""
+"""Prompts in segments: batch rows over the same pages give the tokens of whole prompts."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from typing import Any
 import pytest
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
-from tests.decode.scheduling import (
-    MAX_TOKENS,
-    TREES,
-    finish,
-    make_scheduler,
-    pair,
-    prompts,
-    solo,
-)
+from tests.decode.scheduling import MAX_TOKENS, TREES, finish, make_scheduler, pair, prompts, solo
 from trt_eagle3.decode.forward import chunks as chunks_module
 from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
-from trt_eagle3.decode.step import decoder as decoder_module
+from trt_eagle3.decode.step import prefill
 
 
 def test_cut_gives_every_row_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +30,7 @@ def test_cut_gives_every_row_once_and_in_order(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("mode", TREES)
-def test_prompts_in_segments_say_what_they_say_alone(
+def test_prompts_in_segments_get_the_answers_that_they_get_alone(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text and images, so short that they share a forward, cut into segments of 3 rows or more."""
@@ -50,12 +42,12 @@ def test_prompts_in_segments_say_what_they_say_alone(
         seen.append((len(chunks), len(segments)))
         return segments
 
-    monkeypatch.setattr(decoder_module, "cut", counted)
+    monkeypatch.setattr(prefill, "cut", counted)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[mode], chunk=40)
-    asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in range(len(prompts()))}
-    for sequence in asked.values():
+    sequences = [pair().sequence(prompt, pool, drafting=True) for prompt in prompts()]
+    for sequence in sequences:
         scheduler.add(sequence)
     finish(scheduler)
-    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == {i: solo(i) for i in asked}
+    assert [s.tokens[:MAX_TOKENS] for s in sequences] == [solo(i) for i in range(len(sequences))]
     assert any(segments > prompts > 1 for prompts, segments in seen)

@@ -1,4 +1,4 @@
-"""Grammars of calls in the XML format: what they allow is read as the schema says."""
+"""Grammars of calls in the XML format: the parser reads what they allow as the schema has it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_required_parameters_come_in_order_and_others_may_be_left_out() -> None:
         assert not allows(state, call(wrong)), wrong
 
 
-def test_other_parameters_match_what_the_schema_says_of_them() -> None:
+def test_additional_properties_match_their_schema() -> None:
     state = state_of(grammar(tool({"a": {"type": "string"}}, additionalProperties=INTEGER)))
     assert allows(state, call({"a": "x", "b": "12", "c": "13"}))
     assert not allows(state, call({"b": "x"}))
@@ -220,7 +220,7 @@ def test_what_the_format_cannot_express_is_refused(parameters: Any, expected: st
     [
         # each reference names the whole
         {"properties": {"a": {"type": "array", "anyOf": [{"$ref": f"#{i}"} for i in range(8000)]}}},
-        # every parameter asks for the same list, of which little is allowed
+        # all parameters have one list, of which little is allowed
         {
             "properties": {f"p{i}": {"$ref": "#/e"} for i in range(3000)},
             "e": {"enum": ["a", *(f"</parameter>{i}" for i in range(6000))]},
@@ -255,7 +255,7 @@ def test_types_of_a_hostile_schema_are_looked_up_in_time() -> None:
     st.dictionaries(st.sampled_from(["a", "city", "é x"]), SCHEMAS, min_size=1, max_size=3),
     st.integers(0, 999),
 )
-def test_drawn_calls_are_parsed_as_their_schema_says(properties: Any, seed: int) -> None:
+def test_drawn_calls_are_parsed_to_valid_arguments(properties: Any, seed: int) -> None:
     called = tool(properties, required=sorted(properties)[:1], additionalProperties=False)
     state, chance, tokens = state_of(grammar(called)), random.Random(seed), []
     while not (tokens and tokens[-1] in ENDS) and len(tokens) < 400:

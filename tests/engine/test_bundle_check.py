@@ -196,7 +196,7 @@ def test_weight_file_that_is_a_link_out_of_the_bundle_is_refused(
 
 def test_bundle_behind_a_link_loads(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(bundle)
-    assert trt_eagle3.load(tmp_path / "link").bundle.drafting
+    assert trt_eagle3.load(tmp_path / "link").bundle.drafter
 
 
 SPECIAL: dict[str, Callable[[Path], object]] = {
@@ -448,4 +448,4 @@ def test_ids_out_of_range_in_the_drafts_vocabulary_are_refused(bundle: Path) -> 
     (bundle / DRAFT_FILE).write_bytes(data)
     engine = trt_eagle3.load(bundle)
     with pytest.raises(UserError, match="d2t: ids out of range"):
-        _ = engine.bundle.drafting
+        _ = engine.bundle.drafter

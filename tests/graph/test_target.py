@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from trt_eagle3.decode.memory.commit import Commit
 
 from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
@@ -88,7 +87,7 @@ class Rows:
             parts.append(
                 runner.forward(self.embeds[None, start:stop], place, wanted, visual_levels)
             )
-            states.commit([Commit(sequence, start, range(stop - start))])
+            states.swap_entries([sequence])
         states.release(sequence)
         logits, aux = zip(*parts, strict=True)
         return torch.cat(logits, dim=1)[0], None if aux[0] is None else torch.cat(aux, dim=1)[0]

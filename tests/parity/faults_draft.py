@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,10 +20,14 @@ from tests.parity.fault import (
     row_spoilt,
 )
 from tests.parity.planting import Planted, Seam, Tensors
-from trt_eagle3.decode.speculation import drafting, verify
-from trt_eagle3.decode.speculation.accept import Accepted, accept
-from trt_eagle3.decode.step import decoder
-from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.decode.forward.device_batch import DeviceBatch
+from trt_eagle3.decode.speculation import verify
+from trt_eagle3.decode.speculation.accept import AcceptedPaths
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
+from trt_eagle3.decode.speculation.proposal import Proposal
+from trt_eagle3.decode.speculation.tree import AnyTree
+from trt_eagle3.decode.step.stepper import Stepper
 from trt_eagle3.spec import RopeSpec
 
 
@@ -54,22 +59,40 @@ def _is_chain(mask: Tensor) -> bool:
 
 
 def _always_accepted(p: Planted) -> None:
-    def first(tokens: Any, parents: Any, probs: Any, bonus: Any, uniform: Any) -> Accepted:
-        return accept(tokens, parents, [1.0] * len(probs), bonus, uniform)
+    """The first child of every node passes."""
+    true = verify.accept_sampled
 
-    p.patch.setattr(verify, "accept", first)
+    def first(proposal: Proposal, probs: Tensor, bonus: Tensor, uniform: Tensor) -> AcceptedPaths:
+        dropped = proposal.dropped()
+        certain = torch.ones_like(probs)
+        certain = certain if dropped is None else certain.masked_fill(dropped, 0.0)
+        return true(proposal, certain, bonus, uniform)
+
+    def first_greedy(proposal: Proposal, target_ids: Tensor) -> AcceptedPaths:
+        unused = torch.zeros_like(target_ids, dtype=torch.float64)
+        return first(proposal.pruned(), unused, target_ids, unused)
+
+    p.patch.setattr(verify, "accept_sampled", first)
+    p.patch.setattr(verify, "accept_greedy", first_greedy)
 
 
-def _later_positions(p: Planted) -> None:
-    true = drafting.draft_positions
-    p.patch.setattr(
-        drafting, "draft_positions", lambda m, first, *rest: true(m, first, *rest) + int(first > 0)
-    )
+def _extended_late(p: Planted) -> None:
+    true = AutoregressiveDrafter.extend
+
+    def extend(self: AutoregressiveDrafter, batch: DeviceBatch, *args: Any, **options: Any) -> Any:
+        late = replace(batch, positions=batch.positions + 1)
+        return true(self, late, *args, **options)
+
+    p.patch.setattr(AutoregressiveDrafter, "extend", extend)
 
 
 def _first_step_late(p: Planted) -> None:
-    true = decoder.draft_decode_position
-    p.patch.setattr(decoder, "draft_decode_position", lambda *args: true(*args) + 1)
+    true = TreeGrower.grow
+
+    def grow(self: TreeGrower, tree: AnyTree, inputs: DraftInputs) -> Proposal:
+        return true(self, tree, replace(inputs, positions=inputs.positions + 1))
+
+    p.patch.setattr(TreeGrower, "grow", grow)
 
 
 DRAFT: Mapping[str, Fault] = {
@@ -105,7 +128,7 @@ DRAFT: Mapping[str, Fault] = {
         "the draft's committed rows stand one position late after the prompt",
         "draft.position_ids",
         "position_ids",
-        _later_positions,
+        _extended_late,
     ),
     "draft step position": Fault(
         "the draft's own steps stand one position late",
@@ -179,6 +202,6 @@ DRAFT: Mapping[str, Fault] = {
         "a bundle with a draft never speculates",
         "draft.proposals",
         "proposals",
-        lambda p: p.patch.setattr(Decoder, "speculates", lambda *_: False),
+        lambda p: p.patch.setattr(Stepper, "speculates", lambda *_: False),
     ),
 }

@@ -19,7 +19,7 @@ from trt_eagle3.decode.sampling import logits_process
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.speculation import verify
+from trt_eagle3.decode.step import stepper
 from trt_eagle3.multimodal.tool_formats.json_object import JsonObjectEnd
 from trt_eagle3.parity.record.options import HOT_SEEDS
 
@@ -37,8 +37,12 @@ def _late(p: Planted) -> None:
 
 
 def _next_nodes_logprobs(p: Planted) -> None:
-    true = verify.path_logprobs
-    p.patch.setattr(verify, "path_logprobs", lambda s, found, x: true(s, found, x.roll(1, dims=1)))
+    true = stepper.LogprobsReadback
+    p.patch.setattr(
+        stepper,
+        "LogprobsReadback",
+        lambda num_best, logits, *rest: true(num_best, logits.roll(1, dims=1), *rest),
+    )
 
 
 def _bias_twice(p: Planted) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,8 @@ from trt_eagle3.decode.sampling import logits_process
 from trt_eagle3.decode.sampling import sampler as sampling
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.speculation import verify
-from trt_eagle3.decode.speculation.accept import Accepted, accept
+from trt_eagle3.decode.speculation.accept import AcceptedPaths
+from trt_eagle3.decode.speculation.proposal import Proposal
 
 
 def _greedily(request: Request) -> Request:
@@ -40,16 +40,12 @@ def _double_top_p(p: Planted) -> None:
 
 
 def _biased(p: Planted) -> None:
-    def lenient(tokens: Any, parents: Any, probs: Any, bonus: Any, uniform: Any) -> Accepted:
-        return accept(
-            tokens,
-            parents,
-            [math.sqrt(max(0.0, x)) if 0 < x < 0.5 else x for x in probs],
-            bonus,
-            uniform,
-        )
+    true = verify.accept_sampled
 
-    p.patch.setattr(verify, "accept", lenient)
+    def lenient(proposal: Proposal, probs: Tensor, *args: Tensor) -> AcceptedPaths:
+        return true(proposal, torch.where(probs < 0.5, probs.sqrt(), probs), *args)
+
+    p.patch.setattr(verify, "accept_sampled", lenient)
 
 
 def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Scoring against the program's own proposer, one row after another."""
+"""Scoring against the program's own drafter, one row after another."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trt_eagle3.decode.speculation.propose import (
-    Drafters,
-    Proposer,
-    draft_decode_position,
-    draft_positions,
-    put_draft_visual,
-)
 
 from tests.probe.conftest import NUM_QUESTIONS, STEPS, Asked, ask, questions
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, causal_mask
+from trt_eagle3.decode.forward.batch import segment_inputs
+from trt_eagle3.decode.forward.device_batch import DeviceBatch
+from trt_eagle3.decode.forward.prompt_rows import PromptRows
+from trt_eagle3.decode.forward.runner import DraftRunner
+from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.memory.kv_cache import PagePool
+from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.drafts.eagle3.graph import draft_graph
 from trt_eagle3.engine.bundle import reference_location
@@ -36,6 +35,7 @@ from trt_eagle3.probe.record import Recording
 from trt_eagle3.probe.score import draft_ids
 from trt_eagle3.spec import RopeSpec
 
+CPU = torch.device("cpu")
 READINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "base 1e4": {"rope": RopeSpec.plain(64, 1e4)},
@@ -58,9 +58,9 @@ class Recorder(DraftRunner):
     logits: list[Tensor]
 
     def forward(
-        self, embeds: Tensor, features: Tensor, place: Any, logit_rows: Tensor
+        self, embeds: Tensor, features: Tensor, metadata: Any, logit_rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        logits, out = super().forward(embeds, features, place, logit_rows)
+        logits, out = super().forward(embeds, features, metadata, logit_rows)
         self.logits.append(logits[0])
         return logits, out
 
@@ -68,39 +68,29 @@ class Recorder(DraftRunner):
 def ref_chain(
     asked: Asked, manifest: DraftManifest, recording: Recording, row: int, runner: Recorder
 ) -> list[Tensor]:
-    """The logits of each depth after ``row`` rows of the prompt and answer were committed, as
-    the loop would.
+    """The logits of each depth after the rows up to ``row`` of prompt and answer were committed,
+    as in a step.
     """
-    prompt, ids = recording.prompt, recording.token_ids
-    length = row + 1
-    count = len(prompt.token_ids)
-    embeds = runner.embedding.lookup(ids[1:])
-    put_draft_visual(manifest, prompt, embeds[:count], 0)
-    text = torch.arange(count, len(ids), dtype=torch.int32) + prompt.rope_delta
-    never = torch.full((3, 1), 10**6, dtype=torch.int32)
-    targets = torch.cat([prompt.position_ids, text.expand(3, -1), never], dim=1)
-    positions = draft_positions(manifest, torch.tensor([0]), targets[:, None])[:, 0]
-    features = runner.fuse(recording.aux(manifest, asked.bundle.spec.num_visual_levels))
-    pages = PageTable(PagePool(40, 16))
-    pages.reserve(length + STEPS)
-    proposer = Proposer(runner)
+    length, spec = row + 1, asked.bundle.spec
+    sequence = SequenceState(recording.prompt, PagePool(40, 16), spec.vocab_size, drafting=True)
+    sequence.tokens = recording.token_ids[sequence.num_prompt : length + 1].tolist()
+    runner.states.reserve(sequence, length + STEPS)
+    drafter = AutoregressiveDrafter(runner, manifest, max_rows=length)
     runner.logits = []
-    place = AttentionMetadata.single(
-        0, pages.pages(length), causal_mask(length), positions[:, :length].int()
-    )
-    prompt_place = replace(place, is_prompt=True)
-    states = proposer.extend(prompt_place, embeds[None, :length], features[None, :length])
+    segments = [Segment(sequence, 0, length)]
+    rows = PromptRows.of(segments, length, CPU)
+    table = segment_inputs(runner.states, segments)["page_table"]
+    aux = recording.aux(manifest, spec.num_visual_levels)[None, :length]
+    drafter.prefill(rows, rows.ids[:, 1:], table, aux)
+    sequence.length = length
+    batch = DeviceBatch.of(runner.states, [sequence], [length], [-1], [STEPS], 1, CPU)
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
-    first = draft_decode_position(manifest, length, length + prompt.rope_delta)
-    proposer.propose(
-        tree,
-        Drafters(states, [int(ids[length])], [first], {"page_table": pages.pages(length + STEPS)}),
-    )
+    drafter.propose([sequence], tree, batch, [True])
     return [logits[-1] for logits in runner.logits]
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_rows_at_once_equal_the_proposer_row_by_row(name: str, tiny: Asked, tmp_path: Path) -> None:
+def test_rows_at_once_equal_the_drafter_row_by_row(name: str, tiny: Asked, tmp_path: Path) -> None:
     manifest = replace(tiny.manifest, **READINGS[name])
     recording = next(r for r in tiny.recordings if r.prompt.visual_rows.any())
     ids = draft_ids(manifest)
@@ -123,7 +113,7 @@ def test_rows_at_once_equal_the_proposer_row_by_row(name: str, tiny: Asked, tmp_
             torch.testing.assert_close(chain[depth], expected, atol=2e-3, rtol=1e-4)
             compared += 1
             if depth >= len(said) or ids[expected.argmax()] != said[depth]:
-                break  # from here on the proposer follows its own token, the scorer the target's
+                break  # from here on the drafter takes its own token, the scorer the target's
     assert compared > len(chains)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trt_eagle3.decode.memory.commit import Commit
 
 from tests.hybrid import save_qwen3_5_moe_text, save_qwen3_5_text
 from tests.reference.checkpoint import file_name
@@ -92,7 +91,7 @@ def computed(kind: str, backend: str) -> Tensor:
         embeds = runner.embedding.lookup(IDS[start:stop])[None]
         levels = torch.zeros(0, 1, count, spec.hidden_size)
         logits, _ = runner.forward(embeds, place, torch.tensor([[count - 1]]), levels)
-        states.commit([Commit(sequence, start, range(count))])
+        states.swap_entries([sequence])
         if stop >= PROMPT:
             found.append(logits[0, 0])
     return torch.stack(found)
@@ -104,15 +103,15 @@ def test_long_prompt_gives_the_logits_of_transformers(kind: str, backend: str) -
 
 
 def _in_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    right = RecurrentStates.commit
+    right = RecurrentStates.swap_entries
 
-    def commit(self: RecurrentStates, *args: Any) -> None:
+    def swap_entries(self: RecurrentStates, *args: Any) -> None:
         right(self, *args)
         for layers in self._layers:
             if layers.specs[0].kind == "delta":
                 layers.buffer.copy_(layers.buffer.bfloat16())
 
-    patch.setattr(RecurrentStates, "commit", commit)
+    patch.setattr(RecurrentStates, "swap_entries", swap_entries)
 
 
 def _without_positions(patch: pytest.MonkeyPatch) -> None:
