@@ -37,9 +37,9 @@ from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import open_session
-from trt_eagle3.engine.weight_quantiser import quantise_target
+from trt_eagle3.engine.builder.weight_quantiser import quantise_target
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import open_session
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.activations import write_activations

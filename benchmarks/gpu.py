@@ -29,7 +29,7 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.forward.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.speculation.tree import static_tree
-from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
+from trt_eagle3.engine.runtime.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import SparseMoe
 

@@ -23,7 +23,7 @@ from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.speculation.tree import static_tree
-from trt_eagle3.engine.buckets import padded_size
+from trt_eagle3.engine.runtime.buckets import padded_size
 from trt_eagle3.errors import CheckFailedError
 
 __all__ = ["Cost", "Crowd", "Stretch", "open_on_stand_in"]

@@ -26,8 +26,8 @@ from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.program import Weight
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target

@@ -32,7 +32,7 @@ from trt_eagle3.decode.policy.candidate import candidates_of
 from trt_eagle3.decode.policy.protocol import BatchState, StepStats
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.speculation.tree import AnyTree
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.serving.warm_up import warm_up
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.speculation.verify import Wanted
-from trt_eagle3.engine.session import Capabilities, Reduction, Session, with_picked_rows
+from trt_eagle3.engine.runtime.session import Capabilities, Reduction, Session, with_picked_rows
 from trt_eagle3.host_copy import Readback
 from trt_eagle3.spec import StateSpec
 

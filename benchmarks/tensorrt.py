@@ -28,8 +28,8 @@ from benchmarks.synthetic import SIZES, write_target
 from benchmarks.tensorrt_engine import build_beside_weights, build_line
 from benchmarks.timing import copy_bandwidth, median_ms
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.build_job import TreeSizes
-from trt_eagle3.engine.bundle import reference_location
+from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.trt.bundle import uses_linear
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE

@@ -15,7 +15,7 @@ import torch
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.build_job import BuiltEngine
+from trt_eagle3.engine.builder.job import BuiltEngine
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_engine
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE

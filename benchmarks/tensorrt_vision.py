@@ -29,8 +29,8 @@ from benchmarks.tensorrt_engine import build_beside_weights, build_line
 from benchmarks.timing import matmul_rate, median_ms
 from benchmarks.vision_tower import Pictures, Tower, tower_flops
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.build_job import TreeSizes
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import UserError

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.drawn_weights import read_drawn
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.qwen3_vl.vision_graph import vision_graph
 from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parent.parent / "trt_eagle3"
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -34,19 +36,31 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("program",),
 )
-# The rooms of ``decode``, from the ground up. Its other modules stand above them.
-DECODE_ROOMS = (
-    "sampling",
-    "request",
-    "memory",
-    "forward",
-    "speculation",
-    "step",
-    "policy",
-    "schedule",
-)
+# The rooms of a package, from the ground up. Its other modules stand above them.
+ROOMS_OF = {
+    "decode": (
+        "sampling",
+        "request",
+        "memory",
+        "forward",
+        "speculation",
+        "step",
+        "policy",
+        "schedule",
+    ),
+    "engine": (
+        "kernels",
+        "capi",
+        "runtime",
+        "bundle",
+        "builder",
+        "onnxruntime",
+        "torch",
+        "trt",
+    ),
+}
 # A config asks the backend that it names, whose object is light, what it can run.
-EXCEPTIONS = {"config imports engine.backend"}
+EXCEPTIONS = {"config imports engine.runtime.backend"}
 # What a family or a kind of drafts is made of serves other levels, and is imported when it is asked
 # for.
 PARTS = {
@@ -160,33 +174,53 @@ def test_imports_never_go_up() -> None:
 
 
 def room_level(name: str) -> int:
-    """Of a module of ``decode``, by its dotted name below the package."""
-    _, room, *rest = name.split(".")
-    return DECODE_ROOMS.index(room) if rest else len(DECODE_ROOMS)
+    """Of a module in a package with rooms, by its dotted name below ``trt_eagle3``."""
+    package, _, inside = name.partition(".")
+    rooms, room = ROOMS_OF[package], inside.partition(".")[0]
+    return rooms.index(room) if room in rooms else len(rooms)
 
 
-def upward_in_decode(known: dict[str, Path]) -> list[str]:
-    """Imports, lazy ones too, of a higher room of ``decode``."""
-    inside = {name: path for name, path in known.items() if name.count(".") and path.stem[0] != "_"}
+def upward_in(package: str, known: dict[str, Path]) -> list[str]:
+    """Imports, lazy ones too, of a higher room of ``package``."""
     return [
         f"{name} imports {other}"
-        for name, path in inside.items()
-        if name.startswith("decode.")
-        for other in imports(path, inside, lazy=True)
-        if other.startswith("decode.") and room_level(other) > room_level(name)
+        for name, path in known.items()
+        if name.startswith(f"{package}.")
+        for other in imports(path, known, lazy=True)
+        if other.startswith(f"{package}.") and room_level(other) > room_level(name)
     ]
 
 
-def test_rooms_of_decode_import_in_one_direction() -> None:
-    assert upward_in_decode(modules()) == []
+@pytest.mark.parametrize("package", list(ROOMS_OF))
+def test_rooms_import_in_one_direction(package: str) -> None:
+    assert upward_in(package, modules()) == []
 
 
-def test_planted_import_of_a_higher_room_is_found(tmp_path: Path) -> None:
-    lower, upper = tmp_path / "lower.py", tmp_path / "upper.py"
-    lower.write_text("from trt_eagle3.decode.step.upper import x\n")
-    upper.write_text("")
-    known = {"decode.memory.lower": lower, "decode.step.upper": upper}
-    assert upward_in_decode(known) == ["decode.memory.lower imports decode.step.upper"]
+@pytest.mark.parametrize("package", list(ROOMS_OF))
+def test_every_room_is_a_folder(package: str) -> None:
+    assert set(ROOMS_OF[package]) <= {path.name for path in (PACKAGE / package).iterdir()}
+
+
+def test_engine_has_no_module_outside_its_rooms() -> None:
+    inside = {name.split(".")[1] for name in modules() if name.startswith("engine.")}
+    assert inside == set(ROOMS_OF["engine"])
+
+
+@pytest.mark.parametrize(
+    ("package", "lower", "upper"),
+    [
+        ("decode", "decode.memory.lower", "decode.step.upper"),
+        ("engine", "engine.runtime.lower", "engine.bundle.upper"),
+        ("engine", "engine.bundle.lower", "engine.torch"),
+    ],
+)
+def test_planted_import_of_a_higher_room_is_found(
+    tmp_path: Path, package: str, lower: str, upper: str
+) -> None:
+    (tmp_path / "lower.py").write_text(f"def late():\n    from trt_eagle3.{upper} import x\n")
+    (tmp_path / "upper.py").write_text("")
+    known = {lower: tmp_path / "lower.py", upper: tmp_path / "upper.py"}
+    assert upward_in(package, known) == [f"{lower} imports {upper}"]
 
 
 def outside(path: Path) -> set[str]:

@@ -52,7 +52,7 @@ def test_wheel_carries_sources_of_kernels_and_finds_them(source: Path, tmp_path:
     data = [path for path in (source / "trt_eagle3").rglob("templates/*") if path.is_file()]
     assert {str(path.relative_to(source)) for path in data} <= names
     command = (
-        "from trt_eagle3.engine.kernel_libraries import kernel_sources; print(kernel_sources())"
+        "from trt_eagle3.engine.kernels.libraries import kernel_sources; print(kernel_sources())"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", command],

@@ -21,7 +21,7 @@ from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
 from trt_eagle3.atomic_io import create_file, directory
 from trt_eagle3.commands.report import inspection, inspection_lines
 from trt_eagle3.decode.policy.tuning import TUNING_FILE
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.engine.trt.folder import ENGINE_FILE
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY

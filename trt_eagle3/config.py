@@ -122,7 +122,7 @@ class EngineConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_backend(cls, raw: Any) -> Any:
-        from trt_eagle3.engine.backend import BACKENDS, backend_named
+        from trt_eagle3.engine.runtime.backend import BACKENDS, backend_named
 
         if not isinstance(raw, dict):
             return raw
@@ -134,7 +134,7 @@ class EngineConfig(Section):
     @field_validator("backend")
     @classmethod
     def _exists(cls, name: str) -> str:
-        from trt_eagle3.engine.backend import BACKENDS
+        from trt_eagle3.engine.runtime.backend import BACKENDS
 
         if name not in BACKENDS:
             raise ValueError(f"expected one of {', '.join(sorted(BACKENDS))}")
@@ -142,7 +142,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _runs(self) -> EngineConfig:
-        from trt_eagle3.engine.backend import backend_named
+        from trt_eagle3.engine.runtime.backend import backend_named
 
         backend_named(self.backend).check(self)
         if self.quantise_head and self.weights is None:
@@ -271,7 +271,7 @@ class BuildConfig(Section):
         """How many sequences run at once where nobody says, and on the CPU no more KV than two of
         them can fill.
         """
-        from trt_eagle3.engine.backend import backend_named
+        from trt_eagle3.engine.runtime.backend import backend_named
 
         given = raw.model_dump(exclude_unset=True) if isinstance(raw, LimitsConfig) else raw
         engine = known.data.get("engine")

@@ -25,23 +25,26 @@ from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
 from trt_eagle3.decode.speculation.tree import Tree, configured_tree
 from trt_eagle3.drafts.registry import find_draft
-from trt_eagle3.engine.advice import setting_warnings
-from trt_eagle3.engine.backend import backend_named
-from trt_eagle3.engine.build_job import BuildJob, Engines, TreeSizes, Written
-from trt_eagle3.engine.bundle import (
+from trt_eagle3.engine.builder.calibration import Calibration
+from trt_eagle3.engine.builder.job import BuildJob, Engines, TreeSizes, Written
+from trt_eagle3.engine.builder.packed_savings import packed_savings
+from trt_eagle3.engine.builder.weight_quantiser import (
+    check_quantisable,
+    made_location,
+    quantise_target,
+)
+from trt_eagle3.engine.bundle.advice import setting_warnings
+from trt_eagle3.engine.bundle.output_check import check_apart, check_not_around
+from trt_eagle3.engine.bundle.read import BUNDLE_KIND, check_name
+from trt_eagle3.engine.bundle.record import (
     BUNDLE_FILE,
-    BUNDLE_KIND,
     SCHEMA_VERSION,
     BundleRecord,
     FileRecord,
     SourceRecord,
-    check_name,
 )
-from trt_eagle3.engine.calibration import Calibration
-from trt_eagle3.engine.memory import MemoryNeed, memory_need
-from trt_eagle3.engine.output_check import check_apart, check_not_around
-from trt_eagle3.engine.packed_savings import packed_savings
-from trt_eagle3.engine.weight_quantiser import check_quantisable, made_location, quantise_target
+from trt_eagle3.engine.runtime.backend import backend_named
+from trt_eagle3.engine.runtime.memory import MemoryNeed, memory_need
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS

@@ -14,7 +14,7 @@ from trt_eagle3.bench.tune import TuneReport, tune
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.policy.tuning import TUNING_FILE, TuningEntry, TuningTable
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.errors import UserError
 
 PROMPT = "What is 12 plus 30?"

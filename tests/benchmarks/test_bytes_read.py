@@ -16,7 +16,7 @@ from benchmarks.drawn_packed import PACKED_KINDS, draw_packed
 from benchmarks.gpu import target_bytes_read
 from benchmarks.synthetic import write_target
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import reference_location
+from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.weights import external_weights

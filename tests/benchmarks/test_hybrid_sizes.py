@@ -16,7 +16,7 @@ from benchmarks import cpu, gpu, random_pair
 from benchmarks.prefill import prompt_operations
 from benchmarks.synthetic import write_target
 from benchmarks.synthetic_hybrid import HYBRID_SIZES
-from trt_eagle3.engine.memory import state_bytes
+from trt_eagle3.engine.runtime.memory import state_bytes
 from trt_eagle3.families.registry import read_target
 
 BILLIONS = {"qwen3.5-0.8b": 0.75, "qwen3.5-9b": 8.95, "qwen3.5-27b": 26.9}

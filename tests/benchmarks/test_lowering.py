@@ -13,7 +13,7 @@ from onnx import TensorProto
 from benchmarks.lowering import lowered
 from tests.graph.test_trt_export import graphs, inputs_of, run, written
 from tests.reference.compare import FLOAT32_TOLERANCE
-from trt_eagle3.engine.bundle import REFERENCE_ROOT
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT
 from trt_eagle3.graph.ops import DOMAIN
 from trt_eagle3.graph.trt_export import float32_nodes, trt_export
 from trt_eagle3.parity.metrics import relative_error

@@ -22,7 +22,7 @@ from benchmarks.vision_tower import Pictures, Tower, tower_flops
 from tests.graph.test_trt_export import run
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import TARGET
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 from trt_eagle3.spec import StateSpec

@@ -21,8 +21,8 @@ from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import open_file
-from trt_eagle3.engine.calibration import Calibration, ChannelScales
-from trt_eagle3.engine.weight_quantiser import is_quantised_here
+from trt_eagle3.engine.builder.calibration import Calibration, ChannelScales
+from trt_eagle3.engine.builder.weight_quantiser import is_quantised_here
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.reference.dequantise import read_values

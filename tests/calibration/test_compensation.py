@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trt_eagle3.calibration.compensation import compensated, inverse_factor
-from trt_eagle3.engine.weight_schemes import int4_rounded, int4_scales
+from trt_eagle3.engine.builder.weight_schemes import int4_rounded, int4_scales
 
 ROWS, K = 48, 192
 

@@ -11,7 +11,7 @@ from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import read_tensor
-from trt_eagle3.engine.calibration import Calibration
+from trt_eagle3.engine.builder.calibration import Calibration
 
 pytestmark = pytest.mark.gpu
 

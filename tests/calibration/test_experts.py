@@ -19,8 +19,8 @@ from trt_eagle3.calibration.rounding import round_without_data
 from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.calibration.search import search_scales
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.engine.calibration import Calibration, ChannelScales, Fold
-from trt_eagle3.engine.weight_quantiser import quantise_target
+from trt_eagle3.engine.builder.calibration import Calibration, ChannelScales, Fold
+from trt_eagle3.engine.builder.weight_quantiser import quantise_target
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.pipeline import build
 

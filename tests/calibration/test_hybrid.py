@@ -23,8 +23,8 @@ from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import read_tensor
-from trt_eagle3.engine.calibration import Calibration, ChannelScales, folds_of_layer
-from trt_eagle3.engine.weight_quantiser import quantise_target
+from trt_eagle3.engine.builder.calibration import Calibration, ChannelScales, folds_of_layer
+from trt_eagle3.engine.builder.weight_quantiser import quantise_target
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.parity.record.workload import picture
 from trt_eagle3.parity.reference.dequantise import read_values

@@ -13,8 +13,8 @@ from trt_eagle3.calibration import activations
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.engine.bundle import read_bundle
-from trt_eagle3.engine.calibration import Calibration
+from trt_eagle3.engine.builder.calibration import Calibration
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.report.summary import summarise
 

@@ -14,8 +14,8 @@ from trt_eagle3.calibration.prompt_rows import encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import open_file, read_tensor
-from trt_eagle3.engine.calibration import Calibration
-from trt_eagle3.engine.weight_quantiser import (
+from trt_eagle3.engine.builder.calibration import Calibration
+from trt_eagle3.engine.builder.weight_quantiser import (
     is_quantised_here,
     quantise_target,
     read_channel_scales,

@@ -16,8 +16,8 @@ from tests.moe import Layout, save_qwen3_moe, save_qwen3_vl_moe, with_layout
 from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.weight_quantiser import quantise_target
-from trt_eagle3.engine.weights import materialise
+from trt_eagle3.engine.builder.weight_quantiser import quantise_target
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.weight_formats import format_of

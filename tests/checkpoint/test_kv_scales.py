@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.quantised import add_kv_scales, save_quantised
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.kv_scales import KVScales
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 

@@ -21,7 +21,7 @@ from trt_eagle3.checkpoint.tensor_file import (
     write_tensors,
 )
 from trt_eagle3.checkpoint.tensor_index import open_file
-from trt_eagle3.engine.weights import read_chunks
+from trt_eagle3.engine.runtime.weights import read_chunks
 from trt_eagle3.errors import UserError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3 import LLM, Request
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.engine.session import Capabilities, Reduction, Session
+from trt_eagle3.engine.runtime.session import Capabilities, Reduction, Session
 from trt_eagle3.engine.torch.capture.whole import shapes_of
 from trt_eagle3.spec import StateSpec
 

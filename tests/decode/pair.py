@@ -34,9 +34,9 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
-from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
-from trt_eagle3.engine.session import Reduction
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import Reduction
 from trt_eagle3.graph.target import target_graph
 
 VOCAB, DRAFT_VOCAB = 12, 8  # so few that a random draft is right now and then

@@ -29,7 +29,7 @@ from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.engine.session import Reduction, Session
+from trt_eagle3.engine.runtime.session import Reduction, Session
 
 __all__ = ["ANSWERS", "HashStates", "guessing", "make_decoder", "make_scheduler"]
 

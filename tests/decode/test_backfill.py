@@ -19,7 +19,7 @@ from trt_eagle3.decode.memory.sequence import DraftState
 from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.decode.warm_up import run_backfills
-from trt_eagle3.engine.buckets import CAPTURED_AT_RUN
+from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN
 
 VOCAB = 12  # of the pair
 

@@ -19,7 +19,7 @@ from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.memory.state import layer_states
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.runtime.session import Session
 
 PROMPTS = 40
 CUDA = {"backend": "torch", "device": "cuda", "dtype": "bfloat16"}

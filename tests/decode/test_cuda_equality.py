@@ -22,7 +22,7 @@ from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
-from trt_eagle3.engine.session import Capabilities, Reduction, Session
+from trt_eagle3.engine.runtime.session import Capabilities, Reduction, Session
 from trt_eagle3.spec import StateSpec
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ import torch
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, load
 from trt_eagle3.decode.memory.kv_cache import KVCache
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.spec import StateSpec
 
 PROMPTS = ("What is 3 plus 4?", "Why is the sky so blue?", "Name a color. " * 6, "Hello")

@@ -21,7 +21,7 @@ from trt_eagle3 import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.request.vision_encoder import PatchBuckets
 from trt_eagle3.decode.warm_up import image_grid, run_images
-from trt_eagle3.engine.buckets import CAPTURED_AT_RUN
+from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN
 from trt_eagle3.engine.torch.capture.whole import Shapes, shapes_of
 from trt_eagle3.pipeline import build
 

@@ -18,7 +18,7 @@ from tests.decode.bundle import config_of, save_pair
 from trt_eagle3 import LLM, build, load
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.request.vision_encoder import VisionRunner
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.errors import DeviceMemoryError, UserError
 from trt_eagle3.pipeline import STAGES
 

@@ -42,7 +42,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step import stepper
 from trt_eagle3.decode.step.prefill import Prefiller
 from trt_eagle3.decode.step.stepper import Stepper
-from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, PROMPT_WIDTHS
+from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN, PROMPT_WIDTHS
 from trt_eagle3.errors import ClosedError
 from trt_eagle3.host_copy import Readback
 

@@ -28,7 +28,7 @@ from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.step import stepper
 from trt_eagle3.decode.step.stepper import Stepper
-from trt_eagle3.engine import buckets
+from trt_eagle3.engine.runtime import buckets
 
 SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
 KINDS = (GREEDY, SAMPLED.updated(seed=5), SAMPLED.updated(seed=6, repetition_penalty=1.3))

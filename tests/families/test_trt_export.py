@@ -13,7 +13,7 @@ import torch
 
 from tests.families.internvl.random_pair import save_internvl
 from tests.families.qwen2_5_vl.random_pair import save_qwen25
-from trt_eagle3.engine.bundle import reference_location
+from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.families.registry import read_target, tower_of
 from trt_eagle3.graph.ops import DOMAIN
 from trt_eagle3.graph.trt_export import trt_export

@@ -21,13 +21,13 @@ from random import Random
 
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import TARGETS, built_bundle, case_files
-from trt_eagle3.engine.bundle import BUNDLE_FILE
+from trt_eagle3.engine.bundle.record import BUNDLE_FILE
 from trt_eagle3.errors import UserError
 
 __all__ = ["MAX_LINE_LEN", "check", "corpus"]
 
 MAX_LINE_LEN = 400  # of a refusal, without the name of the folder
-LONGER = {"bundle": 1200}  # where engine/bundle.py does not cut what it quotes
+LONGER = {"bundle": 1200}  # where engine/bundle/read.py does not cut what it quotes
 MAX_SECONDS = 8.0  # of processor time, for one text
 MAX_WAIT = 120.0  # seconds, for the answer of another process
 MAX_GROWTH_KB = 400_000  # of the most memory that this process ever had, by one text

@@ -28,7 +28,8 @@ from trt_eagle3.decode.request.conversation import Conversation
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
-from trt_eagle3.engine.bundle import BUNDLE_FILE, read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
+from trt_eagle3.engine.bundle.record import BUNDLE_FILE
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.families.registry import read_target

@@ -24,8 +24,8 @@ from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
-from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.spec import RopeSpec
 

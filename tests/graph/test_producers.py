@@ -24,9 +24,9 @@ from trt_eagle3.decode.forward.runner import DraftRunner
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
 from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import open_session
 
 
 def open_runner(

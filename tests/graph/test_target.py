@@ -22,8 +22,8 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.state import layer_states
-from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.parity.metrics import relative_error

@@ -18,9 +18,9 @@ from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.builder.weight_file import write_weights
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.torch.session import TorchSession
-from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.families.registry import read_target

@@ -13,7 +13,7 @@ from onnx import helper
 from tests.weight_exprs import Case, cases, no_integers
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
-from trt_eagle3.engine.weights import materialise
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.graph.weight_nodes import with_weight_nodes
 from trt_eagle3.graph.weights import METADATA_KEY, weight_initializer, write_descriptions
 

@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from tests.tiny import TARGET
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import reference_location
+from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs

@@ -15,7 +15,7 @@ from tests.parity.planting import MANIFEST, SPEC, Planted
 from trt_eagle3.decode.forward.runner import DraftRunner
 from trt_eagle3.decode.request.prompt import Vision
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
-from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.multimodal.tokenizer import StreamDecoder
 
 

@@ -26,8 +26,8 @@ from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.request.request import Request
-from trt_eagle3.engine.bundle import read_bundle
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.bundle.read import read_bundle
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import ModelInputs

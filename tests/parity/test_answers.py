@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionRunner
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.parity.record.answers import without_padding
 from trt_eagle3.parity.record.engine import Recording, RecordingSession

@@ -23,8 +23,8 @@ from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.weight_file import write_tables
-from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
+from trt_eagle3.engine.builder.weight_file import write_tables
+from trt_eagle3.engine.bundle.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.parity import run as run_module
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.record import options

@@ -21,7 +21,7 @@ from tests.parity.conftest import ask_few_options, without
 from tests.parity.fault import gives
 from tests.parity.planting import Planted, Tensors, plant_in
 from tests.tiny import QUESTIONS, build_tiny, build_tiny_moe
-from trt_eagle3.engine.backend import backend_named
+from trt_eagle3.engine.runtime.backend import backend_named
 from trt_eagle3.parity import run
 from trt_eagle3.parity.checks.thresholds import THRESHOLDS
 from trt_eagle3.parity.record.engine import ROUTER, RecordingEngine

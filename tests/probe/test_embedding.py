@@ -18,7 +18,7 @@ from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.cli import cli
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.engine.embedding import table_difference
+from trt_eagle3.engine.runtime.embedding import table_difference
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.result import ProbeReport, make_report
 from trt_eagle3.probe.score import Scorer

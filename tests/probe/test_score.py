@@ -27,9 +27,9 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.drafts.eagle3.graph import draft_graph
-from trt_eagle3.engine.bundle import reference_location
-from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.record import Recording
 from trt_eagle3.probe.score import draft_ids

@@ -27,7 +27,7 @@ from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.conversation import RawPrompt
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.engine.bundle import BUNDLE_FILE
+from trt_eagle3.engine.bundle.record import BUNDLE_FILE
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA
 from trt_eagle3.multimodal.caller import NO_CALLER

@@ -18,7 +18,7 @@ import yaml
 
 from tests.tiny import DRAFT, ROOT, build_tiny, tiny_config
 from tests.triton.test_repository import as_gpu, validate_compose
-from trt_eagle3.engine.bundle import BUNDLE_FILE
+from trt_eagle3.engine.bundle.record import BUNDLE_FILE
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
 from trt_eagle3.triton.launchers import start_command

@@ -21,7 +21,7 @@ from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
 from tests.triton.server import READY
 from trt_eagle3.atomic_io import PARTIAL, create_file, output_lock
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.bundle import BUNDLE_FILE
+from trt_eagle3.engine.bundle.record import BUNDLE_FILE
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
 from trt_eagle3.triton import repository as writing

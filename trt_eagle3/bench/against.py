@@ -41,7 +41,7 @@ from trt_eagle3.bench.workload import (
 )
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.prompts.kept import questions_for

@@ -29,7 +29,7 @@ from trt_eagle3.bench.peers.protocol import PeerPrompt
 from trt_eagle3.bench.workload import Progress, open_engine
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
 __all__ = ["FirstTokenReport", "first_token"]

@@ -20,7 +20,7 @@ from trt_eagle3.bench.workload import (
     open_engine,
 )
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.kept import questions_for
 

@@ -26,7 +26,7 @@ from trt_eagle3.decode.policy.candidate import candidate_sizes, shrunk
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.policy.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.decode.speculation.tree import configured_tree
-from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.kept import questions_for
 from trt_eagle3.prompts.prompt_file import Question

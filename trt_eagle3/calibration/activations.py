@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.calibration import expert_names
+from trt_eagle3.engine.builder.calibration import expert_names
 from trt_eagle3.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, SparseMoe
 
 __all__ = [

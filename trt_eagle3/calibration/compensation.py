@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.weight_schemes import int4_block, int4_scales
+from trt_eagle3.engine.builder.weight_schemes import int4_block, int4_scales
 
 __all__ = ["Compensated", "compensated", "inverse_factor"]
 

@@ -16,7 +16,7 @@ from torch.nn.functional import silu
 from trt_eagle3.calibration.activations import MAX_SAMPLES, ExpertRows, RowStatistics
 from trt_eagle3.calibration.rounding import InputRounding, round_without_data
 from trt_eagle3.calibration.search import search_scales
-from trt_eagle3.engine.calibration import Fold
+from trt_eagle3.engine.builder.calibration import Fold
 
 __all__ = ["LEAST_ROWS", "MadeExperts", "make_experts"]
 

@@ -13,8 +13,8 @@ from trt_eagle3.calibration.activations import MAX_SAMPLES, inputs_of_layer
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.search import MAX_OUTPUTS
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.engine.calibration import expert_names
-from trt_eagle3.engine.weight_quantiser import is_quantised_here
+from trt_eagle3.engine.builder.calibration import expert_names
+from trt_eagle3.engine.builder.weight_quantiser import is_quantised_here
 from trt_eagle3.spec import LayerSpec, SparseMoe
 
 __all__ = ["Product", "products_of_layer", "reckon_bytes"]

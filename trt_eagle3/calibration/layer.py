@@ -16,8 +16,8 @@ from trt_eagle3.calibration.search import search_scales
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_file import tensor_content, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_file, read_tensor
-from trt_eagle3.engine.calibration import ChannelScales, Fold, expert_names, folds_of_layer
-from trt_eagle3.engine.weight_quantiser import is_quantised_here, rows_of
+from trt_eagle3.engine.builder.calibration import ChannelScales, Fold, expert_names, folds_of_layer
+from trt_eagle3.engine.builder.weight_quantiser import is_quantised_here, rows_of
 
 __all__ = ["MadeLayer", "MadeWeights", "make_layer", "quantise_head"]
 

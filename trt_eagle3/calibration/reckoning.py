@@ -13,8 +13,8 @@ from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.search import MAX_OUTPUTS, NUM_TRIALS
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.machine import seconds_of
-from trt_eagle3.engine.weight_schemes import INT4_RATIOS, int4_scales
+from trt_eagle3.engine.builder.weight_schemes import INT4_RATIOS, int4_scales
+from trt_eagle3.engine.runtime.machine import seconds_of
 
 __all__ = ["Reckoning", "calibration_device", "reckon"]
 

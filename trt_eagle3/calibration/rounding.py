@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trt_eagle3.calibration.activations import RowStatistics
 from trt_eagle3.calibration.compensation import compensated, inverse_factor
-from trt_eagle3.engine.weight_schemes import SCHEMES, int4_scales
+from trt_eagle3.engine.builder.weight_schemes import SCHEMES, int4_scales
 
 __all__ = ["INT4", "InputRounding", "round_without_data"]
 

@@ -15,7 +15,7 @@ from trt_eagle3.calibration.layer import MadeLayer, MadeWeights, make_layer, qua
 from trt_eagle3.calibration.prompt_rows import PromptRows, encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.engine.calibration import Calibration, ChannelScales
+from trt_eagle3.engine.builder.calibration import Calibration, ChannelScales
 from trt_eagle3.families.registry import family_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.calibration.activations import RowStatistics
-from trt_eagle3.engine.calibration import Fold
-from trt_eagle3.engine.weight_schemes import int4_block, int4_rounded, int4_scales
+from trt_eagle3.engine.builder.calibration import Fold
+from trt_eagle3.engine.builder.weight_schemes import int4_block, int4_rounded, int4_scales
 
 __all__ = ["MAX_OUTPUTS", "NUM_TRIALS", "search_scales"]
 

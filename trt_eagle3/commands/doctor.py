@@ -15,9 +15,9 @@ from rich.table import Table
 
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.backend import all_backends, backend_named
-from trt_eagle3.engine.bundle import BundleRecord
-from trt_eagle3.engine.requirement import Requirement, package
+from trt_eagle3.engine.bundle.record import BundleRecord
+from trt_eagle3.engine.runtime.backend import all_backends, backend_named
+from trt_eagle3.engine.runtime.requirement import Requirement, package
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
 from trt_eagle3.io.child_environment import child_environment
 

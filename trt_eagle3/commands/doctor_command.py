@@ -43,7 +43,7 @@ def _doctor_machine(as_json: bool) -> None:
 def _doctor_bundle(bundle: Path, as_json: bool) -> None:
     """The last line is the verdict: ``runs here``, or the error that says why not."""
     from trt_eagle3.commands.doctor import bundle_line, diagnose, verdict
-    from trt_eagle3.engine.bundle import read_bundle
+    from trt_eagle3.engine.bundle.read import read_bundle
 
     record = read_bundle(bundle)
     found = diagnose(record.config.engine)

@@ -35,7 +35,7 @@ __all__ = ["install_kernels"]
 @json_option
 def install_kernels(architectures: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Compile the CUDA kernels for the GPUs of this machine; takes minutes."""
-    from trt_eagle3.engine.kernel_build import install_kernels as run
+    from trt_eagle3.engine.kernels.install import install_kernels as run
 
     with stages() as (begin, _):
         result = run(architectures, progress=begin, **options)

@@ -13,8 +13,8 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.drafts.registry import kind_of
-from trt_eagle3.engine.bundle import BUILD_SCRIPT
-from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
+from trt_eagle3.engine.bundle.read import BUILD_SCRIPT
+from trt_eagle3.engine.runtime.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.errors import clip
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.multimodal.end_tokens import end_token_warnings
@@ -22,8 +22,8 @@ from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.decode.request.request import Generation
-    from trt_eagle3.engine.build_job import Engines
-    from trt_eagle3.engine.embedding import TableDifference
+    from trt_eagle3.engine.builder.job import Engines
+    from trt_eagle3.engine.runtime.embedding import TableDifference
     from trt_eagle3.pipeline import BuildReport
 
 __all__ = [
@@ -88,7 +88,7 @@ def _embedding_difference(
     """Compare a draft's own token table with the target's; None if it has none of that shape."""
     if manifest is None or manifest.embedding == "target":
         return None
-    from trt_eagle3.engine.embedding import table_difference
+    from trt_eagle3.engine.runtime.embedding import table_difference
 
     name = "embed_tokens.weight"
     return table_difference(manifest.tensors[name], spec.tensors[name])

@@ -38,7 +38,7 @@ from trt_eagle3.decode.warm_up import (
     run_images,
     run_prompts,
 )
-from trt_eagle3.engine.memory import num_pages
+from trt_eagle3.engine.runtime.memory import num_pages
 from trt_eagle3.errors import (
     ClosedError,
     EngineFailedError,

@@ -28,17 +28,11 @@ from trt_eagle3.decode.speculation.tree import configured_tree
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.drafts.registry import manifest_from_dict
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.bundle import (
-    BUNDLE_FILE,
-    BundleRecord,
-    check_graphs,
-    check_tables,
-    read_bundle,
-    retry_if_replaced,
-    unreplaced,
-)
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.memory import (
+from trt_eagle3.engine.bundle.check import check_graphs, check_tables
+from trt_eagle3.engine.bundle.read import read_bundle, retry_if_replaced, unreplaced
+from trt_eagle3.engine.bundle.record import BUNDLE_FILE, BundleRecord
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.memory import (
     MemoryNeed,
     fill_memory,
     free_bytes,
@@ -47,7 +41,7 @@ from trt_eagle3.engine.memory import (
     num_pages,
     num_snapshots,
 )
-from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.engine.runtime.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, tower_of
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Processor

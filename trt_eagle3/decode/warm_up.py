@@ -23,9 +23,14 @@ from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.decode.step.stepper import Stepper
-from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, PROMPT_WIDTHS, batch_sizes, warm_widths
-from trt_eagle3.engine.machine import seconds_of
-from trt_eagle3.engine.memory import request_memory
+from trt_eagle3.engine.runtime.buckets import (
+    CAPTURED_AT_RUN,
+    PROMPT_WIDTHS,
+    batch_sizes,
+    warm_widths,
+)
+from trt_eagle3.engine.runtime.machine import seconds_of
+from trt_eagle3.engine.runtime.memory import request_memory
 from trt_eagle3.errors import DeviceMemoryError
 from trt_eagle3.families.registry import tower_of
 

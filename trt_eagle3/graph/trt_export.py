@@ -6,7 +6,7 @@ What is done to the graph of ``build_graphs``, and why:
 our plugins);
 - nodes of our ops get the attributes by which a plugin knows its types
 (``plugins/tensorrt/README.md``);
-- every weight refers to one file, which ``engine/weight_file.py`` writes;
+- every weight refers to one file, which ``engine/builder/weight_file.py`` writes;
 - ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the
 attribute;
 - ``Gelu``, which opset 17 lacks, is written out;

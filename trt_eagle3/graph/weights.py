@@ -3,7 +3,7 @@
 A graph names a weight by one initializer and never says in nodes how it is prepared. A weight that
 lies on disk as the graph wants it is ordinary ONNX external data. Any other is an external
 initializer at ``DESCRIBED``, and the model's metadata hold its expression as JSON;
-``engine/weights.py`` makes the tensor of it.
+``engine/runtime/weights.py`` makes the tensor of it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.request.request import Request
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.interpretation import takes_norm
 from trt_eagle3.prompts.prompt_file import Question

@@ -25,9 +25,9 @@ from trt_eagle3.decode.speculation.autoregressive import (
     put_draft_visual,
 )
 from trt_eagle3.drafts.registry import kind_of
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.record import Recording
 

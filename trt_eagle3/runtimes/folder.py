@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.atomic_io import FolderKind, check_replaceable
-from trt_eagle3.engine.bundle import BundleRecord, SourceRecord
-from trt_eagle3.engine.output_check import (
+from trt_eagle3.engine.bundle.output_check import (
     check_apart,
     check_not_around,
     source_folders,
     weight_paths,
 )
+from trt_eagle3.engine.bundle.record import BundleRecord, SourceRecord
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import TargetSpec
 

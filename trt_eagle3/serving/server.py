@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trt_eagle3.engine.advice import setting_warnings
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle.advice import setting_warnings
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.config import ServingConfig

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.atomic_io import PARTIAL, write_file
-from trt_eagle3.engine.backend import all_backends
-from trt_eagle3.engine.bundle import BUNDLE_FILE, REFERENCE_ROOT, BundleRecord, read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
+from trt_eagle3.engine.bundle.record import BUNDLE_FILE, REFERENCE_ROOT, BundleRecord
+from trt_eagle3.engine.runtime.backend import all_backends
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.template import render
 

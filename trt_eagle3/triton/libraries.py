@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.backend import Library, backend_named
+from trt_eagle3.engine.runtime.backend import Library, backend_named
 
 __all__ = ["find_libraries", "use_libraries"]
 

@@ -25,20 +25,15 @@ from trt_eagle3.atomic_io import (
     output_lock,
     place_file,
 )
-from trt_eagle3.engine.backend import Library
-from trt_eagle3.engine.bundle import (
-    BUILD_SCRIPT,
-    BUNDLE_KIND,
-    BundleRecord,
-    read_bundle,
-    unreplaced,
-)
-from trt_eagle3.engine.output_check import (
+from trt_eagle3.engine.bundle.output_check import (
     check_apart,
     check_not_around,
     source_folders,
     weight_paths,
 )
+from trt_eagle3.engine.bundle.read import BUILD_SCRIPT, BUNDLE_KIND, read_bundle, unreplaced
+from trt_eagle3.engine.bundle.record import BundleRecord
+from trt_eagle3.engine.runtime.backend import Library
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.template import render
 from trt_eagle3.serving import ServingConfig

@@ -17,7 +17,7 @@ from trt_eagle3.checkpoint.model_config import read_model_config
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.quantised.weight import Quantisation, QuantisedRef
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.weights import materialise
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.weight_formats import format_of
 from trt_eagle3.graph.weights import WeightExpr, part_of

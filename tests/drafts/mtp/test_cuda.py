@@ -17,7 +17,7 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.mtp.reference import MtpReference
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.parity.metrics import relative_error

@@ -23,8 +23,8 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.mtp.manifest import MtpManifest
 from trt_eagle3.drafts.mtp.reference import MtpReference
 from trt_eagle3.drafts.registry import kind_of
-from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target

@@ -17,7 +17,7 @@ from tests.tiny import TARGET
 from trt_eagle3.checkpoint.manifest import manifest_to_dict
 from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.drafts.registry import find_draft, manifest_from_dict
-from trt_eagle3.engine.memory import kv_bytes_per_token, memory_need
+from trt_eagle3.engine.runtime.memory import kv_bytes_per_token, memory_need
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.spec import SparseMoe

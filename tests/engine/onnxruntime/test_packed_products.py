@@ -9,12 +9,12 @@ import pytest
 import torch
 from onnx import helper
 
-from tests.engine.test_quantised_weights import Refs, fused, refs
+from tests.engine.runtime.test_quantised_weights import Refs, fused, refs
 from tests.quantised import PACKERS
+from trt_eagle3.engine.builder.weight_file import write_weights
 from trt_eagle3.engine.onnxruntime.packed_products import with_packed_products
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
-from trt_eagle3.engine.weight_file import write_weights
-from trt_eagle3.engine.weights import integer_rows, materialise
+from trt_eagle3.engine.runtime.weights import integer_rows, materialise
 from trt_eagle3.graph.activations import write_activations
 from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.graph.weights import WeightExpr, weight_initializer, write_descriptions

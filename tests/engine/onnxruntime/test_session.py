@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.reference.checkpoint import file_name, write_tensors
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
-from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.engine.runtime.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation
 from trt_eagle3.spec import StateSpec

@@ -17,6 +17,7 @@ from tests.quantised import pack as quantise
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.runtime.weights import integer_rows, materialise
 from trt_eagle3.engine.torch import pack as pack_module
 from trt_eagle3.engine.torch import packed
 from trt_eagle3.engine.torch.pack import pack
@@ -29,7 +30,6 @@ from trt_eagle3.engine.torch.packed import (
     warn_of_unrounded,
 )
 from trt_eagle3.engine.torch.packing import packed_columns
-from trt_eagle3.engine.weights import integer_rows, materialise
 from trt_eagle3.graph.formats.format import IntegerRows
 from trt_eagle3.graph.formats.nvfp4 import E2M1
 from trt_eagle3.graph.weight_formats import format_of

@@ -18,9 +18,9 @@ from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.torch.moe import Experts, Fp8Experts, Int4Experts, pack_experts
 from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight
-from trt_eagle3.engine.weights import materialise
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.weight_formats import format_of
 from trt_eagle3.graph.weights import WeightExpr, expert_parts, part_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import build_tiny
-from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.runtime.session import open_session
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
 from trt_eagle3.engine.torch.session import TorchSession

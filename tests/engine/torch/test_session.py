@@ -19,8 +19,8 @@ from tests.reference.checkpoint import file_name, write_tensors
 from tests.tiny import build_tiny
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine import capi
-from trt_eagle3.engine.bundle import read_bundle
-from trt_eagle3.engine.session import Reduction, Session, open_session
+from trt_eagle3.engine.bundle.read import read_bundle
+from trt_eagle3.engine.runtime.session import Reduction, Session, open_session
 from trt_eagle3.engine.torch import program as torch_program
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.session import TorchSession

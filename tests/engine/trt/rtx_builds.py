@@ -27,8 +27,8 @@ from tests.moe import save_qwen3_moe
 from tests.quantised import save_quantised
 from tests.tiny import TARGET, tiny_config
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.build_job import TreeSizes
-from trt_eagle3.engine.bundle import reference_location
+from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.bundle import write_engines
 from trt_eagle3.engine.trt.dialects.registry import find_dialect

@@ -16,7 +16,7 @@ from tests.engine.conftest import Install
 from tests.engine.tensorrt_api import TAGS, Strict, members, spans
 from tests.tiny import tiny_config
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.engine.trt import folder as folder_module
 from trt_eagle3.engine.trt.dialects import dialect as dialect_module
 from trt_eagle3.engine.trt.dialects import registry

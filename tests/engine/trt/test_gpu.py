@@ -28,9 +28,9 @@ import trt_eagle3
 from tests.graph.test_trt_export import GRAPHS, ROWS, graphs, inputs_of, written
 from tests.tiny import build_tiny, build_tiny_moe, tiny_config
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.build_job import TreeSizes
-from trt_eagle3.engine.bundle import reference_location
-from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.bundle.record import reference_location
+from trt_eagle3.engine.runtime.session import Session, open_session
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, EngineFolder, describe_engine
 from trt_eagle3.engine.trt.profiles import graph_profiles

@@ -26,8 +26,8 @@ from tests.graph.test_trt_export import inputs_of, written
 from tests.quantised import save_quantised
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.build_job import TreeSizes
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE
 from trt_eagle3.engine.trt.packed_products import keep_packed_products

@@ -16,9 +16,9 @@ from tests.engine.conftest import Install
 from tests.engine.trt.test_session import ENGINE
 from tests.tiny import tiny_config
 from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.builder.weight_quantiser import made_location
 from trt_eagle3.engine.trt.folder import EngineFolder
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE, packed_counts
-from trt_eagle3.engine.weight_quantiser import made_location
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
 from trt_eagle3.pipeline import build
 

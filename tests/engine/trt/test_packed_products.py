@@ -18,10 +18,10 @@ from torch import Tensor
 
 from tests.engine.trt.test_packed_weights import PRODUCTS, exported
 from tests.graph.test_trt_export import FLOAT16_TOLERANCE, inputs_of, run, written
-from trt_eagle3.engine.bundle import REFERENCE_ROOT
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE, packed_counts
 from trt_eagle3.engine.trt.packed_products import keep_packed_products
-from trt_eagle3.engine.weights import materialise
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
 from trt_eagle3.graph.plugin_ops import plugin_schemas
 from trt_eagle3.graph.trt_export import TrtExport

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper
 
 from tests.quantised import save_quantised
 from tests.tiny import tiny_config
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE
 from trt_eagle3.engine.trt.packed_weights import PackedWeight, keep_packed
-from trt_eagle3.engine.weights import materialise
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.trt_export import TrtExport, trt_export

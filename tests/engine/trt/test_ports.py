@@ -9,7 +9,7 @@ import torch
 
 from tests.graph.test_trt_export import graphs
 from tests.tiny import tiny_config
-from trt_eagle3.engine.build_job import TreeSizes
+from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.trt.ports import Port, choose_profile
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.errors import UserError

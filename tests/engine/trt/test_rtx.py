@@ -26,8 +26,9 @@ from tests.tiny import tiny_config
 from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis
 from trt_eagle3.config import config_from_dict
-from trt_eagle3.engine.backend import backend_named
-from trt_eagle3.engine.bundle import BUNDLE_KIND, read_bundle
+from trt_eagle3.engine.builder.weight_quantiser import made_location
+from trt_eagle3.engine.bundle.read import BUNDLE_KIND, read_bundle
+from trt_eagle3.engine.runtime.backend import backend_named
 from trt_eagle3.engine.torch.capture.whole import CapturedGraphs
 from trt_eagle3.engine.trt import folder as folder_module
 from trt_eagle3.engine.trt import host_memory, plugins
@@ -39,7 +40,6 @@ from trt_eagle3.engine.trt.dialects.rtx_log import read_build_log
 from trt_eagle3.engine.trt.folder import EngineFolder
 from trt_eagle3.engine.trt.ports import engine_ports
 from trt_eagle3.engine.trt.session import TensorRTSession
-from trt_eagle3.engine.weight_quantiser import made_location
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.pipeline import build
 

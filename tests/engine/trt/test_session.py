@@ -22,10 +22,10 @@ from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis
 from trt_eagle3.commands.report import build as report_json
 from trt_eagle3.config import BuildConfig, load_config
-from trt_eagle3.engine.backend import backend_named
-from trt_eagle3.engine.build_job import TreeSizes
-from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
-from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.bundle.read import BUILD_SCRIPT, read_bundle
+from trt_eagle3.engine.runtime.backend import backend_named
+from trt_eagle3.engine.runtime.session import open_session
 from trt_eagle3.engine.trt import bundle as tensorrt_bundle
 from trt_eagle3.engine.trt import plugins as tensorrt_plugins
 from trt_eagle3.engine.trt.dialects import registry

@@ -18,8 +18,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 from tests.families.internvl.random_pair import save_internvl
 from tests.multimodal.record_goldens import pattern
 from tests.reference.compare import FLOAT32_TOLERANCE
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.session import open_session
 from trt_eagle3.families.internvl.reference import tiles_from_patches
 from trt_eagle3.families.internvl.tower import tiles_of
 from trt_eagle3.families.internvl.vision_graph import vision_graph

@@ -16,8 +16,8 @@ from transformers.vision_utils import get_vision_window_index
 from tests.families.qwen2_5_vl.random_pair import save_qwen25
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.session import open_session
 from trt_eagle3.families.qwen2_5_vl.vision_graph import vision_graph
 from trt_eagle3.families.qwen2_5_vl.vision_rows import VISION_INPUTS, padded_rows, window_rows
 from trt_eagle3.families.registry import read_target, tower_of

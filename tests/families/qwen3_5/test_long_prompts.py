@@ -21,8 +21,8 @@ from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetRunner, ca
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.recurrent import RecurrentStates
 from trt_eagle3.decode.memory.state import LayerStates, PagedStates
-from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.target import target_graph

@@ -13,7 +13,7 @@ from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
 from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
-from trt_eagle3.engine.memory import free_bytes, memory_need, num_pages
+from trt_eagle3.engine.runtime.memory import free_bytes, memory_need, num_pages
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.prompt_file import Question
 

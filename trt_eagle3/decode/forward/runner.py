@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.memory.state import LayerStates
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import Reduction, Session
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import Reduction, Session
 
 __all__ = [
     "DraftRunner",

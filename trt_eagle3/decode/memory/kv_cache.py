@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.state_moves import move_rows
+from trt_eagle3.engine.runtime.state_moves import move_rows
 from trt_eagle3.errors import UserError
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec

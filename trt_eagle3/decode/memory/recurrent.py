@@ -20,9 +20,9 @@ from torch import Tensor
 
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.memory import num_entries
-from trt_eagle3.engine.session import Session
-from trt_eagle3.engine.state_moves import commit_delta, commit_window
+from trt_eagle3.engine.runtime.memory import num_entries
+from trt_eagle3.engine.runtime.session import Session
+from trt_eagle3.engine.runtime.state_moves import commit_delta, commit_window
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.host_copy import to_device

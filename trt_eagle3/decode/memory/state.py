@@ -20,7 +20,7 @@ from torch import Tensor
 from trt_eagle3.decode.memory.kv_cache import BatchTable, KVCache
 from trt_eagle3.decode.memory.recurrent import RecurrentStates
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.json_file import read_json_object
 
@@ -43,7 +43,7 @@ class TuningTable(_Record):
 
     Attributes:
         measured_at: UTC, ISO 8601.
-        machine: ``engine.machine.machine_name`` of the measuring machine.
+        machine: ``engine.runtime.machine.machine_name`` of the measuring machine.
     """
 
     schema_version: Literal[1, 2] = 2

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from trt_eagle3.decode.request.prompt import Prompt, Vision
-from trt_eagle3.engine.buckets import PATCHES
-from trt_eagle3.engine.memory import request_memory
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.runtime.buckets import PATCHES
+from trt_eagle3.engine.runtime.memory import request_memory
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import normalise
 from trt_eagle3.spec import TargetSpec

@@ -20,9 +20,9 @@ from trt_eagle3.decode.forward.batch import padded
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.memory.row_ref import RowRef, gather_padded
 from trt_eagle3.decode.memory.sequence import SequenceState
-from trt_eagle3.engine.buckets import power_of_two
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.memory import MAX_DEFERRED
+from trt_eagle3.engine.runtime.buckets import power_of_two
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.memory import MAX_DEFERRED
 
 __all__ = ["Commit", "DraftBackfill"]
 

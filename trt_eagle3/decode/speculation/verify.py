@@ -24,7 +24,7 @@ from trt_eagle3.decode.speculation.accept import (
 )
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.engine.session import Reduction
+from trt_eagle3.engine.runtime.session import Reduction
 from trt_eagle3.host_copy import to_device
 
 __all__ = ["Wanted", "take_draws", "verify", "wanted_of"]

@@ -12,7 +12,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.in_flight import StepOutput
 from trt_eagle3.decode.step.prefill import Prefiller
 from trt_eagle3.decode.step.stepper import Stepper, num_tree_rows
-from trt_eagle3.engine.buckets import BATCH_SIZES
+from trt_eagle3.engine.runtime.buckets import BATCH_SIZES
 
 __all__ = ["Decoder"]
 

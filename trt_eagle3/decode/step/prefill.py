@@ -23,8 +23,8 @@ from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.logprobs import token_logprobs
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.step.stepper import Stepper
-from trt_eagle3.engine.buckets import PROMPTS
-from trt_eagle3.engine.memory import request_memory
+from trt_eagle3.engine.runtime.buckets import PROMPTS
+from trt_eagle3.engine.runtime.memory import request_memory
 from trt_eagle3.errors import DeviceMemoryError
 from trt_eagle3.host_copy import Readback, to_device
 

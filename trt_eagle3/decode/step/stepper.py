@@ -32,8 +32,8 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
 from trt_eagle3.decode.speculation.verify import Wanted, take_draws, verify, wanted_of
 from trt_eagle3.decode.step.in_flight import Forward, InFlight, StepOutput
-from trt_eagle3.engine.buckets import padded_size
-from trt_eagle3.engine.session import Reduction
+from trt_eagle3.engine.runtime.buckets import padded_size
+from trt_eagle3.engine.runtime.session import Reduction
 from trt_eagle3.host_copy import Readback
 
 __all__ = ["Stepper", "num_tree_rows"]

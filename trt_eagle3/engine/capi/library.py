@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trt_eagle3.engine.capi.kernels import KERNELS
 from trt_eagle3.engine.capi.structs import argument_struct
-from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS, find_library
+from trt_eagle3.engine.kernels.libraries import INSTALL_KERNELS, find_library
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.ops.kernel import ABI_VERSION
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.engine.backend import (
+from trt_eagle3.engine.runtime.backend import (
     CPU_BATCH_SIZE,
     Library,
     check_activations,
@@ -16,15 +16,15 @@ from trt_eagle3.engine.backend import (
 if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
-    from trt_eagle3.engine.build_job import BuildJob, Written
-    from trt_eagle3.engine.requirement import Requirement
-    from trt_eagle3.engine.session import Session
+    from trt_eagle3.engine.builder.job import BuildJob, Written
+    from trt_eagle3.engine.runtime.requirement import Requirement
+    from trt_eagle3.engine.runtime.session import Session
 
 __all__ = ["OnnxRuntimeBackend"]
 
 
 class OnnxRuntimeBackend:
-    """Implements ``engine.backend.Backend``."""
+    """Implements ``engine.runtime.backend.Backend``."""
 
     name = "onnxruntime"
     exact_packages: Mapping[str, str] = {}
@@ -50,13 +50,13 @@ class OnnxRuntimeBackend:
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
         """Whole numbers, where activations are rounded too."""
-        from trt_eagle3.engine.packed_rules import matmul_nbits_takes
+        from trt_eagle3.engine.builder.packed_rules import matmul_nbits_takes
 
         return config.activations == "int8" and matmul_nbits_takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Graphs beside whole weight files."""
-        from trt_eagle3.engine.graph_files import write_graphs
+        from trt_eagle3.engine.builder.write_graphs import write_graphs
 
         return write_graphs(folder, job, "onnxruntime")
 
@@ -70,19 +70,19 @@ class OnnxRuntimeBackend:
 
     def intermediates(self, folder: Path) -> frozenset[str]:
         """All."""
-        from trt_eagle3.engine.graph_files import tensors_inside
+        from trt_eagle3.engine.bundle.graph_files import tensors_inside
 
         return tensors_inside(folder)
 
     def check_folder(self, folder: Path) -> None:
         """Refuse a graph that cannot be read."""
-        from trt_eagle3.engine.graph_files import check_graph_file
+        from trt_eagle3.engine.bundle.graph_files import check_graph_file
 
         check_graph_file(folder)
 
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
         """The package alone."""
-        from trt_eagle3.engine.requirement import package
+        from trt_eagle3.engine.runtime.requirement import package
 
         return {self.name: (package("onnxruntime"),)}
 

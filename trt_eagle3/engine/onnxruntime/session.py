@@ -16,8 +16,8 @@ from torch import Tensor
 from trt_eagle3.dtype import dtype_of_onnx, dtype_of_torch
 from trt_eagle3.engine.onnxruntime.library import onnxruntime as ort
 from trt_eagle3.engine.onnxruntime.packed_products import with_packed_products
-from trt_eagle3.engine.session import Session, check_names
-from trt_eagle3.engine.weights import integer_rows
+from trt_eagle3.engine.runtime.session import Session, check_names
+from trt_eagle3.engine.runtime.weights import integer_rows
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.activations import read_activations
 from trt_eagle3.graph.formats.format import IntegerRows

@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.engine.backend import (
+from trt_eagle3.engine.kernels.libraries import INSTALL_KERNELS
+from trt_eagle3.engine.runtime.backend import (
     CPU_BATCH_SIZE,
     Library,
     check_activations,
     check_compute_residual,
 )
-from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
 
 if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
-    from trt_eagle3.engine.build_job import BuildJob, Written
-    from trt_eagle3.engine.requirement import Requirement
-    from trt_eagle3.engine.session import Session
+    from trt_eagle3.engine.builder.job import BuildJob, Written
+    from trt_eagle3.engine.runtime.requirement import Requirement
+    from trt_eagle3.engine.runtime.session import Session
 
 __all__ = ["TorchBackend", "kernel_library"]
 
 
 class TorchBackend:
-    """Implements ``engine.backend.Backend``."""
+    """Implements ``engine.runtime.backend.Backend``."""
 
     name = "torch"
     exact_packages: Mapping[str, str] = {}
@@ -45,13 +45,13 @@ class TorchBackend:
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
         """On CUDA in 16 bits, what our kernels multiply."""
-        from trt_eagle3.engine.packed_rules import kernels_take
+        from trt_eagle3.engine.builder.packed_rules import kernels_take
 
         return config.device == "cuda" and config.dtype != "float32" and kernels_take(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Graphs beside whole weight files."""
-        from trt_eagle3.engine.graph_files import write_graphs
+        from trt_eagle3.engine.builder.write_graphs import write_graphs
 
         return write_graphs(folder, job, "torch")
 
@@ -65,19 +65,19 @@ class TorchBackend:
 
     def intermediates(self, folder: Path) -> frozenset[str]:
         """All."""
-        from trt_eagle3.engine.graph_files import tensors_inside
+        from trt_eagle3.engine.bundle.graph_files import tensors_inside
 
         return tensors_inside(folder)
 
     def check_folder(self, folder: Path) -> None:
         """Refuse a graph that cannot be read."""
-        from trt_eagle3.engine.graph_files import check_graph_file
+        from trt_eagle3.engine.bundle.graph_files import check_graph_file
 
         check_graph_file(folder)
 
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
         """By device; our kernels are faster than torch's operations, and may be missing."""
-        from trt_eagle3.engine.requirement import Requirement, gpu, torch_package
+        from trt_eagle3.engine.runtime.requirement import Requirement, gpu, torch_package
 
         kernels = Requirement("kernel library", _look_for_kernels, INSTALL_KERNELS)
         return {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.session import Reduction
+from trt_eagle3.engine.runtime.session import Reduction
 from trt_eagle3.engine.torch.fusion import Step
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION
 from trt_eagle3.graph.decoder import CONTEXT_INPUTS

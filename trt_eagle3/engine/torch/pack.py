@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine import capi
+from trt_eagle3.engine.runtime.weights import integer_rows, mapped
 from trt_eagle3.engine.torch.packed import (
     Fp8Weight,
     Int4Weight,
@@ -16,7 +17,6 @@ from trt_eagle3.engine.torch.packed import (
     PackedWeight,
 )
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
-from trt_eagle3.engine.weights import integer_rows, mapped
 from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
 from trt_eagle3.graph.formats.nvfp4 import Nvfp4Format
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS

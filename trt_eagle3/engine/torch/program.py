@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from trt_eagle3.engine import capi
-from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
+from trt_eagle3.engine.kernels.libraries import INSTALL_KERNELS
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
@@ -24,7 +25,6 @@ from trt_eagle3.engine.torch.packed import PackedWeight, warn_of_unrounded
 from trt_eagle3.engine.torch.prompt_attention import prompt_attention
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
 from trt_eagle3.engine.torch.recurrent import gated_delta
-from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.activations import read_activations
 from trt_eagle3.graph.ops import DOMAIN, EVERY_OP

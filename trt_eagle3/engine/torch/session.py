@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine import capi
-from trt_eagle3.engine.buckets import MAX_WHOLE_WIDTH
-from trt_eagle3.engine.session import (
+from trt_eagle3.engine.runtime.buckets import MAX_WHOLE_WIDTH
+from trt_eagle3.engine.runtime.session import (
     Capabilities,
     Reduction,
     Session,

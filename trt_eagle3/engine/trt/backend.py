@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.engine.backend import (
+from trt_eagle3.engine.runtime.backend import (
     Library,
     check_activations,
     check_compute_residual,
@@ -22,15 +22,15 @@ from trt_eagle3.engine.trt.dialects.registry import (
 if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
-    from trt_eagle3.engine.build_job import BuildJob, Written
-    from trt_eagle3.engine.requirement import Requirement
-    from trt_eagle3.engine.session import Session
+    from trt_eagle3.engine.builder.job import BuildJob, Written
+    from trt_eagle3.engine.runtime.requirement import Requirement
+    from trt_eagle3.engine.runtime.session import Session
 
 __all__ = ["TensorRTBackend"]
 
 
 class TensorRTBackend:
-    """Implements ``engine.backend.Backend``."""
+    """Implements ``engine.runtime.backend.Backend``."""
 
     name = "tensorrt"
     exact_packages: Mapping[str, str] = {name: found.label for name, found in PACKAGES.items()}
@@ -83,7 +83,7 @@ class TensorRTBackend:
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
         """What our plugin multiplies, or the builder."""
-        from trt_eagle3.engine.packed_rules import builders_take, kernels_take, kind_of
+        from trt_eagle3.engine.builder.packed_rules import builders_take, kernels_take, kind_of
 
         takes = kernels_take if packs_by_plugin(config) else builders_take
         return kind_of(ref) in held_weights(config) and takes(ref)
@@ -118,7 +118,7 @@ class TensorRTBackend:
         """Of running with each package, of engines without a GPU where it builds such, of graphs
         without engines, and of building these with trtexec.
         """
-        from trt_eagle3.engine.requirement import gpu, package, torch_package
+        from trt_eagle3.engine.runtime.requirement import gpu, package, torch_package
         from trt_eagle3.engine.trt.requirements import plugin_library, tensorrt_package, trtexec
 
         running = {

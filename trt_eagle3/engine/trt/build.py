@@ -11,7 +11,7 @@ import onnx
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.build_job import BuiltEngine
+from trt_eagle3.engine.builder.job import BuiltEngine
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.inspection import (

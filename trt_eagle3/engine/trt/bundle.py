@@ -18,8 +18,11 @@ from trt_eagle3.atomic_io import write_file
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.build_job import BuildJob, BuiltEngine, Engines, Written
-from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord, reference_location
+from trt_eagle3.engine.builder.job import BuildJob, BuiltEngine, Engines, Written
+from trt_eagle3.engine.builder.weight_file import write_tables, write_weights
+from trt_eagle3.engine.bundle.read import BUILD_SCRIPT
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, EngineRecord, reference_location
+from trt_eagle3.engine.bundle.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.dialects.registry import (
     PACKAGES,
@@ -37,8 +40,6 @@ from trt_eagle3.engine.trt.packed_weights import keep_packed
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.engine.trt.script import build_script
-from trt_eagle3.engine.weight_file import write_tables, write_weights
-from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.families.family import SizeRange
 from trt_eagle3.families.registry import tower_of

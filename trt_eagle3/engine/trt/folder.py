@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import BUILD_SCRIPT
-from trt_eagle3.engine.machine import gpu_arch
+from trt_eagle3.engine.bundle.read import BUILD_SCRIPT
+from trt_eagle3.engine.runtime.machine import gpu_arch
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION

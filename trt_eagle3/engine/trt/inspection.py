@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.atomic_io import write_file
-from trt_eagle3.engine.build_job import BuiltEngine
+from trt_eagle3.engine.builder.job import BuiltEngine
 from trt_eagle3.engine.trt.dialects.dialect import Dialect, Inspection
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.errors import TrtEagle3Error, UserError

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.dtype import COMPUTE_DTYPES, LARGEST_FP8, DType
+from trt_eagle3.engine.runtime.weights import integer_rows, mapped
 from trt_eagle3.engine.torch.pack import fp8_scales
 from trt_eagle3.engine.trt.packed_file import (
     PACKED_FILE,
@@ -23,7 +24,6 @@ from trt_eagle3.engine.trt.packed_file import (
     is_product,
     with_packed,
 )
-from trt_eagle3.engine.weights import integer_rows, mapped
 from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
 from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.kernel_libraries import find_library
+from trt_eagle3.engine.kernels.libraries import find_library
 from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of

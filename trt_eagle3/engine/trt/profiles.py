@@ -13,8 +13,8 @@ from types import MappingProxyType
 import onnx
 
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.build_job import TreeSizes
-from trt_eagle3.engine.memory import num_entries, num_snapshots
+from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.runtime.memory import num_entries, num_snapshots
 from trt_eagle3.families.family import SizeRange
 
 __all__ = ["Profile", "graph_profiles"]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.requirement import Requirement
+from trt_eagle3.engine.runtime.requirement import Requirement
 from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 from trt_eagle3.errors import EnvironmentMissingError

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.session import Session, check_names
+from trt_eagle3.engine.runtime.session import Session, check_names
 from trt_eagle3.engine.torch.capture.recorder import capturing
 from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.trt.dialects.dialect import Dialect

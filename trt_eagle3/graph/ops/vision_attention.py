@@ -218,7 +218,7 @@ def vision_attention(
     return attend(q, k, v, frame_starts, scale)[0].transpose(0, 1).flatten(1)
 
 
-# as many as may be captured (engine/buckets.py): there no length can be read on the host
+# as many as may be captured (engine/runtime/buckets.py): there no length can be read on the host
 _MASKED_PATCHES = 2048
 
 

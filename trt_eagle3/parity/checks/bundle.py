@@ -19,8 +19,8 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import manifest_to_dict
 from trt_eagle3.checkpoint.target import target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.engine.bundle import header_digest
-from trt_eagle3.engine.weight_locations import TABLE_FILE
+from trt_eagle3.engine.bundle.check import header_digest
+from trt_eagle3.engine.bundle.weight_locations import TABLE_FILE
 from trt_eagle3.graph.activations import read_activations
 from trt_eagle3.multimodal.processor_files import PROCESSOR_FILES
 from trt_eagle3.parity.checks.check_recorder import Measurements

@@ -14,9 +14,9 @@ from trt_eagle3.checkpoint.experts import matrices
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.bundle_check import GRAPHS
-from trt_eagle3.engine.weight_quantiser import made_location, read_channel_scales
-from trt_eagle3.engine.weights import materialise
+from trt_eagle3.engine.builder.weight_quantiser import made_location, read_channel_scales
+from trt_eagle3.engine.bundle.check import GRAPHS
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.graph.weights import WeightExpr, WeightPart, external_weights
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence

@@ -24,10 +24,11 @@ from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.tree import configured_tree
-from trt_eagle3.engine.backend import backend_named
-from trt_eagle3.engine.bundle import BundleRecord, read_bundle
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.bundle.read import read_bundle
+from trt_eagle3.engine.bundle.record import BundleRecord
+from trt_eagle3.engine.runtime.backend import backend_named
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.spec import SparseMoe, StateSpec, TargetSpec
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from trt_eagle3.engine.backend import backend_named
+from trt_eagle3.engine.runtime.backend import backend_named
 from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import RecordingEngine, replay
 from trt_eagle3.parity.record.trace import outputs_of

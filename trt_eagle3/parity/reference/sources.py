@@ -8,9 +8,9 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.drafts.registry import kind_of, read_draft
-from trt_eagle3.engine.bundle import header_digest
-from trt_eagle3.engine.weight_locations import TABLE_FILE
-from trt_eagle3.engine.weight_quantiser import made_location, made_target
+from trt_eagle3.engine.builder.weight_quantiser import made_location, made_target
+from trt_eagle3.engine.bundle.check import header_digest
+from trt_eagle3.engine.bundle.weight_locations import TABLE_FILE
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.parity.record.engine import RecordingEngine

@@ -13,7 +13,7 @@ from tests.engine.torch.capture.test_target_pieces import RTOL, RTOL_16, WEIGHTS
 from tests.engine.torch.test_mixed import PAGE_SIZE, close, count_replays, open_target
 from tests.tiny import build_tiny
 from trt_eagle3.engine import capi
-from trt_eagle3.engine.buckets import PICKED_ROWS, ROWS
+from trt_eagle3.engine.runtime.buckets import PICKED_ROWS, ROWS
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.session import TorchSession
 

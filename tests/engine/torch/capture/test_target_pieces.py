@@ -14,7 +14,7 @@ from tests.engine.torch.test_mixed import close, open_target, part, parts
 from tests.tiny import build_tiny, build_tiny_moe
 from trt_eagle3.decode.speculation.verify import Wanted
 from trt_eagle3.engine import capi
-from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, ROWS
+from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN, ROWS
 from trt_eagle3.engine.torch import session as session_module
 from trt_eagle3.engine.torch.program import Values
 from trt_eagle3.engine.torch.session import TorchSession

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trt_eagle3.decode.policy.candidate import candidate_sizes
-from trt_eagle3.engine.buckets import PATCHES, PROMPT_WIDTHS, batch_sizes
+from trt_eagle3.engine.runtime.buckets import PATCHES, PROMPT_WIDTHS, batch_sizes
 from trt_eagle3.engine.torch.capture import whole
 from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
 

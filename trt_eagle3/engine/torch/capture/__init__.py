@@ -3,5 +3,5 @@
 ``whole``: forwards whose shapes come again (steps, short prompts, images), one graph each.
 ``target_pieces``, ``draft_pieces``: forwards over prompts and mixtures, whose attention is
 different every time. All that is computed row by row is captured for few numbers of rows
-(``engine.buckets.ROWS``), cut at attention (``pieces``).
+(``engine.runtime.buckets.ROWS``), cut at attention (``pieces``).
 """

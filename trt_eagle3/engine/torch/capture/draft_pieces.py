@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trt_eagle3.engine.buckets import PICKED_ROWS, ROWS
+from trt_eagle3.engine.runtime.buckets import PICKED_ROWS, ROWS
 from trt_eagle3.engine.torch.capture.pieces import (
     CapturedPieces,
     Row,

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.buckets import ROWS
+from trt_eagle3.engine.runtime.buckets import ROWS
 from trt_eagle3.engine.torch.capture.recorder import Record, Recorder, record_pieces
 from trt_eagle3.engine.torch.mixed import flat_rows, row_axis
 from trt_eagle3.engine.torch.program import Step, with_lifetimes

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, ROWS
+from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN, ROWS
 from trt_eagle3.engine.torch.capture.pieces import CapturedPieces, Row, Split, fill_rows
 from trt_eagle3.engine.torch.capture.recorder import Record, Recorder
 from trt_eagle3.engine.torch.mixed import context_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.buckets import CAPTURED_AT_RUN, MAX_WHOLE_WIDTH, PATCHES
+from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN, MAX_WHOLE_WIDTH, PATCHES
 from trt_eagle3.host_copy import to_device
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.machine import gpu_arch
+from trt_eagle3.engine.runtime.machine import gpu_arch
 from trt_eagle3.engine.trt.log import Log
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 

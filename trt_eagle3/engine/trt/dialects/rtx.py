@@ -20,7 +20,7 @@ from typing import IO, Any, get_args
 
 from trt_eagle3.atomic_io import atomic_file, write_file
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.machine import gpu_arch
+from trt_eagle3.engine.runtime.machine import gpu_arch
 from trt_eagle3.engine.trt.dialects.dialect import Inspection
 from trt_eagle3.engine.trt.dialects.rtx_log import KEPT, read_build_log
 from trt_eagle3.engine.trt.dialects.v11 import TensorRT11

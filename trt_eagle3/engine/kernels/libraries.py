@@ -1,0 +1,50 @@
+"""Where the libraries of our CUDA kernels are, and where their sources."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cache
+from pathlib import Path
+
+__all__ = ["INSTALL_KERNELS", "find_library", "installed_folder", "kernel_sources"]
+
+INSTALL_KERNELS = "trt-eagle3 install-kernels"
+_PACKAGE = Path(__file__).resolve().parents[2]
+_NOT_SOURCES = {"build", "bench", "__pycache__"}
+
+
+def find_library(name: str) -> Path | None:
+    """The library ``name``: beside this package (a wheel with kernels), in plugins/build of a
+    checkout, or where ``install-kernels`` puts it.
+    """
+    places = [_PACKAGE, _PACKAGE.parent / "plugins" / "build"]
+    if kernel_sources() is not None:
+        places.append(installed_folder())
+    return next((place / name for place in places if (place / name).exists()), None)
+
+
+def kernel_sources() -> Path | None:
+    """The folder of CMakeLists.txt: in this package (a wheel), or plugins/ of a checkout."""
+    places = (_PACKAGE / "plugins", _PACKAGE.parent / "plugins")
+    return next((place for place in places if (place / "CMakeLists.txt").is_file()), None)
+
+
+@cache
+def installed_folder() -> Path:
+    """Where libraries built from these sources are kept: below ``TRT_EAGLE3_CACHE``, else
+    ``XDG_CACHE_HOME``, else ~/.cache; other sources have another folder.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    root = Path(os.environ.get("TRT_EAGLE3_CACHE") or Path(home) / "trt-eagle3")
+    sources = kernel_sources()
+    return root / f"kernels-{_digest(sources) if sources else 'none'}"
+
+
+def _digest(folder: Path) -> str:
+    found = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
+        if file.is_file() and inside.parts[0] not in _NOT_SOURCES:
+            found.update(str(inside).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:16]

@@ -1,0 +1,82 @@
+"""What must be installed for something to work, and how to look for it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from trt_eagle3.errors import TrtEagle3Error
+
+if TYPE_CHECKING:
+    from trt_eagle3.config import EngineConfig
+
+__all__ = ["Requirement", "gpu", "package", "torch_package"]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One thing that may be installed.
+
+    Attributes:
+        look: what there is of it, for a bundle's engine where one is asked about; it returns None
+            or raises where there is nothing. fix: how to get it.
+    """
+
+    name: str
+    look: Callable[[EngineConfig | None], str | None]
+    fix: str = ""
+
+    def find(self, engine: EngineConfig | None = None) -> str | None:
+        """What ``look`` finds; None where it finds nothing, whatever the reason."""
+        try:
+            return self.look(engine)
+        except (ImportError, OSError, RuntimeError, subprocess.SubprocessError, TrtEagle3Error):
+            return None
+
+
+def package(name: str) -> Requirement:
+    """A Python package, by the version of its installation."""
+
+    def look(_: EngineConfig | None) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
+    return Requirement(name, look, f"pip install {name}")
+
+
+def torch_package() -> Requirement:
+    """PyTorch, with the CUDA that it was built for."""
+    return Requirement("torch", _torch, "pip install torch")
+
+
+def gpu() -> Requirement:
+    """A CUDA device that torch sees."""
+    return Requirement("GPU", _gpu, "a CUDA GPU, and a torch built for CUDA")
+
+
+def _torch(_: EngineConfig | None) -> str:
+    import torch
+
+    cuda = torch.version.cuda
+    return f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}"
+
+
+def _gpu(_: EngineConfig | None) -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from trt_eagle3.engine.runtime.machine import gpu_arch
+
+    free, total = torch.cuda.mem_get_info()
+    count = torch.cuda.device_count()
+    others = f", first of {count}" if count > 1 else ""
+    return (
+        f"{torch.cuda.get_device_name()} ({gpu_arch()}, {free / 1e9:.0f} of {total / 1e9:.0f} GB "
+        f"free{others})"
+    )
