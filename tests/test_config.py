@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from trt_eagle3.config import (
     BuildConfig,
@@ -179,3 +180,21 @@ def test_prompt_chunks_are_larger_where_a_gpu_is_to_be_filled() -> None:
     given = {"backend": "torch", "device": "cuda", "prefill_chunk": 64}
     assert EngineConfig.model_validate(given).prefill_chunk == 64
     assert EngineConfig.model_validate({"backend": "tensorrt"}).prefill_chunk == 512
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"dtype": "float16"}, "onnxruntime runs in float32 on the cpu, got float16 on cpu"),
+        ({"device": "cuda"}, "onnxruntime runs in float32 on the cpu, got float32 on cuda"),
+        ({"activations": "fp8"}, "fp8 is for backend: torch on device: cuda, got onnxruntime on"),
+        ({"device": "cpu", "backend": "tensorrt"}, "tensorrt runs on device: cuda, got cpu"),
+        (
+            {"backend": "tensorrt", "dtype": "bfloat16", "residual": "float32"},
+            "residual: float32 is for .*dtype: float16, got bfloat16 on tensorrt",
+        ),
+    ],
+)
+def test_what_a_backend_cannot_run_is_refused(engine: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EngineConfig.model_validate(engine)

@@ -17,6 +17,13 @@ from pydantic import (
     model_validator,
 )
 
+from trt_eagle3.backend_support import (
+    ACTIVATIONS_BACKEND,
+    ALL_DTYPES,
+    SUPPORT,
+    BackendSupport,
+    DeviceSupport,
+)
 from trt_eagle3.config_section import PositiveInt, Section, UserPath
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.validation import problem_text
@@ -122,32 +129,54 @@ class EngineConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_backend(cls, raw: Any) -> Any:
-        from trt_eagle3.engine.runtime.backend import BACKENDS, backend_named
-
         if not isinstance(raw, dict):
             return raw
         raw = _long_dtype(raw)
-        if not isinstance(name := raw.get("backend"), str):
-            return raw
-        return {**backend_named(name).defaults(raw), **raw} if name in BACKENDS else raw
+        known = isinstance(name := raw.get("backend"), str) and name in SUPPORT
+        return SUPPORT[name].fill(raw) if known else raw
 
     @field_validator("backend")
     @classmethod
     def _exists(cls, name: str) -> str:
-        from trt_eagle3.engine.runtime.backend import BACKENDS
-
-        if name not in BACKENDS:
-            raise ValueError(f"expected one of {', '.join(sorted(BACKENDS))}")
+        if name not in SUPPORT:
+            raise ValueError(f"expected one of {', '.join(sorted(SUPPORT))}")
         return name
 
     @model_validator(mode="after")
     def _runs(self) -> EngineConfig:
-        from trt_eagle3.engine.runtime.backend import backend_named
-
-        backend_named(self.backend).check(self)
+        support = SUPPORT[self.backend]
+        self._check_device(support)
+        self._check_activations(support.devices[self.device])
+        if support.compiles:
+            self.tensorrt.check_weights(self.weights, self.dtype)
+        self._check_residual(support)
         if self.quantise_head and self.weights is None:
             raise ValueError("quantise_head: true needs weights: fp8, int8 or int4")
         return self
+
+    def _check_device(self, support: BackendSupport) -> None:
+        devices, dtypes = " or ".join(support.devices), " or ".join(support.dtypes)
+        if self.device in support.devices and self.dtype in support.dtypes:
+            return
+        if support.dtypes == ALL_DTYPES:
+            raise ValueError(f"{self.backend} runs on device: {devices}, got {self.device}")
+        raise ValueError(
+            f"{self.backend} runs in {dtypes} on the {devices}, got {self.dtype} on {self.device}"
+        )
+
+    def _check_activations(self, device: DeviceSupport) -> None:
+        if self.activations not in ("compute", *device.activations):
+            raise ValueError(
+                f"activations: {self.activations} is for {ACTIVATIONS_BACKEND[self.activations]}, "
+                f"got {self.backend} on {self.device}. Leave it out."
+            )
+
+    def _check_residual(self, support: BackendSupport) -> None:
+        if self.residual == "float32" and self.dtype not in support.float32_residual:
+            raise ValueError(
+                "residual: float32 is for backend: tensorrt with dtype: float16, "
+                f"got {self.dtype} on {self.backend}. Leave it out."
+            )
 
 
 class LimitsConfig(Section):
@@ -271,13 +300,12 @@ class BuildConfig(Section):
         """How many sequences run at once where nobody says, and on the CPU no more KV than two of
         them can fill.
         """
-        from trt_eagle3.engine.runtime.backend import backend_named
-
         given = raw.model_dump(exclude_unset=True) if isinstance(raw, LimitsConfig) else raw
         engine = known.data.get("engine")
         if engine is None or not isinstance(given, dict) or "max_batch_size" in given:
             return given
-        filled = {"max_batch_size": backend_named(engine.backend).batch_size(engine), **given}
+        device = SUPPORT[engine.backend].devices[engine.device]
+        filled = {"max_batch_size": device.batch_size, **given}
         length = given.get("max_seq_len", LimitsConfig().max_seq_len)
         sound = isinstance(length, int) and 0 < length <= 1 << 23
         if engine.device == "cpu" and sound and "max_kv_tokens" not in given:

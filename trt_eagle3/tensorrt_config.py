@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from trt_eagle3.config_section import PositiveInt, Section, UserPath
 
-__all__ = ["Chip", "TensorRTConfig"]
+__all__ = ["RUNTIMES", "Chip", "TensorRTConfig", "TensorRTRuntime", "chips_without_fp8"]
 
 Chip = Literal["sm80", "sm86", "sm89", "sm120", "sm121"]
 """GPU architectures that TensorRT for RTX builds for and our kernels run on."""
+_FIRST_WITH_FP8 = 89
+_PLUGIN_WEIGHTS = ("fp8", "int8", "int4")  # of ``LinearFp8``, ``LinearInt8``, ``LinearInt4``
+
+
+@dataclass(frozen=True)
+class TensorRTRuntime:
+    """A value of ``engine.tensorrt.runtime``.
+
+    Attributes:
+        label: what users call it.
+        weights: values of ``engine.weights`` that its own products multiply with as they are.
+    """
+
+    label: str
+    weights: tuple[str, ...] = ()
+
+
+RUNTIMES: Mapping[str, TensorRTRuntime] = {
+    "tensorrt": TensorRTRuntime("TensorRT"),
+    "rtx": TensorRTRuntime("TensorRT for RTX", ("int4", "int8", "fp8")),
+}
+
+
+def chips_without_fp8(chips: Iterable[str]) -> list[str]:
+    """Those of the GPU architectures ``chips`` (``sm86``) that do not multiply FP8."""
+    return [chip for chip in chips if int(chip.removeprefix("sm")) < _FIRST_WITH_FP8]
 
 
 class TensorRTConfig(Section):
@@ -52,3 +80,40 @@ class TensorRTConfig(Section):
         if len(set(self.chips)) < len(self.chips):
             raise ValueError(f"chips: each once, got {', '.join(self.chips)}")
         return self
+
+    def packs_by_plugin(self, dtype: str) -> bool:
+        """Whether products with a quantised weight go to our plugins: if ``linear`` says so, or
+        leaves it open and the runtime has no products of its own for one.
+        """
+        if dtype == "float32":
+            return False
+        own = RUNTIMES[self.runtime].weights
+        return self.linear == "plugin" or (self.linear == "auto" and not own)
+
+    def held_weights(self, dtype: str) -> tuple[str, ...]:
+        """Values of ``engine.weights`` that engines in ``dtype`` hold as they are."""
+        return _PLUGIN_WEIGHTS if self.packs_by_plugin(dtype) else RUNTIMES[self.runtime].weights
+
+    def check_weights(self, weights: str | None, dtype: str) -> None:
+        """Refuse ``engine.weights`` that engines in ``dtype`` cannot hold.
+
+        Raises:
+            ValueError: naming those they can.
+        """
+        held, label = self.held_weights(dtype), RUNTIMES[self.runtime].label
+        if weights not in {None, *held} and not held:
+            raise ValueError(
+                f"weights: engines of {label} hold none quantised in float32 or with "
+                f"tensorrt.linear: tensorrt, got {weights}. Leave one of them out."
+            )
+        if weights not in {None, *held}:
+            raise ValueError(
+                f"weights: engines of {label} hold {' or '.join(held)}, got "
+                f"{weights}. Leave it out, or use one of these."
+            )
+        without = chips_without_fp8(self.chips)
+        if weights == "fp8" and without and not self.packs_by_plugin(dtype):
+            raise ValueError(
+                f"weights: fp8 and tensorrt.chips: {without[0]} has no FP8. Leave the chip out, "
+                "use int4 or int8, or tensorrt.linear: plugin."
+            )

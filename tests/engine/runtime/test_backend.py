@@ -7,15 +7,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import trt_eagle3
 from tests.tiny import build_tiny
+from trt_eagle3.backend_support import SUPPORT
 from trt_eagle3.commands.doctor import check_bundle, diagnose
 from trt_eagle3.config import EngineConfig, config_from_dict
 from trt_eagle3.engine.bundle.read import read_bundle
@@ -27,7 +28,14 @@ from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.triton.repository import deploy
 
 PACKAGE = Path(trt_eagle3.__file__).parent
-OWN = ("engine/runtime/backend.py", "engine/onnxruntime/", "engine/torch/", "engine/trt/")
+OWN = (
+    "backend_support.py",
+    "tensorrt_config.py",  # its runtime ``tensorrt`` is called as a backend
+    "engine/runtime/backend.py",
+    "engine/onnxruntime/",
+    "engine/torch/",
+    "engine/trt/",
+)
 
 
 def asked_names(source: str) -> list[str]:
@@ -76,6 +84,7 @@ def test_names_that_are_asked_for_are_found(source: str) -> None:
 
 def test_every_backend_is_called_as_its_key() -> None:
     assert [backend.name for backend in all_backends()] == list(BACKENDS)
+    assert set(SUPPORT) == set(BACKENDS)
     assert all(backend_named(name) is backend_named(name) for name in BACKENDS)
     with pytest.raises(UserError, match=r"engine\.backend: expected one of .*, got 'abacus'"):
         backend_named("abacus")
@@ -107,10 +116,6 @@ class Mirror(OnnxRuntimeBackend):
     name = "mirror"
     exact_packages: Mapping[str, str] = {"onnxruntime": "Mirror's runtime"}
 
-    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        del given
-        return {"prefill_chunk": 64}
-
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
         return {"mirror": (Requirement("silver", lambda _: None, "polish it"),)}
 
@@ -121,16 +126,15 @@ class Mirror(OnnxRuntimeBackend):
 
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dict_of_backends(), "mirror", f"{__name__}:Mirror")
-
-
-def dict_of_backends() -> dict[str, str]:
     assert isinstance(BACKENDS, dict)
-    return BACKENDS
+    assert isinstance(SUPPORT, dict)
+    monkeypatch.setitem(BACKENDS, "mirror", f"{__name__}:Mirror")
+    support = replace(SUPPORT["onnxruntime"], defaults={"prefill_chunk": 64})
+    monkeypatch.setitem(SUPPORT, "mirror", support)
 
 
 @pytest.mark.usefixtures("mirror")
-def test_another_backend_is_one_class_and_one_line(tmp_path: Path) -> None:
+def test_another_backend_is_one_class_and_two_entries(tmp_path: Path) -> None:
     bundle = build_tiny(tmp_path, engine={"backend": "mirror"})
     record = read_bundle(bundle)
     assert record.engine.backend == "mirror"

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trt_eagle3.engine.runtime.backend import (
-    CPU_BATCH_SIZE,
-    Library,
-    check_activations,
-    check_compute_residual,
-)
+from trt_eagle3.engine.runtime.backend import Library
 
 if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
@@ -28,25 +23,6 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime"
     exact_packages: Mapping[str, str] = {}
-
-    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """None of its own."""
-        del given
-        return {}
-
-    def batch_size(self, config: EngineConfig) -> int:
-        """What a CPU serves."""
-        del config
-        return CPU_BATCH_SIZE
-
-    def check(self, config: EngineConfig) -> None:
-        """Refuse all but float32 on the CPU."""
-        check_compute_residual(config)
-        check_activations(config, "int8")
-        if (config.device, config.dtype) != ("cpu", "float32"):
-            raise ValueError(
-                f"onnxruntime runs in float32 on the cpu, got {config.dtype} on {config.device}"
-            )
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
         """Whole numbers, where activations are rounded too."""

@@ -1,5 +1,5 @@
-"""Backend: what runs a bundle's graphs, as one object that config, build, load, doctor, deploy and
-parity ask.
+"""Backend: what runs a bundle's graphs, as one object that build, load, doctor, deploy and parity
+use. What a config may ask of it is in ``backend_support``.
 
 This module and the modules of ``BACKENDS`` are cheap to import: what is heavy (torch, onnx, a
 runtime) is imported where a method needs it.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trt_eagle3.errors import UserError
 
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
-    "CPU_BATCH_SIZE",
     "Backend",
     "Library",
     "all_backends",
     "backend_named",
-    "check_activations",
-    "check_compute_residual",
 ]
 
 BACKENDS: Mapping[str, str] = {
@@ -40,9 +37,6 @@ BACKENDS: Mapping[str, str] = {
     "tensorrt": "trt_eagle3.engine.trt.backend:TensorRTBackend",
 }
 """Name (``engine.backend``) -> the class of its one object."""
-
-CPU_BATCH_SIZE = 8
-"""Sequences at once on a CPU: rows cost there from the first one on."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +65,6 @@ class Backend(Protocol):
     def exact_packages(self) -> Mapping[str, str]:
         """Python packages that a bundle runs with in the version of its build and no other -> what
         users call them.
-        """
-        ...
-
-    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Values of ``EngineConfig`` that differ from its own where ``given`` (raw) has none."""
-        ...
-
-    def batch_size(self, config: EngineConfig) -> int:
-        """``limits.max_batch_size`` where a config names none."""
-        ...
-
-    def check(self, config: EngineConfig) -> None:
-        """Refuse a config that this backend cannot run on any machine.
-
-        Raises:
-            ValueError: saying what was expected and what was got.
         """
         ...
 
@@ -151,34 +129,6 @@ def backend_named(name: str) -> Backend:
 def all_backends() -> Iterator[Backend]:
     """Every backend, in the order of ``BACKENDS``."""
     return map(_load, BACKENDS)
-
-
-def check_compute_residual(config: EngineConfig) -> None:
-    """Refuse a residual stream in another type than the one that everything is computed in.
-
-    Raises:
-        ValueError: with what it is for.
-    """
-    if config.residual == "float32":
-        raise ValueError(
-            "residual: float32 is for backend: tensorrt with dtype: float16, "
-            f"got {config.dtype} on {config.backend}. Leave it out."
-        )
-
-
-def check_activations(config: EngineConfig, *known: str) -> None:
-    """Refuse activations of another type than the one that everything is computed in, but those
-    ``known`` to the backend.
-
-    Raises:
-        ValueError: naming the backend that has them.
-    """
-    homes = {"int8": "backend: onnxruntime", "fp8": "backend: torch on device: cuda"}
-    if config.activations not in ("compute", *known):
-        raise ValueError(
-            f"activations: {config.activations} is for {homes[config.activations]}, got "
-            f"{config.backend} on {config.device}. Leave it out."
-        )
 
 
 @cache

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trt_eagle3.engine.kernels.libraries import INSTALL_KERNELS
-from trt_eagle3.engine.runtime.backend import (
-    CPU_BATCH_SIZE,
-    Library,
-    check_activations,
-    check_compute_residual,
-)
+from trt_eagle3.engine.runtime.backend import Library
 
 if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
@@ -29,19 +24,6 @@ class TorchBackend:
 
     name = "torch"
     exact_packages: Mapping[str, str] = {}
-
-    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Longer prompt chunks where a GPU is to be filled."""
-        return {"prefill_chunk": 4096} if given.get("device") == "cuda" else {}
-
-    def batch_size(self, config: EngineConfig) -> int:
-        """A crowd where a GPU is to be filled."""
-        return 64 if config.device == "cuda" else CPU_BATCH_SIZE
-
-    def check(self, config: EngineConfig) -> None:
-        """Every device and type will do."""
-        check_compute_residual(config)
-        check_activations(config, *(["fp8", "int8"] if config.device == "cuda" else []))
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
         """On CUDA in 16 bits, what our kernels multiply."""

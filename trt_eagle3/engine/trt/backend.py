@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trt_eagle3.engine.runtime.backend import (
-    Library,
-    check_activations,
-    check_compute_residual,
-)
-from trt_eagle3.engine.trt.dialects.registry import (
-    PACKAGES,
-    chips_without_fp8,
-    held_weights,
-    package_of,
-    packs_by_plugin,
-)
+from trt_eagle3.engine.runtime.backend import Library
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 
 if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
@@ -35,58 +25,13 @@ class TensorRTBackend:
     name = "tensorrt"
     exact_packages: Mapping[str, str] = {name: found.label for name, found in PACKAGES.items()}
 
-    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """CUDA and float16, with a float32 residual stream beside float16."""
-        values = {"device": "cuda", "dtype": "float16"}
-        wide = {**values, **given}["dtype"] == "float16"
-        return {**values, "residual": "float32"} if wide else values
-
-    def batch_size(self, config: EngineConfig) -> int:
-        """Fewer than the GPU could: an engine keeps memory for as many chunks of prompts."""
-        del config
-        return 16
-
-    def check(self, config: EngineConfig) -> None:
-        """Refuse the CPU, weights that no engine holds, and a float32 residual stream that no
-        other type calls for.
-        """
-        if config.device != "cuda":
-            raise ValueError(f"tensorrt runs on device: cuda, got {config.device}")
-        check_activations(config)
-        self._check_weights(config)
-        if config.dtype != "float16":
-            check_compute_residual(config)
-
-    def _check_weights(self, config: EngineConfig) -> None:
-        held = held_weights(config)
-        if config.weights in {None, *held}:
-            self._check_chips(config)
-            return
-        label = PACKAGES[package_of(config)].label
-        if not held:
-            raise ValueError(
-                f"weights: engines of {label} hold none quantised in float32 or with "
-                f"tensorrt.linear: tensorrt, got {config.weights}. Leave one of them out."
-            )
-        raise ValueError(
-            f"weights: engines of {label} hold {' or '.join(held)}, got "
-            f"{config.weights}. Leave it out, or use one of these."
-        )
-
-    def _check_chips(self, config: EngineConfig) -> None:
-        without = chips_without_fp8(config.tensorrt.chips)
-        if config.weights == "fp8" and without and not packs_by_plugin(config):
-            raise ValueError(
-                f"weights: fp8 and tensorrt.chips: {without[0]} has no FP8. Leave the chip out, "
-                "use int4 or int8, or tensorrt.linear: plugin."
-            )
-
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
         """What our plugin multiplies, or the builder."""
         from trt_eagle3.engine.builder.packed_rules import builders_take, kernels_take, kind_of
 
-        takes = kernels_take if packs_by_plugin(config) else builders_take
-        return kind_of(ref) in held_weights(config) and takes(ref)
+        tensorrt, dtype = config.tensorrt, config.dtype
+        takes = kernels_take if tensorrt.packs_by_plugin(dtype) else builders_take
+        return kind_of(ref) in tensorrt.held_weights(dtype) and takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Engines where they can be built, else what their building needs."""

@@ -26,10 +26,8 @@ from trt_eagle3.engine.bundle.weight_locations import TABLE_FILE, TableLocations
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.dialects.registry import (
     PACKAGES,
-    chips_without_fp8,
     find_dialect,
     package_of,
-    packs_by_plugin,
 )
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_engine
 from trt_eagle3.engine.trt.host_memory import tell_need
@@ -52,6 +50,7 @@ from trt_eagle3.graph.trt_export import (
     with_prefetch_safe,
 )
 from trt_eagle3.graph.word_states import with_word_states
+from trt_eagle3.tensorrt_config import RUNTIMES, chips_without_fp8
 
 __all__ = ["missing_for_engines", "uses_linear", "write_bundle", "write_engines"]
 
@@ -181,9 +180,9 @@ def write_engines(
 
 def _as_stored(ready: TrtExport, folder: Path, config: EngineConfig) -> TrtExport:
     """Quantised weights as they are, where our plugins or the builder compute with them."""
-    if packs_by_plugin(config):
+    if config.tensorrt.packs_by_plugin(config.dtype):
         return keep_packed_products(ready, REFERENCE_ROOT, folder)
-    if not PACKAGES[package_of(config)].weights:
+    if not RUNTIMES[config.tensorrt.runtime].weights:
         return ready
     chips = (find_dialect(config).build_arch(config) or "").split("+")
     return keep_packed(ready, REFERENCE_ROOT, folder, fp8=not chips_without_fp8(chips))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.tensorrt_config import RUNTIMES
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -17,13 +18,10 @@ if TYPE_CHECKING:
 __all__ = [
     "PACKAGES",
     "TensorRTPackage",
-    "chips_without_fp8",
     "dialect_of",
     "find_dialect",
-    "held_weights",
     "load_dialect",
     "package_of",
-    "packs_by_plugin",
 ]
 
 
@@ -37,7 +35,6 @@ class TensorRTPackage:
         too_new: its first version that will not do, where it promises plugins nothing beyond.
         build_plugins: the command that builds our plugins for it.
         has_trtexec: whether NVIDIA's trtexec builds for it what this machine cannot.
-        weights: values of ``engine.weights`` that its own products multiply with as they are.
         companion: a library that ``make plugins`` puts beside the plugins, and that must be loaded
             before its parser meets one of them.
     """
@@ -49,14 +46,13 @@ class TensorRTPackage:
     too_new: tuple[int, int] | None = None
     build_plugins: str = "make plugins TENSORRT_INCLUDE=/path/to/TensorRT/include"
     has_trtexec: bool = True
-    weights: tuple[str, ...] = ()
     companion: str | None = None
 
 
 _HERE = "trt_eagle3.engine.trt.dialects"
 PACKAGES: Mapping[str, TensorRTPackage] = {
     "tensorrt": TensorRTPackage(
-        label="TensorRT",
+        label=RUNTIMES["tensorrt"].label,
         oldest=(8, 6),
         install="pip install tensorrt (8.6, 10.x or 11.x), or NVIDIA's TensorRT container",
         dialects={
@@ -66,47 +62,23 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
         },
     ),
     "tensorrt_rtx": TensorRTPackage(
-        label="TensorRT for RTX",
+        label=RUNTIMES["rtx"].label,
         oldest=(1, 7),
         install="pip install 'trt-eagle3[rtx]'",
         dialects={1: f"{_HERE}.rtx:TensorRTForRTX"},
         too_new=(1, 8),
         build_plugins="make plugins TENSORRT_INCLUDE=plugins/tensorrt/interface",
         has_trtexec=False,
-        weights=("int4", "int8", "fp8"),
         companion="rtx/libtensorrt_rtx.so",
     ),
 }
 """By the name that Python imports."""
-_FIRST_WITH_FP8 = 89
-_PLUGIN_WEIGHTS = ("fp8", "int8", "int4")  # of ``LinearFp8``, ``LinearInt8``, ``LinearInt4``
 _PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
 
 def package_of(config: EngineConfig | None) -> str:
     """The key of ``PACKAGES`` that ``config`` asks for: ``engine.tensorrt.runtime``."""
     return _PACKAGE_OF_RUNTIME[config.tensorrt.runtime] if config else "tensorrt"
-
-
-def packs_by_plugin(config: EngineConfig) -> bool:
-    """Whether products with a quantised weight go to our plugins: where
-    ``engine.tensorrt.linear`` says so, or leaves it open and the package has no products of its
-    own for one.
-    """
-    if config.dtype == "float32":
-        return False
-    wanted = config.tensorrt.linear
-    return wanted == "plugin" or (wanted == "auto" and not PACKAGES[package_of(config)].weights)
-
-
-def held_weights(config: EngineConfig) -> tuple[str, ...]:
-    """Values of ``engine.weights`` that engines of ``config`` hold as they are."""
-    return _PLUGIN_WEIGHTS if packs_by_plugin(config) else PACKAGES[package_of(config)].weights
-
-
-def chips_without_fp8(chips: Iterable[str]) -> list[str]:
-    """Those of the GPU architectures ``chips`` (``sm86``) that do not multiply FP8."""
-    return [chip for chip in chips if int(chip.removeprefix("sm")) < _FIRST_WITH_FP8]
 
 
 def find_dialect(config: EngineConfig | None = None) -> Dialect:

@@ -1,0 +1,90 @@
+"""What each backend can run, as data: a config is checked and filled in with it.
+
+The objects that run the graphs are in ``engine/<backend>/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ACTIVATIONS_BACKEND", "ALL_DTYPES", "SUPPORT", "BackendSupport", "DeviceSupport"]
+
+ALL_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class DeviceSupport:
+    """What a backend can do on one device.
+
+    Attributes:
+        batch_size: ``limits.max_batch_size`` if a config names none.
+        activations: values of ``engine.activations`` besides ``compute``.
+        defaults: fields of ``EngineConfig`` that differ from its own defaults on this device.
+    """
+
+    batch_size: int
+    activations: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BackendSupport:
+    """What a backend can run.
+
+    Attributes:
+        devices: ``engine.device`` -> what the backend can do there.
+        dtypes: values of ``engine.dtype``.
+        compiles: whether TensorRT compiles its graphs, as ``engine.tensorrt`` says.
+        float32_residual: compute types whose residual stream may be float32, and is by default.
+        defaults: fields of ``EngineConfig`` that differ from its own defaults.
+    """
+
+    devices: Mapping[str, DeviceSupport]
+    dtypes: tuple[str, ...] = ALL_DTYPES
+    compiles: bool = False
+    float32_residual: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the unchecked values ``given`` of an ``EngineConfig`` with this backend's
+        defaults.
+        """
+        values = {**self.defaults, **given}
+        for name, device in self.devices.items():
+            if values.get("device") == name:
+                values = {**device.defaults, **values}
+        if values.get("dtype") in self.float32_residual:
+            values.setdefault("residual", "float32")
+        return values
+
+
+_CPU_BATCH_SIZE = 8  # each further sequence costs time on a CPU
+
+SUPPORT: Mapping[str, BackendSupport] = {
+    "onnxruntime": BackendSupport(
+        devices={"cpu": DeviceSupport(_CPU_BATCH_SIZE, activations=("int8",))},
+        dtypes=("float32",),
+    ),
+    "torch": BackendSupport(
+        devices={
+            "cpu": DeviceSupport(_CPU_BATCH_SIZE),
+            # long prompt chunks and many sequences keep a GPU busy
+            "cuda": DeviceSupport(64, ("fp8", "int8"), defaults={"prefill_chunk": 4096}),
+        },
+    ),
+    "tensorrt": BackendSupport(
+        # fewer than the GPU could: an engine keeps memory for as many chunks of prompts
+        devices={"cuda": DeviceSupport(16)},
+        compiles=True,
+        float32_residual=("float16",),
+        defaults={"device": "cuda", "dtype": "float16"},
+    ),
+}
+"""By ``engine.backend``. Which quantised weights engines of TensorRT hold is in
+``tensorrt_config``.
+"""
+
+ACTIVATIONS_BACKEND = {"int8": "backend: onnxruntime", "fp8": "backend: torch on device: cuda"}
+"""Rounded activations -> the backend that a refusal recommends."""
