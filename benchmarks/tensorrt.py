@@ -129,7 +129,9 @@ def main(
         model = target_graph(spec, aux, False, "float16", page_size, reference_location, stream)
         by_plugin = uses_linear(config.engine)
         ready = _with_drawn(trt_export(model, linear=by_plugin), folder, weights)
-        profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)))
+        profiles = graph_profiles(
+            "target", model, config.engine, config.limits, TreeSizes(max(sizes), 1, max(sizes))
+        )
         chosen = profiles[:1] if generation_only else profiles
         write_drawn(ready, folder / WEIGHTS_FILE)
         graphs = {

@@ -55,7 +55,7 @@ def build_beside_weights(
         built = build_engine(
             folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache
         )
-    facts = describe_engine(config.engine, built.num_bytes).model_dump()
+    facts = describe_engine(config.engine.tensorrt, built.num_bytes).model_dump()
     described = {
         "build_config": config.model_dump(mode="json"),
         "states": encode_states(read_states(graph)),

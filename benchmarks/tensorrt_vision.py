@@ -188,7 +188,9 @@ class _Bench:
         config = self._config(pictures)
         spec, most = self._tower.spec, config.limits.max_visual_tokens
         ranges = tower_of(spec).ranges(spec.require_vision(), most)
-        profiles = graph_profiles("vision", model, config, TreeSizes(), ranges)
+        profiles = graph_profiles(
+            "vision", model, config.engine, config.limits, TreeSizes(), ranges
+        )
         folder = self._folder / kind
         try:
             built, memory = build_beside_weights(

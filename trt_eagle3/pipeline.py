@@ -21,7 +21,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.config import BuildConfig, EngineConfig
+from trt_eagle3.config import BuildConfig, DraftConfig, EngineConfig, LimitsConfig
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
 from trt_eagle3.decode.speculation.tree import Tree, configured_tree
 from trt_eagle3.drafts.registry import find_draft
@@ -120,24 +120,24 @@ def build(
     """
     clock = _Clock(progress)
     clock.begin("checkpoints")
-    tree = configured_tree(config.speculation)
+    engine, tree = config.engine, configured_tree(config.speculation)
     spec = read_target(resolve_checkpoint(config.target.checkpoint, config.target.revision))
-    _check_positions(config, spec)
-    manifest = _read_draft(config, spec)
+    _check_positions(config.limits, spec)
+    manifest = _read_draft(config.draft, spec)
     if manifest:
         _check_ranks(tree, manifest)
         _check_tree_rows(tree, spec)
-    _check_weights(config, spec, reference_weights)
+    _check_weights(engine, spec, reference_weights)
     check_headers(ref.file for ref in _tensors(spec, manifest))
     if config.prompts:
         read_questions(config.prompts)
     path = (output or config.output) / config.name
     check_name(path)
     _check_output(path, spec, manifest, config_file)
-    backend, sizes = backend_named(config.engine.backend), _tree_sizes(config, tree)
-    prompts = _calibration_prompts(config, spec, calibration)
+    sizes = _tree_sizes(tree, config.speculation.topk) if config.draft else TreeSizes()
+    prompts = _calibration_prompts(engine, spec, calibration, config.limits.max_seq_len)
     if prompts is None:  # else a calibration's take the place of the checkpoint's
-        _kv_scales(config, spec)  # refused here, before any work
+        _kv_scales(engine, spec)  # refused here, before any work
     with atomic_directory(path, BUNDLE_KIND) as folder:
         clock.begin("processor")
         _copy_processor(spec, folder / "processor")
@@ -147,15 +147,26 @@ def build(
         with TemporaryDirectory(dir=folder) as scratch:
             if prompts is not None:
                 clock.begin("calibration")
-                device, int4 = calibration_device(config.engine), config.engine.weights == "int4"
+                device, int4 = calibration_device(engine), engine.weights == "int4"
                 announce(f"calibration: {prompts}; {reckon(spec, prompts, device, weights=int4)}")
-                found = _calibrated(config.engine, spec, prompts, device, Path(scratch), show)
+                found = _calibrated(engine, spec, prompts, device, Path(scratch), show)
                 spec = dataclasses.replace(spec, kv_scales=found.kv_scales())
-            if config.engine.weights:
+            if engine.weights:
                 clock.begin("quantisation")
-                spec, manifest = _quantised(spec, manifest, config.engine, folder, show, found)
-        job = BuildJob(config, spec, manifest, path, sizes, reference_weights, clock.begin, show)
-        written = backend.write(folder, job)
+                spec, manifest = _quantised(spec, manifest, engine, folder, show, found)
+        job = BuildJob(
+            engine,
+            config.limits,
+            config.model_dump(mode="json", exclude={"name", "output"}),
+            spec,
+            manifest,
+            path,
+            sizes,
+            reference_weights,
+            clock.begin,
+            show,
+        )
+        written = backend_named(engine.backend).write(folder, job)
         clock.begin("bundle")
         record = _record(config, spec, manifest, written)
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
@@ -164,7 +175,7 @@ def build(
         spec,
         manifest,
         config.limits,
-        config.engine,
+        engine,
         tree.num_nodes if manifest else 1,
         record.packed_savings,
     )
@@ -192,11 +203,9 @@ def _calibrated_on(prompts: CalibrationPrompts | None, found: Calibration | None
     return f"{prompts}{made}"
 
 
-def _tree_sizes(config: BuildConfig, tree: Tree | DynamicTree) -> TreeSizes:
+def _tree_sizes(tree: Tree | DynamicTree, topk: int) -> TreeSizes:
     """What the configured tree asks of engines; a table measured later has no larger one."""
-    if config.draft is None:
-        return TreeSizes()
-    width = config.speculation.topk if isinstance(tree, DynamicTree) else 1
+    width = topk if isinstance(tree, DynamicTree) else 1
     return TreeSizes(tree.num_nodes, width, tree.num_draft_rows)
 
 
@@ -212,32 +221,30 @@ def _tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> list[Ten
     return [stored for ref in refs for stored in ref.stored]
 
 
-def _read_draft(config: BuildConfig, spec: TargetCheckpoint) -> DraftManifest | None:
-    draft = config.draft
+def _read_draft(draft: DraftConfig | None, spec: TargetCheckpoint) -> DraftManifest | None:
     if draft is None:
         return None
     return find_draft(draft.checkpoint, spec, draft.overrides, draft.revision)
 
 
-def _check_weights(config: BuildConfig, spec: TargetCheckpoint, reference: bool) -> None:
+def _check_weights(engine: EngineConfig, spec: TargetCheckpoint, reference: bool) -> None:
     """Refuse weights that are to be made and cannot be."""
-    if config.engine.weights is None:
+    if engine.weights is None:
         return
-    check_quantisable(spec, config.engine.weights)
+    check_quantisable(spec, engine.weights)
     if reference:
         raise UserError(
-            f"engine.weights: {config.engine.weights} makes weights that no checkpoint has. Build "
+            f"engine.weights: {engine.weights} makes weights that no checkpoint has. Build "
             "with --weights contained."
         )
 
 
 def _calibration_prompts(
-    config: BuildConfig, spec: TargetCheckpoint, file: Path | None
+    engine: EngineConfig, spec: TargetCheckpoint, file: Path | None, max_seq_len: int
 ) -> CalibrationPrompts | None:
     """The prompts of ``--calibration``, checked before anything is computed."""
     if file is None:
         return None
-    engine = config.engine
     if engine.weights != "int4" and engine.kv_dtype != "fp8":
         made = engine.weights or "none"
         raise UserError(
@@ -245,7 +252,7 @@ def _calibration_prompts(
             f"engine.weights is {made}. Set engine.weights: int4 or engine.kv_dtype: fp8, or leave "
             "it out."
         )
-    return read_prompts(file, spec, config.limits.max_seq_len)
+    return read_prompts(file, spec, max_seq_len)
 
 
 def _calibrated(
@@ -293,8 +300,8 @@ def _check_output(
     check_replaceable(path, BUNDLE_KIND)
 
 
-def _check_positions(config: BuildConfig, spec: TargetCheckpoint) -> None:
-    length, trained = config.limits.max_seq_len, spec.max_position_embeddings
+def _check_positions(limits: LimitsConfig, spec: TargetCheckpoint) -> None:
+    length, trained = limits.max_seq_len, spec.max_position_embeddings
     if length > trained:
         raise UserError(
             f"limits.max_seq_len: {length}, the target was made for {trained} positions "
@@ -363,14 +370,14 @@ def _record(
         engine=written.record,
         embedding=locations.token_table(),
         draft_tensors=locations.draft_tensors(),
-        kv_scales=_kv_scales(config, spec),
+        kv_scales=_kv_scales(config.engine, spec),
         packed_savings=packed_savings(spec, config.engine),
     )
 
 
-def _kv_scales(config: BuildConfig, spec: TargetCheckpoint) -> dict[int, KVScales]:
+def _kv_scales(engine: EngineConfig, spec: TargetCheckpoint) -> dict[int, KVScales]:
     """Those of every layer, where keys and values are FP8."""
-    if config.engine.kv_dtype != "fp8":
+    if engine.kv_dtype != "fp8":
         return {}
     return {k: spec.kv_scales.get(k, KVScales()) for k, _ in spec.attention_layers}
 

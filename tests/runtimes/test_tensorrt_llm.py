@@ -146,12 +146,14 @@ def test_field_that_a_version_lacks_is_refused() -> None:
 def test_every_option_is_checked(bundle: Path) -> None:
     """Planted fault: a schema without a field that is written."""
     engine = load(bundle)
-    release = VERSIONS["1.4"]
+    config, release = engine.bundle.record.config, VERSIONS["1.4"]
     smaller = type(release)(
         **{**vars(release), "speculative": release.speculative - {"max_draft_len"}}
     )
     with pytest.raises(UserError, match="max_draft_len"):
-        llm_api_config(engine.bundle.record.config, engine.bundle.manifest, smaller, 1, "draft")
+        llm_api_config(
+            config.limits, config.speculation, engine.bundle.manifest, smaller, 1, "draft"
+        )
 
 
 @pytest.mark.parametrize("version", ["1.3", "1.0", "2", "", "latest", "1.4x", "1.4.0rc"])

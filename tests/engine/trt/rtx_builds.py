@@ -142,7 +142,7 @@ def refusals(library: Path, folder: Path) -> dict[str, str]:
         "version": refused({"plugin_version": "9"}),
         "shape": refused({}, v_width=32),
     }
-    dialect = type(find_dialect(EngineConfig.model_validate(engine_config(library))))
+    dialect = type(find_dialect(EngineConfig.model_validate(engine_config(library)).tensorrt))
     configure = dialect.configure
 
     def without_aliases(self: Any, settings: Any, *rest: Any) -> None:
@@ -266,7 +266,9 @@ def build_target(target: Path, engine: dict[str, Any], made: Path) -> str:
     model = with_word_states(graphs["target"])
     (made / "target").mkdir(parents=True)
     (made / "target" / "config.json").write_text("{}")
-    profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5))}
+    profiles = {
+        "target": graph_profiles("target", model, config.engine, config.limits, TreeSizes(6, 1, 5))
+    }
     write_engines(made, {"target": model}, profiles, config.engine, made.parent / "cache")
     return str(made)
 
@@ -281,9 +283,9 @@ def main(library: Path, folder: Path) -> None:
         found["seconds"][name] = round(time.process_time() - start, 2)
 
     config = EngineConfig.model_validate(engine_config(library))
-    dialect = find_dialect(config)
+    dialect = find_dialect(config.tensorrt)
     step("no companion", lambda: reason_of(lambda: dialect.prepare_parser(folder / "nothing.so")))
-    step("plugins", lambda: str(load_plugins(config)))
+    step("plugins", lambda: str(load_plugins(config.tensorrt)))
     step("api", lambda: read_rtx(dialect.trt) == rtx_table())
     target = shortened(shutil.copytree(TARGET, folder / "checkpoint"))
     for dtype in DTYPES:

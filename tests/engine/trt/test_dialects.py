@@ -15,7 +15,7 @@ import trt_eagle3
 from tests.engine.conftest import Install
 from tests.engine.tensorrt_api import TAGS, Strict, members, spans
 from tests.tiny import tiny_config
-from trt_eagle3.config import EngineConfig
+from trt_eagle3.config import TensorRTConfig
 from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.engine.trt import folder as folder_module
 from trt_eagle3.engine.trt.dialects import dialect as dialect_module
@@ -269,7 +269,7 @@ class Ahead(TensorRT11):
     prefetch_safe = False
     times_kernels = False
 
-    def build_arch(self, config: EngineConfig) -> str:
+    def build_arch(self, config: TensorRTConfig) -> str:
         del config
         return "sm89+sm120"
 

@@ -188,7 +188,7 @@ def test_products_of_the_draft_are_whose_the_config_says(
     assert counts["SiluMul"] in {1, profiles}, counts
     found, num_bytes = EngineFolder(folder), (folder / ENGINE_FILE).stat().st_size
     by_plugin = linear == "plugin" and dtype != "float32"
-    assert found.facts == describe_engine(found.config, num_bytes, linear=by_plugin)
+    assert found.facts == describe_engine(found.config.tensorrt, num_bytes, linear=by_plugin)
 
 
 def answers(bundle: Path, *, speculation: bool) -> list[tuple[int, ...]]:
@@ -308,7 +308,7 @@ def test_planted_scales_of_fp8_kv_are_caught(bundles: Bundles, fault: bool, tmp_
     scales = next(i for i in ready.model.graph.initializer if i.name == "kv_scales.0")
     if fault:
         scales.CopyFrom(numpy_helper.from_array(4 * numpy_helper.to_array(scales), scales.name))
-    profiles = graph_profiles("target", model, config, TreeSizes(6, 1, 5))[:1]
+    profiles = graph_profiles("target", model, config.engine, config.limits, TreeSizes(6, 1, 5))[:1]
     file, cache = written(ready, tmp_path), tmp_path.parent / "timing.cache"
     built = build_engine(file, tmp_path / ENGINE_FILE, profiles, config.engine, cache)
     write_config(tmp_path, config.engine, model, built.num_bytes)
@@ -463,7 +463,9 @@ def spoilt(
     fault(ready.model)
     file = written(ready, folder)
     images = patch_ranges(4, config.limits.max_visual_tokens)  # a merge's patches
-    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5), images)[:1]
+    profiles = graph_profiles(
+        graph, model, config.engine, config.limits, TreeSizes(6, 1, 5), images
+    )[:1]
     built = build_engine(
         file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache"
     )
@@ -477,7 +479,7 @@ def write_config(
     config = {
         "build_config": {"engine": engine.model_dump(mode="json")},
         "states": encode_states(read_states(model)),
-        "engine": describe_engine(engine, num_bytes).model_dump(),
+        "engine": describe_engine(engine.tensorrt, num_bytes).model_dump(),
     }
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -619,7 +621,7 @@ def test_graph_without_our_plugins_attributes_is_refused_by_name(tmp_path: Path)
     ready = trt_export(model)
     node = next(n for n in ready.model.graph.node if n.op_type == "TreeAttention")
     del node.attribute[:]
-    profiles = graph_profiles("draft", model, config, TreeSizes())
+    profiles = graph_profiles("draft", model, config.engine, config.limits, TreeSizes())
     with pytest.raises(UserError, match="TensorRT cannot read the graph: node"):
         build_engine(
             written(ready, tmp_path),

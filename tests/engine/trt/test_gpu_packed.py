@@ -89,7 +89,7 @@ def engine(
     ready = keep_packed_products(trt_export(model, linear=True), REFERENCE_ROOT, folder)
     fault(ready.model)
     file = written(ready, folder)
-    profiles = graph_profiles("target", model, config, TreeSizes(6, 1, 5))
+    profiles = graph_profiles("target", model, config.engine, config.limits, TreeSizes(6, 1, 5))
     cache = folder.parent / "timing.cache"
     built = build_engine(file, folder / ENGINE_FILE, profiles, config.engine, cache)
     write_config(folder, config.engine, model, built.num_bytes)

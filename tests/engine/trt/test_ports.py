@@ -27,7 +27,9 @@ def vision() -> dict[str, Port]:
     """The inputs of a vision engine, as its profile is."""
     config = tiny_config(limits={"max_visual_tokens": MAX_VISUAL_TOKENS})
     images = patch_ranges(4, config.limits.max_visual_tokens)
-    (profile,) = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), images)
+    (profile,) = graph_profiles(
+        "vision", graphs()["vision"], config.engine, config.limits, TreeSizes(), images
+    )
     return {
         name: Port(name, torch.float16, (-1,) * len(low), ((low, high),))
         for name, (low, _, high) in profile.shapes.items()

@@ -25,7 +25,7 @@ from tests.engine.trt.test_dialects import COMMON, ROOM, reached_for
 from tests.tiny import tiny_config
 from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis
-from trt_eagle3.config import config_from_dict
+from trt_eagle3.config import TensorRTConfig, config_from_dict
 from trt_eagle3.engine.builder.weight_quantiser import made_location
 from trt_eagle3.engine.bundle.read import BUNDLE_KIND, read_bundle
 from trt_eagle3.engine.runtime.backend import backend_named
@@ -92,10 +92,8 @@ def test_config_with_wrong_chips_is_refused(tensorrt: dict[str, object], said: s
 
 
 def test_runtime_key_chooses_the_package() -> None:
-    assert package_of(rtx_config().engine) == "tensorrt_rtx"
-    assert package_of(tiny_config(engine={"backend": "tensorrt", "device": "cuda"}).engine) == (
-        "tensorrt"
-    )
+    assert package_of(rtx_config().engine.tensorrt) == "tensorrt_rtx"
+    assert package_of(TensorRTConfig()) == "tensorrt"
 
 
 # Which version

@@ -196,7 +196,9 @@ def test_profiles_are_in_order_and_cover_the_limits(graph: str) -> None:
     config = tiny_config(engine=ENGINE, limits={"max_batch_size": 4, "max_kv_tokens": 2048})
     model = graphs()[graph]
     images = patch_ranges(4, config.limits.max_visual_tokens)
-    for profile in graph_profiles(graph, model, config, TreeSizes(12, 4, 20), images):
+    for profile in graph_profiles(
+        graph, model, config.engine, config.limits, TreeSizes(12, 4, 20), images
+    ):
         assert profile.shapes.keys() == {i.name for i in model.graph.input}
         for name, (low, best, high) in profile.shapes.items():
             assert all(lo <= opt <= hi for lo, opt, hi in zip(low, best, high, strict=True)), (
@@ -207,7 +209,9 @@ def test_profiles_are_in_order_and_cover_the_limits(graph: str) -> None:
 
 def test_decode_steps_have_a_profile_of_their_own_before_prompts() -> None:
     config = tiny_config(engine=ENGINE, limits={"max_batch_size": 4, "max_kv_tokens": 2048})
-    generation, context = graph_profiles("draft", graphs()["draft"], config, TreeSizes(12, 4, 20))
+    generation, context = graph_profiles(
+        "draft", graphs()["draft"], config.engine, config.limits, TreeSizes(12, 4, 20)
+    )
     assert generation.shapes["inputs_embeds"][2] == (4, 12, 256)
     assert generation.shapes["tree_mask"][2] == (4, 12, 40)
     assert context.shapes["inputs_embeds"][2] == (4, 512, 256)
@@ -217,7 +221,9 @@ def test_decode_steps_have_a_profile_of_their_own_before_prompts() -> None:
 def test_vision_profile_takes_all_patches_in_one_frame_or_in_many() -> None:
     config = tiny_config(engine=ENGINE, limits={"max_visual_tokens": 512})
     images = patch_ranges(4, config.limits.max_visual_tokens)
-    (profile,) = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), images)
+    (profile,) = graph_profiles(
+        "vision", graphs()["vision"], config.engine, config.limits, TreeSizes(), images
+    )
     assert profile.shapes["patches"][2] == (2048, 1536)
     assert profile.shapes["frame_starts"] == ((2,), (2,), (64 + 1,))
 
@@ -251,7 +257,9 @@ def test_only_float32_nodes_are_held_to_float32_on_8_6(install: Install, tmp_pat
     trt = install("8.6.0")
     config = tiny_config(engine=ENGINE)
     model = graphs(residual="float32")["target"]
-    profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5))}
+    profiles = {
+        "target": graph_profiles("target", model, config.engine, config.limits, TreeSizes(6, 1, 5))
+    }
     folder = made_folder(tmp_path / "bundle", config)
     tensorrt_bundle.write_engines(
         folder, {"target": model}, profiles, config.engine, tmp_path / "cache"

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from trt_eagle3.atomic_io import create_file
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
-from trt_eagle3.config import BuildConfig
+from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.engine.bundle.record import EngineRecord
 from trt_eagle3.engine.bundle.weight_locations import WeightLocations
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -41,13 +42,16 @@ class BuildJob:
     """A bundle to be made.
 
     Attributes:
+        build_config: the whole config as JSON values, which each graph's ``config.json`` repeats.
         path: where the bundle will be, once it is whole. tree: the largest tree that it decodes.
         reference_weights: leave the weights in the checkpoints.
         begin: called with each of ``pipeline.STAGES`` that the backend goes through. show: told how
             far a long stage is.
     """
 
-    config: BuildConfig
+    engine: EngineConfig
+    limits: LimitsConfig
+    build_config: Mapping[str, Any]
     spec: TargetCheckpoint
     manifest: DraftManifest | None
     path: Path
@@ -61,7 +65,7 @@ class BuildJob:
         into ``folder``.
         """
         self.begin("graphs")
-        graphs = build_graphs(self.spec, self.manifest, self.config.engine, resolve)
+        graphs = build_graphs(self.spec, self.manifest, self.engine, resolve)
         for name in graphs:
             create_file(folder / name / "config.json", self._graph_config(name))
         return graphs
@@ -70,11 +74,10 @@ class BuildJob:
         """TensorRT-LLM's ``config.json`` of an engine folder."""
         manifest = self.manifest if name in {"fuse", "draft"} else None
         pretrained = manifest_to_dict(manifest) if manifest else target_to_dict(self.spec)
-        build = self.config.model_dump(mode="json", exclude={"name", "output"})
         values = {
             "version": version("trt-eagle3"),
             "pretrained_config": pretrained,
-            "build_config": build,
+            "build_config": self.build_config,
         }
         return json.dumps(values, indent=2).encode()
 

@@ -22,13 +22,13 @@ def write_graphs(folder: Path, job: BuildJob, package: str) -> Written:
     """
     locations = FileLocations(job.spec, job.manifest, job.reference_weights)
     for name, model in job.make_graphs(folder, locations.resolve).items():
-        write_activations(model, job.config.engine.activations)
+        write_activations(model, job.engine.activations)
         create_file(folder / name / "model.onnx", model.SerializeToString())
     job.begin("weights")
     files = () if job.reference_weights else locations.locations.items()
     elsewhere = [(file, folder / to) for file, to in files if not (folder / to).exists()]
     placed = tuple(place_file(file, to) for file, to in elsewhere)
-    engine = job.config.engine
+    engine = job.engine
     versions = {"onnx": version("onnx"), package: version(package)}
     record = EngineRecord(backend=engine.backend, dtype=engine.dtype, versions=versions)
     return Written(locations, record, placed)

@@ -80,15 +80,15 @@ class TensorRTBackend:
 
     def requirement(self, config: EngineConfig) -> str:
         """By ``engine.tensorrt.runtime``."""
-        return _ability(package_of(config))
+        return _ability(package_of(config.tensorrt))
 
     def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
         """Our kernels, our plugins, and what the package needs beside these."""
         from trt_eagle3.engine.torch.backend import kernel_library
         from trt_eagle3.engine.trt import plugins
 
-        package = package_of(config)
-        path, build = plugins.plugin_library_path(config), PACKAGES[package].build_plugins
+        package = package_of(config.tensorrt)
+        path, build = plugins.plugin_library_path(config.tensorrt), PACKAGES[package].build_plugins
         libraries = (kernel_library(), Library(plugins.PLUGINS_VARIABLE, path, build))
         companion = plugins.companion_path(package, path) if path else None
         if companion is None:

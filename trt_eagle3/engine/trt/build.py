@@ -54,9 +54,9 @@ def build_engine(
         CopiesCacheError: the graph is one of ``with_prefetch_safe``, and TensorRT puts a copy in
             its way.
     """
-    dialect = find_dialect(config)
+    dialect = find_dialect(config.tensorrt)
     dialect.check_dtype(config.dtype)
-    load_plugins(config)
+    load_plugins(config.tensorrt)
     start = time.perf_counter()
     builder = dialect.create("Builder")
     network = dialect.create_network(builder)

@@ -73,21 +73,21 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
     models = {name: with_word_states(model) for name, model in graphs.items()}
     images = _image_sizes(job)
     profiles = {
-        name: graph_profiles(name, model, job.config, job.tree, images)
+        name: graph_profiles(name, model, job.engine, job.limits, job.tree, images)
         for name, model in models.items()
     }
     job.begin("weights")
-    dtype = dtype_named(job.config.engine.dtype)
+    dtype = dtype_named(job.engine.dtype)
     write_tables(folder / TABLE_FILE, table_tensors(job.spec, job.manifest), dtype)
     job.begin("engines")
     timing_cache = job.path.with_name("timing.cache")
-    engines = write_engines(folder, models, profiles, job.config.engine, timing_cache, job.show)
+    engines = write_engines(folder, models, profiles, job.engine, timing_cache, job.show)
     locations = TableLocations(folder / TABLE_FILE, open_index(folder))
-    return Written(locations, _record(job.config.engine, engines), engines=engines)
+    return Written(locations, _record(job.engine, engines), engines=engines)
 
 
 def _image_sizes(job: BuildJob) -> Mapping[str, SizeRange]:
-    vision, most = job.spec.vision, job.config.limits.max_visual_tokens
+    vision, most = job.spec.vision, job.limits.max_visual_tokens
     return tower_of(job.spec).ranges(vision, most) if vision else {}
 
 
@@ -97,10 +97,10 @@ def _record(config: EngineConfig, engines: Engines) -> EngineRecord:
     )
     if engines.missing is not None:
         return record
-    dialect = find_dialect(config)
+    dialect = find_dialect(config.tensorrt)
     built = {
         "versions": {**record.versions, dialect.package: dialect.version},
-        "gpu_arch": dialect.build_arch(config),
+        "gpu_arch": dialect.build_arch(config.tensorrt),
     }
     return record.model_copy(update=built)
 
@@ -113,15 +113,15 @@ def missing_for_engines(config: EngineConfig) -> str | None:
             no plugin library; or no TensorRT, of a kind that only its Python package builds for.
     """
     try:
-        dialect = find_dialect(config)
+        dialect = find_dialect(config.tensorrt)
     except EnvironmentMissingError as error:
-        if not PACKAGES[package_of(config)].has_trtexec:
+        if not PACKAGES[package_of(config.tensorrt)].has_trtexec:
             raise
         return str(error)
-    if dialect.build_arch(config) is None:
+    if dialect.build_arch(config.tensorrt) is None:
         return "torch sees no CUDA device on this machine."
     dialect.check_dtype(config.dtype)
-    load_plugins(config)
+    load_plugins(config.tensorrt)
     return None
 
 
@@ -132,7 +132,7 @@ def uses_linear(config: EngineConfig) -> bool:
     if config.tensorrt.linear != "auto":
         return config.tensorrt.linear == "plugin"
     try:
-        return find_dialect(config).linear_by_plugin
+        return find_dialect(config.tensorrt).linear_by_plugin
     except EnvironmentMissingError:
         return False  # built by trtexec, which wants 10 or later
 
@@ -163,7 +163,7 @@ def write_engines(
         facts = {"states": encode_states(read_states(model)), "intermediates": ready.intermediates}
         _update_config(folder / name, facts)
         if missing is None:
-            need = find_dialect(config).host_bytes(_weight_bytes(ready, onnx_folder))
+            need = find_dialect(config.tensorrt).host_bytes(_weight_bytes(ready, onnx_folder))
             tell_need(name, need, show)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         if missing is None:
@@ -184,7 +184,7 @@ def _as_stored(ready: TrtExport, folder: Path, config: EngineConfig) -> TrtExpor
         return keep_packed_products(ready, REFERENCE_ROOT, folder)
     if not RUNTIMES[config.tensorrt.runtime].weights:
         return ready
-    chips = (find_dialect(config).build_arch(config) or "").split("+")
+    chips = (find_dialect(config.tensorrt).build_arch(config.tensorrt) or "").split("+")
     return keep_packed(ready, REFERENCE_ROOT, folder, fp8=not chips_without_fp8(chips))
 
 
@@ -214,13 +214,13 @@ def _build(
         return build_engine(file, folder / ENGINE_FILE, profiles, config, timing_cache, show)
 
     built = None
-    if find_dialect(config).prefetch_safe:
+    if find_dialect(config.tensorrt).prefetch_safe:
         with suppress(CopiesCacheError):
             built = attempt(with_prefetch_safe(model))
     built = built or attempt(model)
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
-    facts = describe_engine(config, built.num_bytes, linear=linear).model_dump()
+    facts = describe_engine(config.tensorrt, built.num_bytes, linear=linear).model_dump()
     _update_config(folder, {"engine": facts})
     return built
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trt_eagle3.config import EngineConfig
+from trt_eagle3.config import EngineConfig, TensorRTConfig
 from trt_eagle3.engine.bundle.read import BUILD_SCRIPT
 from trt_eagle3.engine.runtime.machine import gpu_arch
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect
@@ -54,7 +54,7 @@ class EngineDescription(BaseModel):
 
 
 def describe_engine(
-    config: EngineConfig, num_bytes: int, *, linear: bool = False
+    config: TensorRTConfig, num_bytes: int, *, linear: bool = False
 ) -> EngineDescription:
     """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by
     our plugin.
@@ -129,7 +129,7 @@ class EngineFolder:
             )
 
     def _check_description(self, facts: EngineDescription, arch: str) -> None:
-        dialect = find_dialect(self.config)
+        dialect = find_dialect(self.config.tensorrt)
         label, fits = PACKAGES[dialect.package].label, dialect.runs_on(facts.gpu_arch, arch)
         for what, built, here, same in (
             (label, facts.tensorrt, dialect.version, facts.tensorrt == dialect.version),

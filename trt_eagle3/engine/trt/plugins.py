@@ -7,7 +7,6 @@ import os
 from functools import cache
 from pathlib import Path
 
-from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.kernels.libraries import find_library
 from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
@@ -15,6 +14,7 @@ from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.tensorrt_config import TensorRTConfig
 
 __all__ = [
     "COMPANION_VARIABLE",
@@ -29,12 +29,12 @@ COMPANION_VARIABLE = "TRT_EAGLE3_PARSER_NAME"
 _LIBRARY_NAME = "libtrt_eagle3_plugins.so"
 
 
-def plugin_library_path(config: EngineConfig | None = None) -> Path | None:
+def plugin_library_path(config: TensorRTConfig | None = None) -> Path | None:
     """The library that the config names, or TRT_EAGLE3_PLUGINS, else one that ``find_library``
     finds.
     """
-    if config and config.tensorrt.plugin_library:
-        return config.tensorrt.plugin_library
+    if config and config.plugin_library:
+        return config.plugin_library
     if named := os.environ.get(PLUGINS_VARIABLE):
         return Path(named)
     return find_library(_LIBRARY_NAME)
@@ -50,7 +50,7 @@ def companion_path(package: str, plugin_library: Path) -> Path | None:
     return Path(os.environ.get(COMPANION_VARIABLE, plugin_library.resolve().parent / companion))
 
 
-def load_plugins(config: EngineConfig | None = None, package: str | None = None) -> Path:
+def load_plugins(config: TensorRTConfig | None = None, package: str | None = None) -> Path:
     """Load the plugin library and see that TensorRT knows our ops; returns where it was found.
 
     Args:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import onnx
 
-from trt_eagle3.config import BuildConfig
+from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.runtime.memory import num_entries, num_snapshots
 from trt_eagle3.families.family import SizeRange
@@ -34,7 +34,8 @@ class Profile:
 def graph_profiles(
     graph: str,
     model: onnx.ModelProto,
-    config: BuildConfig,
+    engine: EngineConfig,
+    limits: LimitsConfig,
     tree: TreeSizes,
     images: Mapping[str, SizeRange] = MappingProxyType({}),
 ) -> list[Profile]:
@@ -46,7 +47,10 @@ def graph_profiles(
     if graph == "vision":
         ranges = {"images": images}
     else:
-        ranges = {"generation": _generation(config, tree), "context": _context(config)}
+        ranges = {
+            "generation": _generation(engine, limits, tree),
+            "context": _context(engine, limits),
+        }
     return [_profile(name, model, sizes) for name, sizes in ranges.items()]
 
 
@@ -62,11 +66,13 @@ def _profile(name: str, model: onnx.ModelProto, sizes: Mapping[str, SizeRange]) 
     return Profile(name, shapes)
 
 
-def _generation(config: BuildConfig, tree: TreeSizes) -> dict[str, SizeRange]:
+def _generation(
+    engine: EngineConfig, limits: LimitsConfig, tree: TreeSizes
+) -> dict[str, SizeRange]:
     """A tree per sequence, or one token; a draft's levels, whose tail holds all rows so far."""
-    nodes, batch = max(tree.num_nodes, tree.width), config.limits.max_batch_size
+    nodes, batch = max(tree.num_nodes, tree.width), limits.max_batch_size
     return {
-        **_cache(config),
+        **_cache(engine.page_size, limits),
         "batch": (1, 1, batch),
         "seq": (1, nodes, nodes),
         "tail": (1, nodes, 2 * max(nodes, tree.num_draft_rows)),
@@ -75,29 +81,28 @@ def _generation(config: BuildConfig, tree: TreeSizes) -> dict[str, SizeRange]:
     }
 
 
-def _context(config: BuildConfig) -> dict[str, SizeRange]:
+def _context(engine: EngineConfig, limits: LimitsConfig) -> dict[str, SizeRange]:
     """A chunk of prompt; fuse sees a whole prompt at once."""
-    chunk, batch = config.engine.prefill_chunk, config.limits.max_batch_size
+    chunk, batch = engine.prefill_chunk, limits.max_batch_size
     rows = min(chunk, _PROMPT_LOGIT_ROWS)
     return {
-        **_cache(config),
+        **_cache(engine.page_size, limits),
         "batch": (1, 1, batch),
         "seq": (1, chunk, chunk),
         "tail": (1, chunk, 2 * chunk),
         "rows": (1, 1, rows),
-        "tokens": (1, chunk, max(config.limits.max_seq_len, chunk) * batch),
+        "tokens": (1, chunk, max(limits.max_seq_len, chunk) * batch),
     }
 
 
-def _cache(config: BuildConfig) -> dict[str, SizeRange]:
+def _cache(page: int, limits: LimitsConfig) -> dict[str, SizeRange]:
     """Pages of a row, slots of the whole cache with its page 0, and entries of states that every
     token changes.
     """
-    page = config.engine.page_size
-    pages = -(-config.limits.max_seq_len // page)
-    rows = config.limits.max_kv_tokens or pages * config.limits.max_batch_size * page
+    pages = -(-limits.max_seq_len // page)
+    rows = limits.max_kv_tokens or pages * limits.max_batch_size * page
     slots = (-(-rows // page) + 1) * page
-    entries = num_entries(config.limits.max_batch_size, num_snapshots(config.limits))
+    entries = num_entries(limits.max_batch_size, num_snapshots(limits))
     return {
         "pages": (1, pages, pages),
         "slots": (page, slots, slots),

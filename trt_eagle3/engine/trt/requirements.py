@@ -39,11 +39,12 @@ def plugin_library() -> Requirement:
 def _look_for_plugins(engine: EngineConfig | None) -> str:
     from trt_eagle3.engine.trt.plugins import load_plugins, plugin_library_path
 
-    path = plugin_library_path(engine)
+    config = engine.tensorrt if engine else None
+    path = plugin_library_path(config)
     if path is None or not path.is_file():
         raise EnvironmentMissingError("no plugin library")
-    wanted = [package_of(engine)] if engine else PACKAGES
+    wanted = [package_of(config)] if config else PACKAGES
     package = next((name for name in wanted if tensorrt_package(name).find()), None)
     if package is None:
         return f"{path} (not loaded: no TensorRT)"
-    return f"{load_plugins(engine, package)} (loads into {PACKAGES[package].label})"
+    return f"{load_plugins(config, package)} (loads into {PACKAGES[package].label})"

@@ -56,9 +56,9 @@ class TensorRTSession(Session):
                     "engine.backend: torch."
                 )
         folder.check()
-        load_plugins(folder.config)
+        load_plugins(folder.config.tensorrt)
         self._file = folder.engine
-        self._dialect = find_dialect(folder.config)
+        self._dialect = find_dialect(folder.config.tensorrt)
         self._engine = _open_engine(self._dialect, folder)
         self._inputs, self._outputs = engine_ports(self._dialect.trt, self._engine)
         self._states: tuple[StateSpec, ...] = folder.states

@@ -12,7 +12,7 @@ import yaml
 
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.config import BuildConfig
+from trt_eagle3.config import LimitsConfig, SpeculationConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import UserError
@@ -46,21 +46,29 @@ def deploy(
     release = resolve_version(runtime_version)
     loaded = LoadedBundle.open(bundle)
     spec, manifest, config = loaded.spec, loaded.manifest, loaded.record.config
+    limits, speculation = config.limits, config.speculation
     check_heads(spec, tensor_parallel_size)
     _check_kind(bundle, manifest, release)
     check_place(bundle, repository, loaded.record, _KIND)
     target = target_source(loaded.record.sources["target"])
-    notes = tuple(_differences(manifest, spec, config, release))
+    notes = tuple(_differences(manifest, spec, speculation.mode, release))
     with atomic_directory(repository, _KIND) as folder:
         if manifest and not kind_of(manifest).in_target:
             architecture = family_of(spec).architecture
             kind_of(manifest).export(manifest, folder / "draft", "tensorrt-llm", architecture)
             (folder / "draft" / "speculative_config.yaml").unlink()  # llm_api.yaml says it all
-        options = llm_api_config(config, manifest, release, tensor_parallel_size, "draft")
+        options = llm_api_config(
+            limits, speculation, manifest, release, tensor_parallel_size, "draft"
+        )
         _write_yaml(folder / "llm_api.yaml", options, release)
         # Triton starts elsewhere, so there the draft has its whole path
         options = llm_api_config(
-            config, manifest, release, tensor_parallel_size, str(repository.absolute() / "draft")
+            limits,
+            speculation,
+            manifest,
+            release,
+            tensor_parallel_size,
+            str(repository.absolute() / "draft"),
         )
         release.check({"model": target} | options)
         options |= {"model": target, "triton_config": {**_TRITON, **release.triton}}
@@ -90,7 +98,8 @@ def _check_kind(bundle: Path, manifest: DraftManifest | None, release: Version) 
 
 
 def llm_api_config(
-    config: BuildConfig,
+    limits: LimitsConfig,
+    speculation: SpeculationConfig,
     manifest: DraftManifest | None,
     release: Version,
     tensor_parallel_size: int,
@@ -100,10 +109,10 @@ def llm_api_config(
     options: dict[str, Any] = {
         "backend": "pytorch",
         "tensor_parallel_size": tensor_parallel_size,
-        "max_batch_size": config.limits.max_batch_size,
-        "max_seq_len": config.limits.max_seq_len,
+        "max_batch_size": limits.max_batch_size,
+        "max_seq_len": limits.max_seq_len,
         "kv_cache_config": {
-            "enable_block_reuse": config.limits.prefix_cache,
+            "enable_block_reuse": limits.prefix_cache,
             "free_gpu_memory_fraction": 0.85,
         },
     }
@@ -111,16 +120,15 @@ def llm_api_config(
         options["speculative_config"] = {
             "decoding_type": release.decoding_type,
             release.draft_field: draft,
-            "max_draft_len": config.speculation.steps,
+            "max_draft_len": speculation.steps,
             "eagle3_layers_to_capture": list(manifest.aux_layers),
-            **_tree(config, release),
+            **_tree(speculation, release),
         }
     release.check(options)
     return options
 
 
-def _tree(config: BuildConfig, release: Version) -> dict[str, Any]:
-    speculation = config.speculation
+def _tree(speculation: SpeculationConfig, release: Version) -> dict[str, Any]:
     if speculation.mode != "dynamic" or not release.dynamic_trees:
         return {}
     widest = speculation.topk * speculation.steps
@@ -135,7 +143,7 @@ def _tree(config: BuildConfig, release: Version) -> dict[str, Any]:
 
 
 def _differences(
-    manifest: DraftManifest | None, spec: TargetSpec, config: BuildConfig, release: Version
+    manifest: DraftManifest | None, spec: TargetSpec, mode: str, release: Version
 ) -> Iterator[str]:
     """Where the runtime's own reading of a draft is not the manifest's."""
     if manifest is None:
@@ -143,9 +151,9 @@ def _differences(
     yield from kind_of(manifest).differences(manifest, spec)
     if manifest.positions == "3d":
         yield "positions: its draft counts rope positions on one axis, here on the target's three"
-    if config.speculation.mode == "tree":
+    if mode == "tree":
         yield "speculation.mode: it has no static trees; written as a chain"
-    if config.speculation.mode == "dynamic" and not release.dynamic_trees:
+    if mode == "dynamic" and not release.dynamic_trees:
         yield f"speculation.mode: dynamic trees do not work in {release.name}; written as a chain"
 
 

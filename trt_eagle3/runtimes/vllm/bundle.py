@@ -21,7 +21,7 @@ import yaml
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
 from trt_eagle3.checkpoint.convert import Layout
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.config import BuildConfig
+from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import UserError
@@ -74,7 +74,7 @@ def deploy(
     options = serve_config(
         config, manifest, tensor_parallel_size=tensor_parallel_size, copies=data_parallel_size
     )
-    notes = tuple(_differences(manifest, spec, config))
+    notes = tuple(_differences(manifest, spec, config.engine, config.speculation.mode))
     values = _values(config.name, target_source(loaded.record.sources["target"]), options) | {
         "draft": manifest is not None and not kind_of(manifest).in_target,
         "gpus": tensor_parallel_size * data_parallel_size,
@@ -122,7 +122,7 @@ def serve_config(
 
 
 def _differences(
-    manifest: DraftManifest | None, spec: TargetSpec, config: BuildConfig
+    manifest: DraftManifest | None, spec: TargetSpec, engine: EngineConfig, mode: str
 ) -> Iterator[str]:
     """Where vLLM's own reading of a draft is not the manifest's."""
     if manifest is None:
@@ -133,9 +133,9 @@ def _differences(
             "positions: after a picture its draft counts on the target's temporal axis, here every "
             "row counts"
         )
-    if config.speculation.mode != "chain":
-        yield f"speculation.mode: it has no trees; {config.speculation.mode} is written as a chain"
-    if config.engine.weights or config.engine.quantise_head:
+    if mode != "chain":
+        yield f"speculation.mode: it has no trees; {mode} is written as a chain"
+    if engine.weights or engine.quantise_head:
         yield "engine.weights: it reads the checkpoint as it lies, not as this bundle was quantised"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trt_eagle3.atomic_io import write_file
-from trt_eagle3.config import EngineConfig
+from trt_eagle3.config import EngineConfig, TensorRTConfig
 from trt_eagle3.engine.runtime.machine import gpu_arch
 from trt_eagle3.engine.trt.log import Log
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -80,7 +80,7 @@ class Dialect(ABC):
 
     # Which GPU
 
-    def build_arch(self, config: EngineConfig) -> str | None:
+    def build_arch(self, config: TensorRTConfig) -> str | None:
         """What engines built here are for (``sm90``); None where none can be built."""
         del config
         return gpu_arch()

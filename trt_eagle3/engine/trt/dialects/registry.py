@@ -9,10 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.errors import EnvironmentMissingError
-from trt_eagle3.tensorrt_config import RUNTIMES
+from trt_eagle3.tensorrt_config import RUNTIMES, TensorRTConfig
 
 if TYPE_CHECKING:
-    from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.trt.dialects.dialect import Dialect
 
 __all__ = [
@@ -76,12 +75,12 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
 _PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
 
-def package_of(config: EngineConfig | None) -> str:
+def package_of(config: TensorRTConfig | None) -> str:
     """The key of ``PACKAGES`` that ``config`` asks for: ``engine.tensorrt.runtime``."""
-    return _PACKAGE_OF_RUNTIME[config.tensorrt.runtime] if config else "tensorrt"
+    return _PACKAGE_OF_RUNTIME[config.runtime] if config else "tensorrt"
 
 
-def find_dialect(config: EngineConfig | None = None) -> Dialect:
+def find_dialect(config: TensorRTConfig | None = None) -> Dialect:
     """The dialect of the TensorRT that ``config`` asks for; one object in a process.
 
     Raises:

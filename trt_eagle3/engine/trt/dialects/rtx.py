@@ -26,7 +26,7 @@ from trt_eagle3.engine.trt.dialects.rtx_log import KEPT, read_build_log
 from trt_eagle3.engine.trt.dialects.v11 import TensorRT11
 from trt_eagle3.engine.trt.log import Log
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.tensorrt_config import Chip
+from trt_eagle3.tensorrt_config import Chip, TensorRTConfig
 
 __all__ = ["RuntimeOptions", "TensorRTForRTX"]
 
@@ -79,13 +79,13 @@ class TensorRTForRTX(TensorRT11):
 
     # Which GPU
 
-    def build_arch(self, config: EngineConfig) -> str | None:
+    def build_arch(self, config: TensorRTConfig) -> str | None:
         """``engine.tensorrt.chips`` (``sm89+sm120``), else this machine's GPU.
 
         Raises:
             UserError: neither is there.
         """
-        built = "+".join(config.tensorrt.chips) or gpu_arch()
+        built = "+".join(config.chips) or gpu_arch()
         if built is None:
             raise UserError(
                 "engine.tensorrt.chips: this machine has no GPU, so name those that will run the "
@@ -126,7 +126,7 @@ class TensorRTForRTX(TensorRT11):
         """Name the chips, and keep memory out of runs, so that they can be captured."""
         super().configure(settings, network, config, wide)
         settings.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
-        chips = (self.build_arch(config) or "").split("+")
+        chips = (self.build_arch(config.tensorrt) or "").split("+")
         settings.num_compute_capabilities = len(chips)
         for index, chip in enumerate(chips):
             settings.set_compute_capability(self._capability(chip), index)
