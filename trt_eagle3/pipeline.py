@@ -147,7 +147,7 @@ def build(
         with TemporaryDirectory(dir=folder) as scratch:
             if prompts is not None:
                 clock.begin("calibration")
-                device, int4 = calibration_device(engine), engine.weights == "int4"
+                device, int4 = calibration_device(engine.device), engine.weights == "int4"
                 announce(f"calibration: {prompts}; {reckon(spec, prompts, device, weights=int4)}")
                 found = _calibrated(engine, spec, prompts, device, Path(scratch), show)
                 spec = dataclasses.replace(spec, kv_scales=found.kv_scales())

@@ -12,7 +12,6 @@ from trt_eagle3.calibration.footprint import Product, products_of_layer, reckon_
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.search import MAX_OUTPUTS, NUM_TRIALS
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.builder.weight_schemes import INT4_RATIOS, int4_scales
 from trt_eagle3.engine.runtime.machine import seconds_of
 
@@ -34,9 +33,9 @@ class Reckoning:
         return f"about {self.num_bytes / 1e9:.1f} GB of memory and {minutes} min"
 
 
-def calibration_device(engine: EngineConfig) -> str:
-    """Where to calibrate: on the engine's device if it is here."""
-    return "cuda" if engine.device == "cuda" and torch.cuda.is_available() else "cpu"
+def calibration_device(device: str) -> str:
+    """Where to calibrate: on the engine's ``device`` if it is here."""
+    return "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
 
 
 def reckon(

@@ -103,7 +103,7 @@ def memory_need(
         prefill=item * engine.prefill_chunk * _row_values(spec)
         + 3 * 4 * limits.max_batch_size * num_nodes * spec.vocab_size
         + item * limits.max_batch_size * _deferred_values(spec, manifest)
-        + (_widened_bytes(spec, limits, engine) if engine.kv_dtype == "fp8" else 0),
+        + (_widened_bytes(spec, limits, engine.prefill_chunk) if engine.kv_dtype == "fp8" else 0),
         kv_token=kv_token,
         states=num_entries(limits.max_batch_size, num_snapshots(limits))
         * state_bytes(spec, engine.dtype),
@@ -263,12 +263,12 @@ def _draft_kv_width(manifest: DraftManifest | None) -> int:
     return manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0
 
 
-def _widened_bytes(spec: TargetSpec, limits: LimitsConfig, engine: EngineConfig) -> int:
+def _widened_bytes(spec: TargetSpec, limits: LimitsConfig, prefill_chunk: int) -> int:
     """Of what a prompt's attention widens an FP8 cache to: keys and values of one layer, of the
     sequences that share a chunk (``plugins/kernels/prompt_fp8.cuh``).
     """
     width = max(layer.mixer.kv_width for layer in spec.layers)
-    sequences = -(-engine.prefill_chunk // _SEGMENT)
+    sequences = -(-prefill_chunk // _SEGMENT)
     return min(4 * width * limits.max_seq_len * sequences, _MAX_WIDENED_BYTES)
 
 
