@@ -117,9 +117,10 @@ def share_reference(patch: pytest.MonkeyPatch) -> None:
     def load(
         spec: TargetCheckpoint,
         dtype: torch.dtype,
-        device: torch.device,  # the CPU's
+        device: torch.device | str,
         kv_scales: Mapping[int, KVScales] | None = None,
     ) -> TargetReference:
+        assert str(device) == "cpu"
         return _shared(spec, kv_scales or {}, dtype)
 
     patch.setattr(run, "load_reference", load)
