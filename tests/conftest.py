@@ -120,4 +120,6 @@ def sharing() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch, shared_decoders(patch):
         shared_sessions(patch)
+        # no test cuts the power, and a disk takes most of a build's time
+        patch.setattr(os, "fsync", lambda _: None)
         yield
