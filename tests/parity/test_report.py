@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from tests.parity.conftest import inspect
+from tests.parity.conftest import OPTIONAL, inspect
 from tests.parity.faults import DOCUMENT, FAULTS
 from tests.parity.planting import plant_in
 from tests.tiny import ROOT
@@ -37,7 +37,7 @@ def reports(tree_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
             planted = plant_in(tree_bundle, tmp_path_factory.mktemp(name), patch)
             if name == "faulty":
                 FAULTS["transposed weight"].plant(planted)
-            looks = ("batch", "sampling") if name == "sound" else ()
+            looks = OPTIONAL if name == "sound" else ()
             found = inspect(planted.engine(), patch, looks, ("temperature 0.7", "penalties"))
             made[name] = summarise(found, suite="quick", reference="PyTorch")
     return made
