@@ -206,7 +206,7 @@ def test_answers_with_every_option_are_those_of_an_engine_that_does_not_mix(
     engine = {"backend": "torch", "prefill_chunk": 64}
     limits = {"max_batch_size": 4, "max_seq_len": 512}
     bundle = build_tiny(tmp_path, engine=engine, limits=limits)
-    questions = ["What is 12 plus 30?", "Count to nine. " * 9, "Describe the weather. " * 5]
+    questions = ["What is 12 plus 30?", "Count to nine. " * 9]
     requests = [
         Request(q, sampling=SamplingParams(max_tokens=24, **options), speculation=False)
         for options in OPTIONS
@@ -218,7 +218,7 @@ def test_answers_with_every_option_are_those_of_an_engine_that_does_not_mix(
     with overwriting_llm(bundle) as engine_that_mixes:
         found = ask_together(engine_that_mixes, requests)
     assert [tuple(x.token_ids) for x in expected] == found
-    assert len(mixed) > 10
+    assert len(mixed) > 5
 
 
 def _sampling(request: Request) -> dict[str, Any]:
