@@ -430,13 +430,6 @@ def test_commit_of_paged_states_moves_the_rows_that_stay() -> None:
     assert after[3:6] == [before[3], before[5], before[8]]
 
 
-def test_commit_in_place_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = PagedStates([KEYS], 8)
-    monkeypatch.setattr(states._cache, "move", None)
-    s = pair().sequence(prompts()[0], PagePool(8, PAGE_SIZE))
-    states.commit([Commit(s, 0, range(5)), Commit(s, 5, (0,)), Commit(s, 6, ())])
-
-
 def test_a_graph_without_states_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="list no states of their layers: an older version built"):
         layer_states([], 8)
