@@ -8,6 +8,7 @@ of sequences with seeds of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -44,7 +45,7 @@ SHAPES: dict[str, AnyTree] = {
     "dynamic tree": DynamicTree(steps=3, topk=3, num_nodes=10),
 }
 TREE = SHAPES["static tree"]
-GARBAGE = 1e30  # logits of what is not verified
+GARBAGE = math.nan  # logits of what is not verified
 ALL: dict[str, Any] = {}
 FILTERED = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
 
