@@ -82,13 +82,13 @@ def gated_delta_call(
     chunk_rows: int = 0,
     prefetch_safe: bool = True,
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """The op's ``inputs`` -> its outputs, states updated in place.
+    """Build the kernel call for the op's ``inputs``. States are updated in place.
 
     Args:
-        blocks_per_head, chunk_rows: for tests and measurements; 0: chosen.
+        blocks_per_head, chunk_rows: for tests and measurements; 0: chosen by the launcher.
         prefetch_safe: states, entries, ``certain``, ``tree_mask`` and ``conv_weight`` are older
-            than any launch that may still run (see ``linear``): a graph writes a layer's states in
-            that layer's own launch alone.
+            than any launch that may still run (see ``linear``). In a graph, only a layer's own
+            launch writes its states.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: no kernel computes this on this device.

@@ -1,6 +1,6 @@
-"""``y = x . weight^T``: what a Gemm without a bias is where a plugin computes it.
+"""``y = x . weight^T``: a Gemm without a bias, for a plugin.
 
-No graph of ours has it: ``graph/trt_export.py`` puts it in where it is asked for.
+No graph of ours contains it: ``graph/trt_export.py`` substitutes it on request.
 
 Shapes: x T [n, K]; weight T [N, K]; y T [n, N].
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KERNEL", "LINEAR", "MAX_LINEAR_ROWS", "linear", "linear_call"]
 
-MAX_LINEAR_ROWS = 64  # of ``x``
+MAX_LINEAR_ROWS = 64  # rows of ``x``
 
 KERNEL = Kernel(
     name="linear",
@@ -44,7 +44,7 @@ what was written before such a one is prefetch_safe.""",
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T``."""
+    """Compute ``x @ weight.T``."""
     from torch.nn import functional
 
     return functional.linear(x, weight)
@@ -53,18 +53,19 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def linear_call(
     x: Tensor, weight: Tensor, *, prefetch_safe: bool = False, out: Tensor | None = None
 ) -> KernelCall[Tensor]:
-    """``x @ weight.T`` for a few rows: what decoding multiplies.
+    """Build the kernel call for ``x @ weight.T`` with few rows, as in decoding.
 
     Args:
-        x: T [M, K], M at most ``MAX_LINEAR_ROWS``; weight: T [N, K], K a multiple of 32.
-        prefetch_safe: no launch that may still be running writes ``weight``, so it is read while
-            the launch before drains. Our launches start before the one before them has ended; any
-            other launch, copy or CUDA graph waits for all before it, and what was written before
-            such a one is prefetch_safe.
+        x: T [M, K], M at most ``MAX_LINEAR_ROWS``.
+        weight: T [N, K], K a multiple of 32.
+        prefetch_safe: no launch that may still run writes ``weight``, so it is read while the
+            launch before drains. Our launches start before the one before them has ended. Any other
+            launch, copy or CUDA graph waits for all earlier ones. Memory written before it is
+            prefetch-safe.
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: float32, too many rows, another K, or what cuBLAS computes as fast
-            (``KERNEL.doc``).
+        NotImplementedError: float32, too many rows, an unsupported K, or a shape that cuBLAS
+            computes equally fast (``KERNEL.doc``).
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     tensors = {"x": x, "weight": weight, "y": out}
