@@ -180,7 +180,7 @@ def _garble_tokenizer(folder: Path) -> None:
 
 BAD_TARGETS = {
     "not a checkpoint": (lambda f: (f / "config.json").unlink(), "not a checkpoint"),
-    "truncated weights": (_truncate, "not a sound safetensors file"),
+    "truncated weights": (_truncate, "not a valid safetensors file"),
     "another architecture": (
         lambda f: _edit_config(f, lambda c: c.update(model_type="llama")),
         "model_type .llama., architecture .*: not supported",
