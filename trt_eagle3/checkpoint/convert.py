@@ -231,8 +231,7 @@ def _draft_keys(m: Eagle3Manifest) -> dict[str, Any]:
 
 def _specforge(m: Eagle3Manifest) -> dict[str, Any]:
     eagle = {"eagle_aux_hidden_state_layer_ids": list(m.aux_layers), "use_aux_hidden_state": True}
-    # norm_output is omitted: SpecForge takes it for a final norm, sglang for feedback before that
-    # norm
+    # norm_output is omitted: SpecForge then assumes a final norm, sglang features from before it
     norms = {"fc_norm": True} if m.fc_norm else {}
     return _BASE | _geometry(m) | _rope(m) | _draft_keys(m) | norms | {"eagle_config": eagle}
 
