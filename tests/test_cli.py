@@ -337,7 +337,7 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         "draft: an EAGLE-3 draft .specforge layout.*: trt-eagle3 inspect TARGET .*tiny/draft$",
     ),
     "draft before its target": (lambda *_: ["inspect", DRAFT, TARGET], "inspect TARGET .*draft$"),
-    "unknown target": (lambda _, tmp: ["inspect", _unknown(tmp)], "Targets that are read: "),
+    "unknown target": (lambda _, tmp: ["inspect", _unknown(tmp)], "not supported. Supported: "),
 }
 
 

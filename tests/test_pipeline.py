@@ -180,7 +180,7 @@ def _garble_tokenizer(folder: Path) -> None:
 
 BAD_TARGETS = {
     "not a checkpoint": (lambda f: (f / "config.json").unlink(), "not a checkpoint"),
-    "truncated weights": (_truncate, "not a sound safetensors file"),
+    "truncated weights": (_truncate, "not a valid safetensors file"),
     "another architecture": (
         lambda f: _edit_config(f, lambda c: c.update(model_type="llama")),
         "model_type .llama., architecture .*: not supported",
@@ -489,6 +489,9 @@ def test_build_killed_at_any_file_operation_leaves_a_bundle_that_loads(tmp_path:
         before = read_bundle(path)
         assert in_child(build_until, output, at) == CRASHED
         assert trt_eagle3.load(path).bundle.record.created_at >= before.created_at
+        for left in {entry for entry in output.iterdir() if entry.is_dir()} - {path}:
+            with pytest.raises(UserError, match="an unfinished build"):
+                trt_eagle3.load(left)
         build_tiny(output)
         assert [entry.name for entry in output.iterdir()] == ["tiny"]
 

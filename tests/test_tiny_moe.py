@@ -15,7 +15,7 @@ from tests.test_tiny_pair import Answered, ask, best_tokens
 from tests.tiny import MIXTURE, build_tiny_moe
 from trt_eagle3.decode.llm import LLM
 
-PROMPTS = 24
+PROMPTS = 14
 SEED = 7
 MIN_EXACT = 0.9  # of image questions, held out
 MIN_ACCEPTANCE_LENGTH = 3.0  # bonus token included, 5-step chain

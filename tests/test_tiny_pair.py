@@ -22,7 +22,7 @@ from trt_eagle3.decode.llm import LLM, Generation
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.multimodal import ModelInputs
 
-PROMPTS = 28
+PROMPTS = 24
 SEED = 21
 MAX_TOKENS = 96
 MIN_EXACT = 0.95  # of image questions, held out

@@ -14,11 +14,11 @@ extern "C" {
 #define TE3_ABI_VERSION 10
 #define TE3_MAX_RANK 4
 
-/* What a call returns.
+/* Return value of a call.
  *
- * INVALID_ARGUMENT: a shape, dtype, alignment, or a null pointer. NOT_SUPPORTED: well-formed,
- * but no kernel computes it on this device. WRONG_DEVICE: no CUDA device, or memory that is not
- * on the current one. CUDA_ERROR: the launch failed. */
+ * INVALID_ARGUMENT: an invalid shape, dtype or alignment, or a null pointer. NOT_SUPPORTED:
+ * valid, but no kernel computes it on this device. WRONG_DEVICE: no CUDA device, or memory of
+ * another device than the current one. CUDA_ERROR: the launch failed. */
 typedef enum te3_status {
   TE3_OK = 0,
   TE3_INVALID_ARGUMENT = 1,
@@ -39,15 +39,15 @@ typedef enum te3_dtype {
   TE3_INT8 = 7
 } te3_dtype;
 
-/* Who sees whom in the tail: an explicit mask, or token i sees slots up to its own. */
+/* Mask of the tail: an explicit mask, or token i attends to slots up to its own. */
 typedef enum te3_mask {
   TE3_MASK_TREE = 0,
   TE3_MASK_CAUSAL = 1
 } te3_mask;
 
-/* How attention multiplies; anything but AUTO is for tests and measurements.
+/* Implementation of attention. Values other than AUTO are for tests and measurements.
  *
- * PROMPT is ``TreeAttention``'s alone: the kernel for many new tokens, on Hopper. */
+ * PROMPT is only for ``TreeAttention``: the kernel for many new tokens, on Hopper. */
 typedef enum te3_path {
   TE3_PATH_AUTO = 0,
   TE3_PATH_SIMPLE = 1,
@@ -63,13 +63,13 @@ typedef struct te3_tensor {
   int64_t shape[TE3_MAX_RANK];
 } te3_tensor;
 
-/* sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data) y is that of x,
- * and there is no sum. The residual stream may be float32 where T is not: residual and sum, with
- * x of either type; without a residual, x. */
+/* sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data), y = RMSNorm(x)
+ * * weight, and there is no sum. The residual stream may be float32 if T is not: residual and
+ * sum, with x of either type; without a residual, x. */
 typedef struct te3_add_rms_norm_args {
   te3_tensor x;        /* T or float32 [n, H] */
   te3_tensor residual; /* T or float32 [n, H], or null data with sum's */
-  te3_tensor weight;   /* T [H]; what is multiplied is weight + weight_offset */
+  te3_tensor weight;   /* T [H]; the factor is weight + weight_offset */
   te3_tensor y;        /* T [n, H] */
   te3_tensor sum;      /* [n, H], of residual's type */
   float epsilon;
@@ -78,8 +78,8 @@ typedef struct te3_add_rms_norm_args {
 
 te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
 
-/* Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i,
- * i + P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay. */
+/* Splits qkv, normalises each head of q and k (with q_norm and k_norm), rotates pair i (channels
+ * i, i + P) by position_ids[pair_axis[i]] * inv_freq[i]. Channels from 2 P on are unchanged. */
 typedef struct te3_qk_norm_mrope_args {
   te3_tensor qkv;          /* T [N, (Hq + 2 Hkv) * D] */
   te3_tensor position_ids; /* int32 [3, B, S] */
@@ -101,12 +101,12 @@ typedef struct te3_qk_norm_mrope_args {
 te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
 
 /* Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past) and
- * the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
- * cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to
- * its own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the
- * batch may share pages: each sees what the others write. With kv_scales the caches hold e4m3
- * numbers, which times their head's scale are keys and values; new ones times its inverse, in
- * float32, are rounded to nearest even, and what is larger than 448 becomes 448. */
+ * the tail slots in tree_mask. Tokens i >= query_lengths[b] are padding: they write no cache, no
+ * token attends to them, their output is 0. With TE3_MASK_CAUSAL token i attends to every slot
+ * up to its own; tree_mask.data may be null, its shape is still read. From S = 256 on, rows of
+ * the batch may share pages: each attends to what the others write. With kv_scales the caches
+ * hold e4m3 numbers. Times their head's scale they are keys and values. New ones times the
+ * inverse scale, in float32, are rounded to nearest even and clipped to 448. */
 typedef struct te3_tree_attention_args {
   te3_tensor q;             /* T [N, Hq * D] */
   te3_tensor k;             /* T [N, Hkv * D] */
@@ -122,13 +122,14 @@ typedef struct te3_tree_attention_args {
   int32_t page_size;
   float scale;
   int32_t mask;             /* te3_mask */
-  int32_t path;             /* te3_path; tests and measurements alone set this and num_splits */
+  int32_t path;             /* te3_path; only for tests and measurements, as num_splits */
   int32_t num_splits;       /* 0: chosen from the shapes */
   int32_t prefetch_safe;    /* 1: caches, page_table, lengths are prefetch-safe (te3_linear_args) */
 } te3_tree_attention_args;
 
-/* Bytes of device memory, aligned to 16, that te3_tree_attention wants beside its tensors; often
- * 0. Depends on shapes and the device, not on lengths. Nothing in it outlives a launch. */
+/* Bytes of device memory, aligned to 16, that te3_tree_attention needs besides its tensors;
+ * often 0. It depends on shapes and the device, not on lengths. Its contents are not kept
+ * between launches. */
 te3_status te3_tree_attention_workspace(const te3_tree_attention_args* args, size_t* bytes);
 te3_status te3_tree_attention(
     const te3_tree_attention_args* args, void* workspace, size_t workspace_bytes, void* stream);
@@ -143,9 +144,8 @@ te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream);
 
 /* Rotates pair i (channels i and i + D/2) of every head of q and k by
  * rope_positions[pair_axis[i]] * inv_freq[i], then attends from each patch over the patches of
- * its own frame. Patch r belongs to the frame f with frame_starts[f] <= r < frame_starts[f + 1];
- * frames may be empty. float32, and head_dims other than 64, 72 and 80, are computed without
- * tensor cores. */
+ * its own frame. Frame f has patches frame_starts[f] to frame_starts[f + 1] - 1, or none.
+ * float32, and head_dims other than 64, 72 and 80, are computed without tensor cores. */
 typedef struct te3_vision_attention_args {
   te3_tensor qkv;            /* T [n, 3 * H * D]: q, k and v of all heads */
   te3_tensor rope_positions; /* int32 [2, n] */
@@ -155,23 +155,23 @@ typedef struct te3_vision_attention_args {
   te3_tensor out;            /* T [n, H * D] */
   int32_t num_heads;
   float scale;
-  int32_t path;              /* te3_path; tests and measurements alone set it */
+  int32_t path;              /* te3_path; only for tests and measurements */
 } te3_vision_attention_args;
 
-/* Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its tensors: it
- * depends on the shapes alone. Nothing in it outlives a launch. */
+/* Bytes of device memory, aligned to 16, that te3_vision_attention needs besides its tensors. It
+ * depends only on the shapes. Its contents are not kept between launches. */
 te3_status te3_vision_attention_workspace(const te3_vision_attention_args* args, size_t* bytes);
 te3_status te3_vision_attention(
     const te3_vision_attention_args* args, void* workspace, size_t workspace_bytes, void* stream);
 
-/* A causal convolution over the path of each row and silu, q and k of length one, the gated
- * delta rule along the path, and RMSNorm by heads times silu(z). Reads the states at
- * state_reads[b], writes those after the first certain[b] rows at state_writes[b], which differs
- * from every entry that is read, and keeps of the first 64 rows what brings states further
- * (te3_commit_delta, te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a
- * chain, of which it is not read. In 16 bits more than 16 rows go through tensor cores, whose
- * operands are rounded to T. TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4,
- * more than 8 taps, and before Hopper for trees that shared memory does not hold. */
+/* A causal convolution over the path of each row and silu, q and k normalised to length one, the
+ * gated delta rule along the path, and RMSNorm by heads times silu(z). Reads the states at
+ * state_reads[b]. Writes those after the first certain[b] rows at state_writes[b], which differs
+ * from every entry that is read. Also outputs the first 64 rows, which advance states later
+ * (te3_commit_delta, te3_commit_window). Rows attend as in tree_mask; more than 64 rows must be
+ * a chain, and the mask is not read. In 16 bits, more than 16 rows use tensor cores, whose
+ * operands are rounded to T. TE3_NOT_SUPPORTED for heads wider than 128 or not a multiple of 4,
+ * for more than 8 taps, and before Hopper for trees that do not fit into shared memory. */
 typedef struct te3_gated_delta_args {
   te3_tensor qkvz;         /* T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv */
   te3_tensor ba;           /* T [B * S, 2 * Hv] */
@@ -191,27 +191,27 @@ typedef struct te3_gated_delta_args {
   int32_t num_k_heads;     /* Hk */
   int32_t num_v_heads;     /* Hv, a multiple of Hk */
   float epsilon;
-  int32_t blocks_per_head; /* tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen */
-  int32_t chunk_rows;      /* of a chain, solved together */
+  int32_t blocks_per_head; /* only for tests and measurements, as chunk_rows; without tensor cores; 0: chosen */
+  int32_t chunk_rows;      /* rows of a chain, solved as one system */
   int32_t prefetch_safe;   /* 1: states, entries, certain, tree_mask, conv_weight are (te3_linear_args) */
 } te3_gated_delta_args;
 
-/* Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its tensors: for more
- * than 16 rows of 16 bits. No more for smaller shapes, the same on any device; nothing in it
- * outlives a launch. */
+/* Bytes of device memory, aligned to 16, that te3_gated_delta needs besides its tensors, for
+ * more than 16 rows of 16 bits. Smaller shapes need no more. The size is the same on every
+ * device. Its contents are not kept between launches. */
 te3_status te3_gated_delta_workspace(const te3_gated_delta_args* args, size_t* bytes);
 te3_status te3_gated_delta(
     const te3_gated_delta_args* args, void* workspace, size_t workspace_bytes, void* stream);
 
-/* y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for
- * float32, for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9
- * to 16 whose x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and
- * of more than 16 a weight of 64 MiB or more. Before Hopper x must fit.
+/* y = x . weight^T, for few rows of x, as in decoding. TE3_NOT_SUPPORTED for float32, for K that
+ * is not a multiple of 32, and for more than 64 rows. On Hopper, 9 to 16 rows whose x does not
+ * fit into shared memory are computed only if K is a multiple of 128. More than 16 rows also
+ * need a weight of 64 MiB or more. Before Hopper x must fit.
  *
- * prefetch_safe = 1 promises that no launch which may still be running writes the weight, so
- * that it is read while the launch before this one drains. Launches of this library start before
- * the one before them has ended; any other launch, copy or CUDA graph waits for all that stand
- * before it, and what was written before such a one is prefetch_safe. */
+ * prefetch_safe = 1 promises that no launch that may still be running writes the weight, so that
+ * it is read while the launch before this one drains. Launches of this library start before the
+ * one before them has ended. Any other launch, copy or CUDA graph waits for all earlier ones,
+ * and memory written before it is prefetch-safe. */
 typedef struct te3_linear_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* T [N, K] */

@@ -10,19 +10,19 @@
 
 namespace trt_eagle3 {
 
-// sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data) y is that of x, and
-// there is no sum. The residual stream may be float32 where T is not: residual and sum, with x of
-// either type; without a residual, x.
+// sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data), y = RMSNorm(x) *
+// weight, and there is no sum. The residual stream may be float32 if T is not: residual and sum,
+// with x of either type; without a residual, x.
 struct AddRmsNormParams {
   const void* x;         // T or float32 [n, H]
   const void* residual;  // T or float32 [n, H], or null data with sum's
-  const void* weight;    // T [H]; what is multiplied is weight + weight_offset
+  const void* weight;    // T [H]; the factor is weight + weight_offset
   void* y;               // T [n, H]
   void* sum;             // [n, H], of residual's type
   int32_t num_rows;
   int32_t hidden;
   DType dtype;           // T
-  DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
+  DType x_dtype;         // X: T or float32; T if there is a 16-bit residual
   DType residual_dtype;  // R: T or float32; not read without a residual
   float epsilon;
   float weight_offset;
@@ -30,8 +30,8 @@ struct AddRmsNormParams {
 
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
 
-// Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i, i +
-// P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay.
+// Splits qkv, normalises each head of q and k (with q_norm and k_norm), rotates pair i (channels i,
+// i + P) by position_ids[pair_axis[i]] * inv_freq[i]. Channels from 2 P on are unchanged.
 struct QKNormMRopeParams {
   const void* qkv;              // T [N, (Hq + 2 Hkv) * D]
   const int32_t* position_ids;  // int32 [3, B, S]
@@ -56,12 +56,12 @@ struct QKNormMRopeParams {
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
 
 // Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past) and the
-// tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no cache,
-// nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its own;
-// tree_mask.data may be null, its shape is still read. From S = 256 on rows of the batch may share
-// pages: each sees what the others write. With kv_scales the caches hold e4m3 numbers, which times
-// their head's scale are keys and values; new ones times its inverse, in float32, are rounded to
-// nearest even, and what is larger than 448 becomes 448.
+// tail slots in tree_mask. Tokens i >= query_lengths[b] are padding: they write no cache, no token
+// attends to them, their output is 0. With TE3_MASK_CAUSAL token i attends to every slot up to its
+// own; tree_mask.data may be null, its shape is still read. From S = 256 on, rows of the batch may
+// share pages: each attends to what the others write. With kv_scales the caches hold e4m3 numbers.
+// Times their head's scale they are keys and values. New ones times the inverse scale, in float32,
+// are rounded to nearest even and clipped to 448.
 struct TreeAttentionParams {
   const void* q;                 // T [N, Hq * D]
   const void* k;                 // T [N, Hkv * D]
@@ -84,17 +84,18 @@ struct TreeAttentionParams {
   uint32_t group_inverse;        // row / (Hq / Hkv) as a product: ceil(2^32 / ratio), 0 where it is 1
   int32_t head_dim;
   DType dtype;
-  int32_t written;               // set by the launcher: the new tokens are in the cache already
+  int32_t written;               // set by the launcher: the cache already has the new tokens
   int32_t page_size;
   float scale;
   MaskKind mask;
-  AttentionPath path;            // tests and measurements alone set this and num_splits
+  AttentionPath path;            // only for tests and measurements, as num_splits
   int32_t num_splits;            // 0: chosen from the shapes
   int32_t prefetch_safe;         // 1: caches, page_table, lengths are prefetch-safe (te3_linear_args)
 };
 
-// Bytes of device memory, aligned to 16, that te3_tree_attention wants beside its tensors; often 0.
-// Depends on shapes and the device, not on lengths. Nothing in it outlives a launch.
+// Bytes of device memory, aligned to 16, that te3_tree_attention needs besides its tensors; often
+// 0. It depends on shapes and the device, not on lengths. Its contents are not kept between
+// launches.
 cudaError_t tree_attention_workspace(const TreeAttentionParams& params, size_t* bytes);
 cudaError_t tree_attention(
     const TreeAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
@@ -111,9 +112,9 @@ struct SiluMulParams {
 cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
 
 // Rotates pair i (channels i and i + D/2) of every head of q and k by rope_positions[pair_axis[i]]
-// * inv_freq[i], then attends from each patch over the patches of its own frame. Patch r belongs to
-// the frame f with frame_starts[f] <= r < frame_starts[f + 1]; frames may be empty. float32, and
-// head_dims other than 64, 72 and 80, are computed without tensor cores.
+// * inv_freq[i], then attends from each patch over the patches of its own frame. Frame f has
+// patches frame_starts[f] to frame_starts[f + 1] - 1, or none. float32, and head_dims other than
+// 64, 72 and 80, are computed without tensor cores.
 struct VisionAttentionParams {
   const void* qkv;                // T [n, 3 * H * D]: q, k and v of all heads
   const int32_t* rope_positions;  // int32 [2, n]
@@ -127,23 +128,23 @@ struct VisionAttentionParams {
   DType dtype;
   int32_t num_heads;
   float scale;
-  AttentionPath path;             // tests and measurements alone set it
+  AttentionPath path;             // only for tests and measurements
 };
 
-// Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its tensors: it
-// depends on the shapes alone. Nothing in it outlives a launch.
+// Bytes of device memory, aligned to 16, that te3_vision_attention needs besides its tensors. It
+// depends only on the shapes. Its contents are not kept between launches.
 cudaError_t vision_attention_workspace(const VisionAttentionParams& params, size_t* bytes);
 cudaError_t vision_attention(
     const VisionAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 
-// A causal convolution over the path of each row and silu, q and k of length one, the gated delta
-// rule along the path, and RMSNorm by heads times silu(z). Reads the states at state_reads[b],
-// writes those after the first certain[b] rows at state_writes[b], which differs from every entry
-// that is read, and keeps of the first 64 rows what brings states further (te3_commit_delta,
-// te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a chain, of which it is
-// not read. In 16 bits more than 16 rows go through tensor cores, whose operands are rounded to T.
-// TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4, more than 8 taps, and before
-// Hopper for trees that shared memory does not hold.
+// A causal convolution over the path of each row and silu, q and k normalised to length one, the
+// gated delta rule along the path, and RMSNorm by heads times silu(z). Reads the states at
+// state_reads[b]. Writes those after the first certain[b] rows at state_writes[b], which differs
+// from every entry that is read. Also outputs the first 64 rows, which advance states later
+// (te3_commit_delta, te3_commit_window). Rows attend as in tree_mask; more than 64 rows must be a
+// chain, and the mask is not read. In 16 bits, more than 16 rows use tensor cores, whose operands
+// are rounded to T. TE3_NOT_SUPPORTED for heads wider than 128 or not a multiple of 4, for more
+// than 8 taps, and before Hopper for trees that do not fit into shared memory.
 struct GatedDeltaParams {
   const void* qkvz;             // T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv
   const void* ba;               // T [B * S, 2 * Hv]
@@ -173,22 +174,22 @@ struct GatedDeltaParams {
   int32_t num_k_heads;          // Hk
   int32_t num_v_heads;          // Hv, a multiple of Hk
   float epsilon;
-  int32_t blocks_per_head;      // tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen
-  int32_t chunk_rows;           // of a chain, solved together
+  int32_t blocks_per_head;      // only for tests and measurements, as chunk_rows; without tensor cores; 0: chosen
+  int32_t chunk_rows;           // rows of a chain, solved as one system
   int32_t prefetch_safe;        // 1: states, entries, certain, tree_mask, conv_weight are (te3_linear_args)
 };
 
-// Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its tensors: for more
-// than 16 rows of 16 bits. No more for smaller shapes, the same on any device; nothing in it
-// outlives a launch.
+// Bytes of device memory, aligned to 16, that te3_gated_delta needs besides its tensors, for more
+// than 16 rows of 16 bits. Smaller shapes need no more. The size is the same on every device. Its
+// contents are not kept between launches.
 cudaError_t gated_delta_workspace(const GatedDeltaParams& params, size_t* bytes);
 cudaError_t gated_delta(
     const GatedDeltaParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 
-// y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for float32,
-// for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16 whose
-// x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and of more than 16
-// a weight of 64 MiB or more. Before Hopper x must fit.
+// y = x . weight^T, for few rows of x, as in decoding. TE3_NOT_SUPPORTED for float32, for K that is
+// not a multiple of 32, and for more than 64 rows. On Hopper, 9 to 16 rows whose x does not fit
+// into shared memory are computed only if K is a multiple of 128. More than 16 rows also need a
+// weight of 64 MiB or more. Before Hopper x must fit.
 struct LinearParams {
   const void* x;          // T [M, K]
   const void* weight;     // T [N, K]

@@ -36,7 +36,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(bundle: Path, prompts: Path) -> BenchReport:
-    return bench(bundle, prompts=prompts, batches=(1, 3), rounds=2, max_tokens=12)
+    return bench(bundle, prompts=prompts, batches=(1, 3), requests=(3, 6), rounds=2, max_tokens=12)
 
 
 def test_report_has_every_load_both_ways(report: BenchReport) -> None:
@@ -126,7 +126,15 @@ def test_answers_that_differ_give_no_ratio(
     with pytest.raises(
         CheckFailedError, match=r"speculative and plain tokens differ for . of 3 prompts"
     ):
-        bench(bundle, prompts=prompts, batches=(1,), rounds=1, max_tokens=24, ignore_eos=True)
+        bench(
+            bundle,
+            prompts=prompts,
+            batches=(1,),
+            requests=(3,),
+            rounds=1,
+            max_tokens=24,
+            ignore_eos=True,
+        )
 
 
 def test_loads_that_the_bundle_cannot_take_are_refused(bundle: Path) -> None:

@@ -39,9 +39,9 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_soak_of_a_sound_engine_finds_nothing(bundle: Path) -> None:
-    report = soak_engine(bundle, QUESTIONS, count=12, in_flight=4, seed=1)
+    report = soak_engine(bundle, QUESTIONS, count=8, in_flight=4, seed=1)
     assert report.faults == []
-    assert sum(report.outcomes.values()) == 24
+    assert sum(report.outcomes.values()) == 16
     assert report.outcomes["cancelled"] > 0
     assert report.pages["held"] == 0
 
@@ -58,7 +58,7 @@ def test_soak_finds_tokens_that_depend_on_the_neighbours(
         return found
 
     monkeypatch.setattr(Decoder, "step", wrong)
-    report = soak_engine(bundle, QUESTIONS, count=12, in_flight=4)
+    report = soak_engine(bundle, QUESTIONS, count=8, in_flight=4)
     assert any("answers have other tokens than alone" in fault for fault in report.faults)
 
 
@@ -67,7 +67,7 @@ def test_soak_finds_a_page_that_is_never_given_back(
 ) -> None:
     monkeypatch.setattr("benchmarks.soak_engine._SETTLE_S", 0.1)
     monkeypatch.setattr(PagePool, "num_used", property(lambda self: self.num_pages - 1))
-    report = soak_engine(bundle, QUESTIONS, count=12, in_flight=4)
+    report = soak_engine(bundle, QUESTIONS, count=8, in_flight=4)
     assert any("pages of the KV cache are held" in fault for fault in report.faults)
 
 

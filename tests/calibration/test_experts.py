@@ -163,9 +163,9 @@ class RouterForgotten(ChannelScales):
 
 
 def test_scales_alone_change_no_layer_of_a_mixture(
-    mixture: TargetCheckpoint, calibration: Calibration, prompt_file: Path, tmp_path: Path
+    mixture: TargetCheckpoint, calibration: Calibration, tmp_path: Path
 ) -> None:
-    prompts = read_prompts(prompt_file, mixture, MAX_LEN)
+    prompts = read_prompts(write_prompts(tmp_path / "p.jsonl", "train", 3, 6), mixture, MAX_LEN)
     expected = forward(mixture, prompts).layers
     errors = {}
     for kind in (ChannelScales, RouterForgotten):

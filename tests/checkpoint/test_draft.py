@@ -372,7 +372,7 @@ WARNED = {
     "1-D base": (write_angelslim_draft, {}, "AngelSlim's 1-D rope is trained with 1e4"),
     "norm_output": (write_specforge_draft, {"fc_norm": True}, "feedback stays pre_norm"),
     "PR 431": (write_specforge_draft, {"rope": INTERLEAVED}, "PR 431 trained chunked"),
-    "injected yarn": (write_modelopt_draft, {}, "ModelOpt's exporter puts over the plain rope"),
+    "injected yarn": (write_modelopt_draft, {}, "ModelOpt's exporter writes over the plain rope"),
     "double norm": (write_modelopt_draft, {}, "draft.overrides.first_norm: double"),
     "ids of states": (write_modelopt_draft, {"aux": [4, 6, 8]}, "layer 8 does not exist"),
     "unshifted ids": (
@@ -381,17 +381,17 @@ WARNED = {
         "copied unshifted by a converter",
     ),
     "unsorted ids": (write_specforge_draft, {"aux": [4, 1, 3]}, "not ascending"),
-    "trained base": (write_safeailab_draft, {"rope_theta": 1e6}, "its own trainer ignores it"),
+    "trained base": (write_safeailab_draft, {"rope_theta": 1e6}, "EAGLE's trainer ignores it"),
     "unread ids": (
         write_safeailab_draft,
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}},
-        "layer_ids [0, 3, 5]: safeailab's code does not read it; aux layers [1, 3, 4] are taken",
+        "layer_ids [0, 3, 5]: safeailab's code does not read it; aux layers [1, 3, 4] are used",
     ),
-    "unknown": (write_generic_draft, {}, "no known producer"),
+    "unknown": (write_generic_draft, {}, "unknown producer"),
     "dynamic": (
         write_specforge_draft,
         {"rope": {"rope_type": "dynamic", "factor": 2.0}},
-        "not followed",
+        "not applied",
     ),
 }
 

@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "MTP": ({"num_nextn_predict_layers": 1}, r"multi-token prediction"),
     "XPress": ({"architectures": ["XPressModel"]}, r"XPress"),
     "LiLiCorr": ({"model_type": "lilicorr"}, r"LiLiCorr"),
-    "norm of the attention": ({"attn_norm": True}, r"a layout that is not known \(attn_norm True"),
+    "norm of the attention": ({"attn_norm": True}, r"an unknown layout \(attn_norm True"),
     "norm after the MLP": ({"enable_post_mlp_norm": True}, r"enable_post_mlp_norm"),
     "embedding of the target": (
         {"share_draft_embedding_from_target": True},
@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"eagle_config": {"sliding_window": 128}},
         r"eagle_config.sliding_window 128",
     ),
-    "long": ({"k" * 5000 + "_norm": ["v" * 5000]}, r"a layout that is not known"),
+    "long": ({"k" * 5000 + "_norm": ["v" * 5000]}, r"an unknown layout"),
     "another count of states": ({"num_aux_hidden_states": 4}, r"num_aux_hidden_states: 4"),
     "fc_norm by its other name": ({"enable_fc_norm": True}, r"enable_fc_norm is True"),
 }

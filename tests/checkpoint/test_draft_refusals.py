@@ -240,20 +240,20 @@ CONFLICTS: dict[str, tuple[Change, list[str]]] = {
     ),
     "hidden size": (
         lambda c: c.update(hidden_size=64),
-        ["hidden_size", "fc.weight says 32", "says 64"],
+        ["hidden_size", "fc.weight has 32", "has 64"],
     ),
     "inner size": (
         lambda c: c.update(intermediate_size=64),
-        ["gate_proj.weight says 48", "says 64"],
+        ["gate_proj.weight has 48", "has 64"],
     ),
     "target's width": (
         lambda c: c.update(target_hidden_size=64),
-        ["target_hidden_size", "says 32", "says 64"],
+        ["target_hidden_size", "has 32", "has 64"],
     ),
-    "vocabulary": (lambda c: c.update(vocab_size=97), ["vocabulary", "says 97", "t2d says 96"]),
+    "vocabulary": (lambda c: c.update(vocab_size=97), ["vocabulary", "has 97", "t2d has 96"]),
     "draft vocabulary": (
         lambda c: c.update(draft_vocab_size=25),
-        ["lm_head.weight says 24", "says 25"],
+        ["lm_head.weight has 24", "has 25"],
     ),
     "heads": (
         lambda c: c.update(num_attention_heads=5),
@@ -519,7 +519,7 @@ def _read(folder: Path) -> None:
         raise (OneLineError if "\n" not in str(error) else AssertionError)(str(error)) from error
 
 
-NONSENSE = [None, "x", -1, 0, [], {}, 1.5, True, [1, "a"], {"a": 1}, 10**30, [[]], float("nan")]
+NONSENSE = [None, "x", -1, 0, 1.5, True, [1, "a"], {"a": 1}, 10**30, float("nan")]
 
 
 def _paths(config: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

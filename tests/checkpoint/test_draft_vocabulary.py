@@ -133,7 +133,7 @@ def _set(index: int, value: int) -> Callable[[Tensors], object]:
         ),
         (
             lambda t: t.update(d2t=t["d2t"][:-1].clone()),
-            ["draft vocabulary", "lm_head.weight says 24", "d2t says 23"],
+            ["draft vocabulary", "lm_head.weight has 24", "d2t has 23"],
         ),
         (lambda t: t.update(d2t=t["d2t"].float()), ["expected whole numbers, got F32"]),
         (lambda t: t.update(d2t=t["d2t"][None].clone()), ["draft vocabulary"]),

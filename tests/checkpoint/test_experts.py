@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[Layout, Callable[[dict[str, Tensor]], Any], str]] = {
     "expert missing": (
         "single",
         lambda t: t.pop(f"{PREFIX}3.up_proj.weight"),
-        r"experts\.3\.up_proj\.weight missing; its config promises 5 experts",
+        r"experts\.3\.up_proj\.weight missing; its config has 5 experts",
     ),
     "stack missing": (
         "stacked",
@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[Layout, Callable[[dict[str, Tensor]], Any], str]] = {
     "one projection transposed": (
         "stacked",
         lambda t: t.update({f"{PREFIX}down_proj": torch.ones(5, 20, 24)}),
-        "one lies as .experts, out, in., the other as .experts, in, out.",
+        "one is .experts, out, in., the other .experts, in, out.",
     ),
     "FP8 without scales": (
         "fp8 stacked",

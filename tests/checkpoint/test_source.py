@@ -49,7 +49,7 @@ def _hub_error(kind: type[Exception], message: str) -> Exception:
         (
             _hub_error(RepositoryNotFoundError, "no such\nrepository"),
             UserError,
-            "the Hub refuses it",
+            "the Hub rejects it",
         ),
         (_hub_error(GatedRepoError, "gated\nask"), UserError, "hf auth login"),
         (LocalEntryNotFoundError("offline"), EnvironmentMissingError, "hf download owner/name"),

@@ -182,7 +182,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two files, one name": (
         lambda f: (_file(f, name="one.safetensors"), _file(f, name="other.safetensors")),
-        "stands in both",
+        "is in both",
     ),
     "index is no index": (lambda f: _index(f, b"[]"), "expected a JSON object, got list"),
     "index without a map": (lambda f: _index(f, b'{"weight_map": [1]}'), "not a safetensors index"),
@@ -255,7 +255,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index names no shard": (
         lambda f: _index(f, {"a": "gone.safetensors"}),
-        "gone.safetensors is not there",
+        "gone.safetensors is missing",
     ),
     "index names another folder": (
         lambda f: _index(f, {"a": "../model.safetensors"}),
@@ -263,7 +263,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index names no tensor": (
         lambda f: (_file(f), _index(f, {"zz": "model.safetensors"})),
-        "holds zz, which it does not",
+        "lacks zz, which the index places there",
     ),
     "shard holds more": (
         lambda f: (_file(f), _index(f, {"a": "model.safetensors"})),
@@ -275,7 +275,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
             _file(f, name="2.safetensors"),
             _index(f, {name: f"{1 + (name != 'a')}.safetensors" for name in TENSORS}),
         ),
-        r"holds a, which .* says is in 1\.safetensors",
+        r"holds a, which .* names in 1\.safetensors",
     ),
     "shards beside a whole file": (
         lambda f: (_file(f), _file(f, name="1.safetensors"), _index(f, {"a": "1.safetensors"})),

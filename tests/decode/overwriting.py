@@ -45,7 +45,7 @@ class OverwritingSession(Session):
     ) -> dict[str, Tensor]:
         found = self._session.run_reduced(inputs, reduced)
         static = self._outputs.setdefault(
-            (shapes_of(inputs), *(f.__qualname__ for f in reduced.values())),
+            (shapes_of(inputs), *(f.name for f in reduced.values())),
             {name: tensor.clone() for name, tensor in found.items()},
         )
         for name, tensor in found.items():

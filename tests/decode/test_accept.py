@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.decode import reference_accept
 from tests.decode.random_tree import random_tree
@@ -71,13 +72,10 @@ def proposal_of(tokens: list[list[int]], parents: list[list[int]]) -> Proposal:
 def check(paths: AcceptedPaths, tree: AnyTree, expected: list[Walk]) -> list[int]:
     """Each row accepts what is ``expected``; returns how many random numbers each used."""
     found = AcceptedPaths.unpacked(paths.packed().tolist(), tree.steps)
-    for row, (accepted, walk) in enumerate(zip(found, expected, strict=True)):
-        count = int(paths.counts[row])
-        assert accepted.tokens == walk.tokens
-        assert tuple(paths.path[row, :count].tolist()) == walk.path
-        assert int(paths.last[row]) == walk.tokens[-1]
-        assert paths.finite[row]
-        assert accepted.steps == tree.steps
+    every = zip(paths.path.tolist(), paths.counts.tolist(), found, strict=True)
+    assert [Walk(tuple(path[:count]), a.tokens) for path, count, a in every] == expected
+    assert paths.last.tolist() == [walk.tokens[-1] for walk in expected]
+    assert paths.finite.all()
     return [accepted.draws for accepted in found]
 
 
@@ -236,7 +234,7 @@ KINDS = ("chain", "static", "dynamic")
 
 
 def drawn_proposal(kind: str, chance: random.Random, *, ragged: bool) -> Proposal:
-    """Three trees whose siblings differ. ``ragged``: some nodes are dropped, their tokens any."""
+    """Three trees whose siblings differ. ``ragged``: some nodes are dropped."""
     count = chance.randint(2, 10)
     if kind == "dynamic":
         parents = [[-1, *(chance.randrange(i) for i in range(1, count))] for _ in range(3)]
@@ -251,20 +249,16 @@ def drawn_proposal(kind: str, chance: random.Random, *, ragged: bool) -> Proposa
     if ragged:
         kept = [chance.randint(1, above.shape[1]) for _ in range(3)]
         proposal = replace(proposal, num_kept=torch.tensor(kept, dtype=torch.int32))
-    tokens = garbled(proposal, proposal.tokens, chance, (3, 6, 9, -1, 1 << 40))
-    return replace(proposal, tokens=tokens)
+    return proposal
 
 
-def garbled(proposal: Proposal, values: Any, chance: random.Random, garbage: Sequence[int]) -> Any:
-    """``values`` [B, T] with any of ``garbage`` at dropped nodes."""
+def at_dropped(proposal: Proposal, values: Tensor, garbage: int) -> Tensor:
+    """``values`` [B, T] with ``garbage`` at dropped nodes."""
     dropped = proposal.dropped()
-    if dropped is None:
-        return values
-    drawn = torch.tensor(chance.choices(garbage, k=values.numel()), dtype=values.dtype)
-    return torch.where(dropped, drawn.view_as(values), values)
+    return values if dropped is None else values.masked_fill(dropped, garbage)
 
 
-def kept_rows(proposal: Proposal, *fields: torch.Tensor) -> Iterator[list[list[Any]]]:
+def kept_rows(proposal: Proposal, *fields: Tensor) -> Iterator[list[list[Any]]]:
     """Of each sequence the lists of its nodes that are verified: tokens, parents and ``fields``."""
     size, count = proposal.tokens.shape
     kept = [count] * size if proposal.num_kept is None else proposal.num_kept.tolist()
@@ -279,7 +273,7 @@ def greedy_accepted(kind: str, *, ragged: bool) -> int:
         proposal = drawn_proposal(kind, chance, ragged=ragged)
         drawn = chance.choices((3, 6, 9, 1), k=proposal.tokens.numel())
         target = torch.tensor(drawn).view_as(proposal.tokens)
-        target = garbled(proposal, target, chance, (NO_TOKEN, 3, 6))
+        target = at_dropped(proposal, target, NO_TOKEN)
         walks = [certain(ids, *row) for *row, ids in kept_rows(proposal, target)]
         check(accept_greedy(proposal, target), proposal.tree, walks)
         accepted += sum(len(walk.path) - 1 for walk in walks)
@@ -330,7 +324,7 @@ def test_device_draws_what_the_reference_does(kind: str, ragged: bool) -> None:
             source = iter(numbers)
             walks.append(accept(*row, source.__next__))
             draws.append(len(numbers) - len([*source]))
-        probs = garbled(proposal, probs, chance, (0,))
+        probs = at_dropped(proposal, probs, 0)
         paths = accept_sampled(proposal.pruned(), probs, bonus, uniform)
         assert check(paths, proposal.tree, walks) == draws
         accepted += sum(len(walk.path) - 1 for walk in walks)
@@ -358,11 +352,6 @@ def test_siblings_with_all_the_mass_leave_none_behind_in_spite_of_rounding(
         proposal.tree,
         [walk],
     )
-
-
-def test_token_of_no_probability_is_never_accepted_whatever_is_left() -> None:
-    found = accept([9, 0, 1], [-1, 0, 0], [0.0, 0.0, 0.0], [5, 6, 7], lambda: 0.0)
-    assert found == Walk((0,), (5,))
 
 
 def test_logits_that_are_not_finite_emit_nothing() -> None:

@@ -99,34 +99,6 @@ async def _begin(answer: Answer, reading: Any) -> None:
     assert await anext(reading) == CHUNKS[0]
 
 
-def test_thread_that_waits_for_the_end_sleeps_until_it_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (answer,) = make()
-    waiting, looks = threading.Event(), list[bool]()
-    wait_for = answer._ended.wait_for
-
-    def counted(holds: Callable[[], bool], timeout: float | None = None) -> bool:
-        def look() -> bool:
-            looks.append(holds())
-            waiting.set()  # it holds the lock until it sleeps
-            return looks[-1]
-
-        return wait_for(look, timeout)
-
-    monkeypatch.setattr(answer._ended, "wait_for", counted)
-    thread = threading.Thread(target=answer.finish)
-    thread.start()
-    assert waiting.wait(30)
-    for chunk in CHUNKS:
-        answer.put(chunk)
-        if chunk.finish_reason:
-            answer.end()
-        wake_readers([answer])
-    thread.join(30)
-    assert looks == [False, True]
-
-
 @pytest.mark.parametrize("waiting", [0, 1, 2])
 def test_chunks_that_wait_become_one_and_what_is_cancelled_stays_apart(waiting: int) -> None:
     (answer,) = make()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.atomic_io.points import in_child
 from tests.decode.bundle import config_of, save_pair
 from trt_eagle3 import LLM, build, load
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.request.vision_encoder import VisionRunner
 from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.errors import DeviceMemoryError, UserError
-from trt_eagle3.pipeline import STAGES
 
 PROMPT = "What is in the picture?"
 
@@ -184,32 +180,3 @@ def test_no_images_can_be_none(engine: LLM) -> None:
 def replace_limits(engine: LLM, **changes: int) -> LLM:
     bundle = LoadedBundle.open(engine.bundle.path)
     return LLM(replace(bundle, limits=bundle.limits.model_copy(update=changes)))
-
-
-def build_until(stage: str, pair: Path, output: Path) -> None:
-    """Build, and be killed as ``stage`` begins."""
-    build(
-        config_of(pair),
-        output=output,
-        progress=lambda now: now == stage and os.kill(os.getpid(), signal.SIGKILL),
-    )
-
-
-# of TensorRT bundles, and of weights that are made, only
-OTHERS = {"engines", "quantisation", "calibration"}
-
-
-@pytest.mark.parametrize("stage", [s for s in STAGES if s not in OTHERS])
-def test_build_killed_at_any_stage_leaves_no_bundle_and_the_next_one_succeeds(
-    pair: Path, tmp_path: Path, stage: str
-) -> None:
-    assert in_child(build_until, stage, pair, tmp_path) == -signal.SIGKILL
-    left = [entry.name for entry in tmp_path.iterdir() if entry.is_dir()]
-    assert len(left) == (stage != "checkpoints")
-    for entry in left:
-        assert entry.startswith("random.partial-")
-        with pytest.raises(UserError, match="an unfinished build"):
-            load(tmp_path / entry)
-    build(config_of(pair), output=tmp_path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["random"]
-    load(tmp_path / "random")

@@ -31,7 +31,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.stepper import Stepper
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("drafting", [False, True])
 @pytest.mark.parametrize("num_pages", [NUM_PAGES, 15], ids=["roomy", "tight"])
 def test_sequences_that_come_at_any_time_say_what_each_says_alone(
@@ -242,7 +242,7 @@ def test_answers_with_every_option_are_those_of_an_engine_that_does_not_mix(
     engine = {"backend": "torch", "prefill_chunk": 64}
     limits = {"max_batch_size": 4, "max_seq_len": 512}
     bundle = build_tiny(tmp_path, engine=engine, limits=limits)
-    questions = ["What is 12 plus 30?", "Count to nine. " * 9, "Describe the weather. " * 5]
+    questions = ["What is 12 plus 30?", "Count to nine. " * 9]
     requests = [
         Request(q, sampling=SamplingParams(max_tokens=24, **options), speculation=False)
         for options in OPTIONS
@@ -254,7 +254,7 @@ def test_answers_with_every_option_are_those_of_an_engine_that_does_not_mix(
     with overwriting_llm(bundle) as engine_that_mixes:
         found = ask_together(engine_that_mixes, requests)
     assert [tuple(x.token_ids) for x in expected] == found
-    assert len(mixed) > 10
+    assert len(mixed) > 5
 
 
 def _sampling(request: Request) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import trt_eagle3
 from tests.decode.heldout import heldout, plain_answers, request_of, served
 from tests.tiny import build_tiny
 
-PROMPTS = 20
-REQUESTS = 80
+PROMPTS = 12
+REQUESTS = 60
 CANCELLED_EACH = 10
 SAMPLED_EACH = 20
 BLOCKS_A_REQUEST = 10  # of Python's allocator: an Answer that is kept holds sixty

@@ -8,6 +8,7 @@ of sequences with seeds of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -32,7 +33,7 @@ from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 
-VOCAB, ROOT = 32, 7
+VOCAB, ROOT = 32, 21  # one after which many tokens are likely
 DRAWS = 8_000  # suffice to tell a biased rule: each of ``FAULTS`` is caught with as many
 _NOISE = torch.Generator().manual_seed(5)
 TARGET = 2.0 * torch.randn(VOCAB, VOCAB, generator=_NOISE)
@@ -44,7 +45,7 @@ SHAPES: dict[str, AnyTree] = {
     "dynamic tree": DynamicTree(steps=3, topk=3, num_nodes=10),
 }
 TREE = SHAPES["static tree"]
-GARBAGE = 1e30  # logits of what is not verified
+GARBAGE = math.nan  # logits of what is not verified
 ALL: dict[str, Any] = {}
 FILTERED = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
 
@@ -64,10 +65,10 @@ def stubs(samplings: list[SamplingParams], prompt: tuple[int, ...] = (ROOT,)) ->
     return made
 
 
-def step(
+def drafted(
     tree: AnyTree, batch: list[Stub], num_kept: list[int] | None = None, garbage: float = GARBAGE
-) -> list[Accepted]:
-    """One step of a batch that is padded by a row."""
+) -> tuple[Proposal, Tensor]:
+    """The proposal for a batch that is padded by a row, and the target's logits."""
     trees, roots = forest(tree), torch.tensor([*(s.tokens[-1] for s in batch), 0])
     fields = (trees.tokens, trees.parents, trees.depths, trees.mask)
     proposal = Proposal(tree, *(field[roots] for field in fields))
@@ -76,7 +77,11 @@ def step(
     if num_kept is not None:
         proposal = replace(proposal, num_kept=torch.tensor([*num_kept, 1], dtype=torch.int32))
         logits[proposal.dropped()] = garbage
-    return verify_step(batch, proposal, logits)
+    return proposal, logits
+
+
+def step(tree: AnyTree, batch: list[Stub], *args: Any) -> list[Accepted]:
+    return verify_step(batch, *drafted(tree, batch, *args))
 
 
 def drawn(
@@ -130,7 +135,7 @@ def fixed_share(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 _ACCEPT, _UPCOMING = verify_module.accept_sampled, Sampler.upcoming
-_TARGET_PROBS = sampling_module.target_probs
+_PRUNED, _TARGET_PROBS = Proposal.pruned, sampling_module.target_probs
 
 
 def accept_with(change: Callable[[Proposal, Tensor], Tensor]) -> Any:
@@ -166,6 +171,11 @@ def bonus_number(sampler: Sampler, count: int) -> list[float]:
     return numbers[:1] + numbers[:-1]
 
 
+def keep_parents(proposal: Proposal) -> Proposal:
+    """Dropped nodes stay children of their parents."""
+    return replace(_PRUNED(proposal), parents=proposal.on_device().parents)
+
+
 def twice(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """The filters again, over what they left."""
     return _TARGET_PROBS(_TARGET_PROBS(logits, sampling).log() * sampling.temperature, sampling)
@@ -190,6 +200,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "filters applied twice": (sampling_module, "target_probs", twice),
     "filters before temperature": (sampling_module, "target_probs", filters_first),
     "dropped nodes are not pruned": (Proposal, "pruned", Proposal.on_device),
+    "dropped nodes keep their parents": (Proposal, "pruned", keep_parents),
 }
 
 
@@ -254,11 +265,24 @@ def test_batch_of_all_kinds_emits_what_each_one_emits_alone(shape: str) -> None:
     assert len(batch[4].tokens) == 16
 
 
+KINDS = [SamplingParams(), SamplingParams(1.0, seed=1), SamplingParams(0.0, presence_penalty=3.0)]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("sampling", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sequence_whose_logits_are_not_finite_emits_nothing(
+    shape: str, sampling: SamplingParams, bad: float
+) -> None:
+    tree, batch = SHAPES[shape], stubs([sampling] * 2)
+    proposal, logits = drafted(tree, batch)
+    logits[1, -1, 3] = bad
+    alone = step(tree, stubs([sampling]))
+    assert verify_step(batch, proposal, logits) == [*alone, Accepted(())]
+
+
 @pytest.mark.parametrize("garbage", [torch.nan, torch.inf, 1e30])
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingParams(), SamplingParams(1.0, seed=1), SamplingParams(0.0, presence_penalty=3.0)],
-)
+@pytest.mark.parametrize("sampling", KINDS)
 @pytest.mark.parametrize("shape", ["chain", "static tree"])
 def test_first_nodes_of_a_tree_are_verified_as_the_tree_of_these(
     shape: str, sampling: SamplingParams, garbage: float

@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "more layers": (
         "qwen25",
         _text(num_hidden_layers=6, layer_types=None),
-        "missing; its config promises them",
+        "missing, required by its config",
     ),
     "language model": (
         "internvl",

@@ -45,13 +45,8 @@ def _many_patterns() -> bytes:
     return _text({"patternProperties": {f"^(a{i}|b)*c{{500}}$": {} for i in range(2_000)}})
 
 
-def _doubling_normalizer() -> bytes:
-    """A character of the text becomes 2,048."""
-    step = {"type": "Replace", "pattern": {"String": "x"}, "content": "xx"}
-    return _tokenizer(normalizer={"type": "Sequence", "normalizers": [step] * 11})
-
-
 def _doubling_decoder() -> bytes:
+    """A character of the text becomes 2,048."""
     step = {"type": "Replace", "pattern": {"String": "x"}, "content": "xx"}
     return _tokenizer(decoder={"type": "Sequence", "decoders": [step] * 11})
 
@@ -107,7 +102,6 @@ LARGE: Mapping[str, Callable[[], bytes]] = {
         for target in ("schema", "guided", "tool")
         for name, made in _SCHEMAS.items()
     },
-    "tokenizer/doubling-normalizer": _doubling_normalizer,
     "tokenizer/doubling-decoder": _doubling_decoder,
     "tokenizer/many-added-tokens": _many_added_tokens,
     "quantised/many-ignored-modules": _many_ignored_modules,

@@ -305,7 +305,7 @@ def test_target_rows_of_a_batch_equal_each_row_alone(target: Target) -> None:
 def test_target_refuses_an_aux_layer_that_it_does_not_compute(
     target: Target, layers: tuple[int, ...]
 ) -> None:
-    with pytest.raises(UserError, match=r"never computed by a target of 4 layers \(0 to 3\)"):
+    with pytest.raises(UserError, match=r"does not exist in a target of 4 layers \(0 to 3\)"):
         target_graph(target.spec, layers, False, "float32", PAGE_SIZE, file_name)
 
 

@@ -14,7 +14,7 @@ from trt_eagle3.io.run_command import run_command
     [
         (UserError("f: expected a"), 2, "error: f: expected a\n"),
         (EngineFailedError("engine: it ended"), 1, "error: engine: it ended\n"),
-        (MemoryError(), 1, "error: no memory is left. Free some, or ask for less.\n"),
+        (MemoryError(), 1, "error: out of memory. Free some, or request less.\n"),
         (FileNotFoundError(2, "none", "a\nb"), 2, "error: a\\nb: none\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],

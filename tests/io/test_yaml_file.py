@@ -22,7 +22,7 @@ def test_key_that_stands_twice_is_one_line_with_its_place(tmp_path: Path, text: 
     file = tmp_path / "c.yaml"
     file.write_text(text)
     for read in (load_config, read_overrides):
-        with pytest.raises(UserError, match=r"key (name|dtype|a) stands twice.*line \d") as caught:
+        with pytest.raises(UserError, match=r"key (name|dtype|a) appears twice.*line \d") as caught:
             read(file)
         assert "\n" not in str(caught.value)
 
@@ -69,7 +69,7 @@ HOSTILE = {
         "!!python/object/apply:os.system [echo]",
         "could not determine a constructor",
     ),
-    "long key twice": (f"{'k' * 900}: 1\n{'k' * 900}: 2\n", "stands twice, line 2"),
+    "long key twice": (f"{'k' * 900}: 1\n{'k' * 900}: 2\n", "appears twice, line 2"),
     "cut off": ("{a: ", "not YAML"),
     "two documents": ("a: 1\n---\nb: 2\n", "expected a single document"),
 }

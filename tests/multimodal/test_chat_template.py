@@ -178,13 +178,9 @@ HOSTILE = {
     "doubled text": (
         "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s ~ n.s "
         "%}{% endfor %}",
-        "MemoryError|ended, as it",
+        "MemoryError|stopped, it took",
     ),
-    "nested ranges": (
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "ended, as it",
-    ),
-    "long number": ("{{ 7 ** (9 ** 9) }}", "ended, as it|MemoryError|4300"),
+    "long number": ("{{ 7 ** (9 ** 9) }}", "stopped, it took|MemoryError|4300"),
     "long output": (
         "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
         "characters, expected at most",
@@ -193,7 +189,7 @@ HOSTILE = {
     "nested lists": (
         "{% set n = namespace(s=[1]) %}{% for i in range(40) %}{% set n.s = [n.s, n.s] "
         "%}{% endfor %}{{ n.s }}",
-        "MemoryError|ended, as it",
+        "MemoryError|stopped, it took",
     ),
     "long refusal": ("{{ raise_exception('no\n' * 99999) }}", "refuses them"),
     "deep": ("{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}", "does not parse"),

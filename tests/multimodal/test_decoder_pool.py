@@ -120,7 +120,7 @@ def test_times_of_as_many_frames_as_a_server_takes_come_whole(
         assert next(parts).facts["times"] == [i / 29 for i in range(7200)]
     few = replace(wanted, policy=replace(STRANGERS, max_video_frames=7000))
     with (
-        pytest.raises(UserError, match="video x: 7200 frames of it, the limit is 7000"),
+        pytest.raises(UserError, match="video x: 7200 frames to use, the limit is 7000"),
         pool.run(few, clip, NO_CALLER) as parts,
     ):
         next(parts)
@@ -304,7 +304,8 @@ def test_interpreter_that_cannot_run_it_is_reported_in_one_line(
 ) -> None:
     monkeypatch.setattr(pool_module, "_interpreter", lambda: "/bin/false")
     with pytest.raises(
-        EnvironmentMissingError, match=r"no process for decoding images starts \(exit status 1\)"
+        EnvironmentMissingError,
+        match=r"decoding images: the process does not start \(exit status 1\)",
     ):
         decode(pool)
     monkeypatch.setattr(pool_module, "_interpreter", lambda: "/absent/python")

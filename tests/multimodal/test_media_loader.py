@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -18,12 +17,15 @@ from tests.multimodal.test_image import encode
 from tests.multimodal.test_patches import CLIP, CONFIG, reference_image, reference_video
 from tests.multimodal.test_policy import site  # noqa: F401 (a fixture)
 from tests.multimodal.test_video import write_file
+from tests.peak_memory import peak_bytes
 from trt_eagle3.errors import RequestCancelledError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Video, load_video, normalise
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.media_loader import MediaLoader
+from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.video_file import FrameTimes
+from trt_eagle3.multimodal.video_patches import video_patches
 
 IMAGE = Image.fromarray(pattern(1, 1, 90, 130)[0])
 
@@ -147,21 +149,15 @@ def test_host_that_drips_holds_no_cancelled_request(site: str) -> None:  # noqa:
 
 def test_memory_of_a_video_is_that_of_its_patches() -> None:
     """768 frames of 320 x 320 at the model's limits: 236 MB of frames, 59 MB of patches."""
-    program = """
-import resource
-import numpy as np
-from trt_eagle3.multimodal.pixel_config import PixelConfig
-from trt_eagle3.multimodal.video_patches import video_patches
-config = PixelConfig(16, 2, 2, 4096, 25165824, (0.5,) * 3, (0.5,) * 3, 1 / 255, 3)
-frame = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
-video_patches([frame, frame], 2, config)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-patches = video_patches((frame + np.uint8(i % 256) for i in range(768)), 768, config)
-print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), patches.pixels.numel())
-"""
-    told = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    grown, num_bytes = map(int, told.split())
+    frame = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
+    config = PixelConfig(16, 2, 2, 4096, 25165824, (0.5,) * 3, (0.5,) * 3, 1 / 255, 3)
+    sizes = []
+
+    def prepare() -> None:
+        frames = (frame + np.uint8(i % 256) for i in range(768))
+        sizes.append(video_patches(frames, 768, config).pixels.numel())
+
+    grown = peak_bytes(prepare)
+    (num_bytes,) = sizes
     assert 50e6 < num_bytes < 76e6
     assert grown < num_bytes + 30e6

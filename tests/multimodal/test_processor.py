@@ -343,7 +343,7 @@ def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
 ) -> None:
     processor = FAMILY.processor(published, spec, max_prompt_len=8)
     monkeypatch.setattr(processor.template, "render", None)
-    with pytest.raises(UserError, match="prompt: 9 messages and parts of them"):
+    with pytest.raises(UserError, match="prompt: 9 messages and parts, expected at most"):
         processor.messages(messages)
 
 
@@ -360,7 +360,7 @@ def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
             [{"type": "image", "image": Image.new("RGB", (999, 3))}],
             "aspect ratio of at most 200, got 999x3",
         ),
-        ([{"type": "image", "image": b"text"}], "image (4 bytes): no known image format"),
+        ([{"type": "image", "image": b"text"}], "image (4 bytes): unknown image format"),
         ([{"type": "video", "video": [Image.new("RGB", (64, 64))]}], "at least 2 frames, got 1"),
     ],
 )

@@ -72,7 +72,7 @@ def refusals(folder: Path) -> dict[str, tuple[str, Callable[[DecoderPool | None]
         "shape of a list": ("aspect ratio", lambda pool: load(pool, tall)),
         "sizes in a list": ("Resize all frames", lambda pool: load(pool, [*frames, odd, *frames])),
         "pixels of a list": ("the limit is 1000", lambda pool: load(pool, frames, policy=small)),
-        "a broken frame": ("no known image", lambda pool: load(pool, [*frames, b"x", *frames])),
+        "a broken frame": ("unknown image", lambda pool: load(pool, [*frames, b"x", *frames])),
         "a slow frame": (
             "not decoded within|aspect ratio",
             lambda pool: load(pool, [*tall, endless_jpeg()], policy=slow),

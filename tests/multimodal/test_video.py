@@ -117,13 +117,13 @@ def test_file_without_pyav_says_what_to_install(
         ([], "no frames"),
         ("absent.mp4", "absent.mp4: no such file or folder"),
         ("https://example.com/clip.mp4", "remote images and videos are not fetched"),
-        (b"bytes", "video (5 bytes): not a video that is read here"),
+        (b"bytes", "video (5 bytes): not a supported video"),
         (7, "expected a list of images, a folder or a file, got int"),
         (Video(frames(2), fps=0.0), "fps: expected a positive number, got 0.0"),
         (Video(frames(2), fps=2.0, timestamps=[0, 1]), "timestamps exclude fps"),
         (Video(frames(2), timestamps=[0]), "1 timestamps for 2 frames"),
         ([frames()[0], frames()[1].resize((9, 9))], "frame 1 is 9x9, frame 0 is 30x20"),
-        ([frames()[0], b"broken"], "frame 1: no known image format"),
+        ([frames()[0], b"broken"], "frame 1: unknown image format"),
     ],
 )
 def test_bad_video_is_refused_in_one_line(source: Any, expected: str) -> None:
@@ -149,7 +149,7 @@ def test_file_of_an_unknown_codec_is_refused(tmp_path: Path) -> None:
     path = write_file(tmp_path / "clip.mp4", count=3)
     data = path.read_bytes()
     path.write_bytes(data.replace(b"mp4v", b"zzzz").replace(b"esds", b"zzzz"))
-    with pytest.raises(UserError, match="a codec unknown here"):
+    with pytest.raises(UserError, match="an unknown codec"):
         load_video(path, CONFIG)
 
 

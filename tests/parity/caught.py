@@ -34,6 +34,8 @@ def assert_caught(name: str, bundle: Path, folder: Path, patch: pytest.MonkeyPat
         planted.spec, _ = read_sources(planted.engine())
     fault.plant(planted)
     settings, asked = {"temperature 0.7", fault.tensor}, {"grammar", fault.tensor}
+    names = list(CHECKS)
+    later = names[names.index(fault.check) + 1 :]
     found = inspect(
         planted.engine(),
         patch,
@@ -43,6 +45,7 @@ def assert_caught(name: str, bundle: Path, folder: Path, patch: pytest.MonkeyPat
         max_tokens=fault.max_tokens,
         option_tokens=WHOLE_CALL,
         quantised=bool(fault.bundle),
+        left_out=[name for name in later if name not in fault.also],
     )
     diagnosis = found.diagnosis  # all that was found is long to print
     assert diagnosis is not None, "no check failed"

@@ -149,12 +149,14 @@ def inspect(
     max_tokens: int = MAX_TOKENS,
     option_tokens: int = BEGUN_CALL,
     quantised: bool = False,
+    left_out: Sequence[str] = (),
 ) -> Found:
     """Validate with one prompt, several where a stage wants them.
 
     ``looks``: those of ``OPTIONAL`` that run. ``settings``: those of ``SETTINGS`` that are sampled.
     ``asked``: the sets of options, for ``option_tokens`` each; None: all, for as many as they say.
-    ``quantised``: read the sources of the bundle, which are not the tiny pair.
+    ``quantised``: read the sources of the bundle, which are not the tiny pair. ``left_out``: checks
+    that need not run.
     """
     cases = [case()]
     if "sampling" in looks:
@@ -170,7 +172,7 @@ def inspect(
         ask_few_options(patch, asked, option_tokens)
     some = {name: sampling_check._SETTINGS[name] for name in SETTINGS if name in settings}
     patch.setattr(sampling_check, "_SETTINGS", some)
-    left_out = without(*(stage for stage in OPTIONAL if stage not in looks))
+    left_out = [*left_out, *without(*(stage for stage in OPTIONAL if stage not in looks))]
     share_reference(patch)
     original, spec, manifest = None, SPEC, MANIFEST
     if quantised:

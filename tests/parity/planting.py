@@ -166,7 +166,14 @@ class FaultyPreprocessor(PromptPreprocessor):
     """Makes prompts with a planted fault."""
 
     def __init__(self, bundle: LoadedBundle, planted: Planted) -> None:
-        super().__init__(bundle, digests=True)
+        super().__init__(
+            bundle.spec,
+            bundle.processor,
+            bundle.limits,
+            lambda: bundle.grammars,
+            bundle.device,
+            digests=True,
+        )
         self._planted = planted
 
     def model_inputs(self, request: Request, caller: Caller = NO_CALLER) -> ModelInputs:

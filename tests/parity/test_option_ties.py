@@ -103,7 +103,7 @@ def test_answers_of_trees_that_prefer_other_tokens_are_failures(
 ) -> None:
     planted = plant_in(bfloat16_bundle, tmp_path, monkeypatch)
     gives("target", even_lowered)(planted)
-    found = inspect(planted.engine(), monkeypatch, ("options",), asked=ASKED)
+    found = inspect(planted.engine(), monkeypatch, ("options",), asked=("penalties",))
     assert found.recorder[CHECK].failures
 
 

@@ -127,7 +127,7 @@ def test_engine_that_takes_the_other_of_two_tied_experts_is_sound_where_it_tells
     plant(planted, turned(0.0, 0.005))
     if not told:
         give_inside(monkeypatch, lambda _: False)
-    found = validated(planted, 3, 16, "files", "batch", "sampling")
+    found = validated(planted, 3 if told else 2, 16, "files", "batch", "sampling")
     if not told:
         assert set(failed(found)) >= set(THREE)
         return

@@ -1,4 +1,4 @@
-"""The trained tiny pair, its target's answers to a dozen held-out questions, and a scorer that
+"""The trained tiny pair, its target's answers to eight held-out questions, and a scorer that
 the tests share.
 """
 
@@ -17,7 +17,7 @@ from trt_eagle3.probe.record import Recording, record
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.prompts.prompt_file import Question
 
-STEPS, NUM_QUESTIONS = 3, 12
+STEPS, NUM_QUESTIONS = 3, 8
 
 
 @dataclass(frozen=True)

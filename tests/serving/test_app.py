@@ -194,7 +194,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": picture("/etc/passwd")}, "files are not read"),
         ({"messages": picture("file:///etc/passwd")}, "files are not read"),
         ({"messages": picture("http://169.254.169.254/")}, "not fetched"),
-        ({"messages": picture("data:image/png;base64,AAAA")}, "no known image format"),
+        ({"messages": picture("data:image/png;base64,AAAA")}, "unknown image format"),
         ({"messages": picture("data:image/png;base64,AAAA") * 5}, "the limit is 4"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not Unicode"),
         (b'{"messages": [], "\\ud800\\n": 1}', "not Unicode"),

@@ -72,7 +72,7 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///etc/passwd\n#
 NOT_FETCHED, NOT_READ, NO_IMAGE = (
     "not fetched",
     "files are not read",
-    "which is not read here",
+    "Supported: ",
 )
 PNG = data_uri(encode())
 
@@ -186,7 +186,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     # videos
     "video path": (text(video="/etc/passwd"), NOT_READ),
     "video URL": (text(video="https://example.com/clip.mp4"), NOT_FETCHED),
-    "playlist": (text(video=data_uri(PLAYLIST, "video/mp4")), "not a video"),
+    "playlist": (text(video=data_uri(PLAYLIST, "video/mp4")), "not a supported video"),
     "MP4 of zeros": (text(video=data_uri(b"\0\0\0\x18ftypmp42" + bytes(99), "video/mp4")), "video"),
     "no frames": (text(video="[]"), "no frames"),
     "frames that are numbers": (text(video="[1, 2]"), "video"),

@@ -1,4 +1,4 @@
-"""Atomic writes: files and folders that appear whole or not at all, and survive a loss of power."""
+"""Atomic, durable writes of files and folders: whole or not at all, even after a power loss."""
 
 from trt_eagle3.atomic_io.directory import atomic_directory, check_replaceable
 from trt_eagle3.atomic_io.file import (

@@ -1,6 +1,4 @@
-"""Write a folder, whole or not at all, and replace an older one of ours so that no reader finds
-nothing.
-"""
+"""Write a folder atomically, and replace an older one of ours without a gap for readers."""
 
 from __future__ import annotations
 
@@ -23,11 +21,10 @@ _NEW = FolderKind("new folder", recognise=lambda _: "it is not empty")
 
 
 def check_replaceable(path: Path, kind: FolderKind) -> None:
-    """Refuse an output that holds anything but an older folder of ours; what a link points to
-    counts.
+    """Check that an output is absent, empty, or an older folder of ours. Links are resolved.
 
     Raises:
-        UserError: it does, or it cannot be looked at.
+        UserError: it has other content, or cannot be read.
     """
     if PARTIAL in path.name:
         raise UserError(
@@ -45,23 +42,21 @@ def check_replaceable(path: Path, kind: FolderKind) -> None:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path, kind: FolderKind | None = None) -> Iterator[Path]:
-    """Make a folder to write in that becomes ``path`` when the block ends well, and vanishes when
-    it does not.
+    """Create a folder that becomes ``path`` if the block succeeds, and is removed otherwise.
 
-    1. The lock of the output is taken, and what killed writers left is swept.
+    1. Lock the output, and remove what killed writers left.
     2. The block writes into a folder of a random name beside ``path``.
-    3. All that is in it is synced, it takes the place of ``path`` (``exchange``), and their folder
-    is synced.
-    4. The older folder is removed.
+    3. Sync its contents, move it to ``path`` (``exchange``), and sync the parent folder.
+    4. Remove the older folder.
 
-    Where ``path`` is a link, what it points to is replaced.
+    If ``path`` is a link, its target is replaced.
 
     Args:
-        kind: of the folder, which gets a manifest; an older one of the same kind is replaced. None:
-            nothing is.
+        kind: kind of the folder, which gets a manifest. An older folder of the same kind is
+            replaced. None: no folder is replaced.
     Raises:
-        UserError: another writer is at work, the disk is full, ``path`` cannot be written, or holds
-            what is not ours.
+        UserError: another writer is active, the disk is full, ``path`` cannot be written, or it
+            has content that is not ours.
     """
     rule = kind or _NEW
     place = _resolved(path)
@@ -88,17 +83,17 @@ def atomic_directory(path: Path, kind: FolderKind | None = None) -> Iterator[Pat
 
 
 def _publish(partial: Path, place: Path, kind: FolderKind) -> None:
-    """Give ``partial`` the name ``place``; afterwards an older folder has the name ``partial``."""
+    """Rename ``partial`` to ``place``. An older folder then has the name ``partial``."""
     if not os.path.lexists(place):
-        partial.rename(place)  # fails on anything but an empty folder that came meanwhile
+        partial.rename(place)  # fails on anything but an empty folder created meanwhile
         sync(place.parent)
         return
-    check_ours(place, kind)  # a build takes minutes, and somebody may have put a file there
+    check_ours(place, kind)  # a build takes minutes, so a file may have been created there
     exchange(partial, place)
     try:
         check_ours(partial, kind)
         sync(place.parent)
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # including Ctrl-C
         exchange(partial, place)
         raise
 

@@ -1,4 +1,4 @@
-"""Exchange two folders: ``renameat2(RENAME_EXCHANGE)``, which Python has no function for."""
+"""Exchange two folders by ``renameat2(RENAME_EXCHANGE)``, which Python has no function for."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 __all__ = ["ASIDE", "exchange"]
 
 ASIDE = "-old"
-"""Suffix under which the fallback keeps the replaced folder for a moment."""
+"""Suffix under which the fallback briefly keeps the replaced folder."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 
 def exchange(new: Path, path: Path) -> None:
-    """Let ``new`` and ``path``, which both exist and share a folder, change names.
+    """Exchange the names of ``new`` and ``path``, which both exist in one folder.
 
-    Atomic on Linux 3.15 or later with ext4, XFS, Btrfs, tmpfs or overlayfs: whoever opens ``path``
-    finds the one or the other. Where kernel or file system lack it (NFS, some FUSE), two renames do
-    it, and for microseconds between them ``path`` does not exist: a reader can find nothing there,
-    never a mixture. A process killed then leaves the old folder as ``new`` + ``ASIDE``, which the
-    next writer puts back.
+    Atomic on Linux 3.15 or later with ext4, XFS, Btrfs, tmpfs or overlayfs: a reader of ``path``
+    finds either folder. If kernel or file system lack it (NFS, some FUSE), two renames are used.
+    ``path`` is missing for microseconds between them. A reader may then find no folder, but never a
+    mixture. If the process is killed there, the old folder stays as ``new`` + ``ASIDE``. The next
+    writer moves it back.
 
     Raises:
-        OSError: it cannot be done; both are where they were.
+        OSError: the exchange failed; both are at their old places.
     """
     if not _exchange_atomically(new, path):
         _exchange_by_renames(new, path)
@@ -51,7 +51,7 @@ def _exchange_by_renames(new: Path, path: Path) -> None:
     path.rename(aside)
     try:
         new.rename(path)
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # including Ctrl-C
         aside.rename(path)
         raise
     aside.rename(new)
@@ -59,7 +59,7 @@ def _exchange_by_renames(new: Path, path: Path) -> None:
 
 @cache
 def _renameat2() -> Callable[..., int] | None:
-    """Return the C library's function, or None where it has none (musl, glibc before 2.28)."""
+    """Return the C library's function, or None if it has none (musl, glibc before 2.28)."""
     try:
         function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):

@@ -1,6 +1,6 @@
-"""Write single files.
+"""Write single files atomically.
 
-No function here opens for writing a name that exists already: it may be a hard link.
+No function here opens an existing name for writing, because it may be a hard link.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ _CHUNK_BYTES = 1 << 24
 def partial_name(path: Path) -> Path:
     """Return a random name beside ``path`` for its unfinished content.
 
-    Random, and not made of the process id: two containers on one volume have the same ids.
+    It is random instead of the process id, which two containers on one volume may share.
     """
     return path.with_name(f"{path.name}{PARTIAL}{secrets.token_hex(8)}")
 
 
 def create_file(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Create ``path``, and the folders above it, with ``data``; ``atomic_directory`` makes it
-    durable.
+    """Create ``path`` and its parent folders with ``data``, without syncing.
+
+    ``atomic_directory`` makes the file durable.
 
     Raises:
-        FileExistsError: something is there already; it is left as it is.
+        FileExistsError: ``path`` exists; it is left unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _create(path, mode) as stream:
@@ -55,12 +56,12 @@ def create_file(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None
 
 
 def write_file(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Put ``data`` at ``path``, whole or not at all, and durably.
+    """Write ``data`` to ``path``, atomically and durably.
 
-    A file that was there is replaced, not changed: its other hard links keep their content.
+    An existing file is replaced, not changed: its other hard links keep their content.
 
     Raises:
-        OSError: it cannot be written; nothing is left behind.
+        OSError: the file cannot be written; no partial file is left.
     """
     with atomic_file(path, mode) as stream:
         stream.write(data)
@@ -73,7 +74,7 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     The content is synced before the rename and the folder after it.
 
     Raises:
-        OSError: it cannot be written; nothing is left behind.
+        OSError: the file cannot be written; no partial file is left.
     """
     make_parents(path)
     partial = partial_name(path)
@@ -90,20 +91,20 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def place_file(source: Path, destination: Path, *, link: bool = True) -> str:
-    """Create ``destination`` with the content of ``source`` by reflink, hard link or copy, in that
-    order.
+    """Create ``destination`` with the content of ``source``: by reflink, hard link or copy.
 
     Args:
-        link: whether a hard link will do; without, later changes of ``source`` in place never show.
+        link: whether a hard link is allowed. Without it, later changes of ``source`` in place do
+            not affect ``destination``.
     Returns:
-        Which it was: ``reflink``, ``hard link`` or ``copy``.
+        The method used: ``reflink``, ``hard link`` or ``copy``.
     Raises:
-        OSError: it cannot be written, or something is there already (``FileExistsError``), which
-            stays as it is.
+        OSError: ``destination`` cannot be written, or exists (``FileExistsError``) and is left
+            unchanged.
         UserError: ``source`` is not a regular file.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    # a Hub cache holds links, and a hard link to a link would leave the bundle
+    # a Hub cache holds links, and a hard link to a link would point outside the bundle
     source = source.resolve()
     if _reflink(source, destination):
         return "reflink"
@@ -114,7 +115,7 @@ def place_file(source: Path, destination: Path, *, link: bool = True) -> str:
 
 
 def _create(path: Path, mode: int = 0o666) -> IO[bytes]:
-    """Open a new file for writing; O_EXCL follows no link and opens nothing that exists."""
+    """Open a new file for writing. O_EXCL does not follow links or open existing files."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
@@ -134,7 +135,7 @@ def _hard_link(source: Path, destination: Path) -> bool:
     except FileExistsError:
         raise
     except OSError:
-        # another file system, none that has links, too many of them, a file of somebody else
+        # another file system, one without links, too many links, or a file of another user
         return False
     return True
 
@@ -146,7 +147,7 @@ def _copy(source: Path, destination: Path) -> None:
 
 @contextlib.contextmanager
 def _removed_on_error(path: Path) -> Iterator[IO[bytes]]:
-    """Create ``path``; remove that new file again where the block fails."""
+    """Create ``path``, and remove it if the block fails."""
     with _create(path) as stream:
         try:
             yield stream
@@ -157,7 +158,7 @@ def _removed_on_error(path: Path) -> Iterator[IO[bytes]]:
 
 
 def make_parents(path: Path) -> None:
-    """Make the folders above ``path`` and sync the entries of those that are new."""
+    """Create the folders above ``path`` and sync the entries of new ones."""
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -165,9 +166,7 @@ def make_parents(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Sync every file and every folder below ``folder``, and ``folder`` itself, the deepest
-    first.
-    """
+    """Sync every file and folder below ``folder``, then ``folder`` itself, the deepest first."""
     for place, _, files in os.walk(folder, topdown=False):
         for name in files:
             file = Path(place, name)

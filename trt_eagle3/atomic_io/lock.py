@@ -1,4 +1,4 @@
-"""Lock an output against other writers, and know what a killed writer has left."""
+"""Lock an output against other writers, and find what a killed writer has left."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 def lock_file_of(path: Path) -> Path:
-    """Return where the lock of output ``path`` lies while it is written: beside it."""
+    """Return the lock file of output ``path`` during a write; it is beside the output."""
     return path.with_name(f".{path.name}.trt-eagle3.lock")
 
 
 @contextlib.contextmanager
 def output_lock(path: Path, shown: Path | None = None) -> Iterator[OutputLock]:
-    """Hold the lock of output ``path`` (links resolved), whose folder exists; ``shown`` names it in
-    errors.
+    """Hold the lock of output ``path``; ``shown`` names it in errors.
 
-    It is ``flock`` on ``lock_file_of(path)``, not a process id: every process and every container
-    that shares the volume sees it (over NFS as a lock on the server), and the kernel drops it when
-    its holder dies. On file systems without locks writers are not kept apart: each works in a
-    folder of its own, the last exchange wins, and what a killed writer left is not swept.
+    Links in ``path`` must be resolved and its folder must exist. The lock is ``flock`` on
+    ``lock_file_of(path)``, not a process id. It works for all processes and containers that share
+    the volume (over NFS as a lock on the server). The kernel releases it when its holder dies. File
+    systems without locks do not separate writers: each works in its own folder, the last exchange
+    wins, and what a killed writer left is not removed.
 
     Raises:
         UserError: another writer holds it, or a file that is not ours has its name.
@@ -49,25 +49,23 @@ def output_lock(path: Path, shown: Path | None = None) -> Iterator[OutputLock]:
     finally:
         if fd is not None:
             if not lock.leftovers():
-                file.unlink(missing_ok=True)  # while it is held: see _is_current
+                file.unlink(missing_ok=True)  # while the lock is held: see _is_current
             os.close(fd)
 
 
 class OutputLock:
     """A held lock.
 
-    Its file names the unfinished folders of its holder, so that the next one can sweep them.
+    Its file lists its holder's unfinished folders, so that the next holder can remove them.
     """
 
     def __init__(self, path: Path, fd: int | None) -> None:
-        """``fd``: of the locked file; None where the file system has no locks."""
+        """``fd``: descriptor of the locked file; None if the file system has no locks."""
         self._path = path
         self._fd = fd
 
     def make_partial(self) -> Path:
-        """Make an empty folder beside the output, whose name stands in the lock's file before it
-        exists.
-        """
+        """Create an empty folder beside the output. The lock's file lists it before it exists."""
         partial = partial_name(self._path)
         if self._fd is not None:
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -79,8 +77,9 @@ class OutputLock:
         return partial
 
     def leftovers(self) -> list[Path]:
-        """Folders that the lock's file names and that are there; only names that
-        ``make_partial`` makes count.
+        """List existing folders that the lock's file names.
+
+        Only names of the form that ``make_partial`` creates count.
         """
         if self._fd is None:
             return []
@@ -93,11 +92,10 @@ class OutputLock:
         return [place for place in places if os.path.lexists(place)]
 
     def sweep(self) -> None:
-        """Remove what killed writers left; put back the folder that one of them had just moved
-        aside.
+        """Remove what killed writers left, and restore a folder that one of them moved aside.
 
-        Holding the lock proves that they are dead. Folders that only look like theirs are not named
-        in its file.
+        The held lock proves that those writers are dead. Its file does not list folders that only
+        have similar names.
         """
         left = self.leftovers()
         for old in (
@@ -138,11 +136,11 @@ def _acquire(file: Path, path: Path) -> int | None:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # its last holder has removed it meanwhile
+        os.close(fd)  # its last holder has removed the file meanwhile
 
 
 def _is_current(fd: int, file: Path) -> bool:
-    """Whether ``file`` is still what was opened: a holder removes it before it lets the lock go."""
+    """Return whether ``file`` is still the opened file: a holder removes it before releasing."""
     try:
         return os.path.samestat(os.fstat(fd), file.lstat())
     except FileNotFoundError:

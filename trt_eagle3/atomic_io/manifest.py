@@ -1,6 +1,4 @@
-"""``files.json``: what this program wrote into a folder, so that nobody else's files are ever
-deleted with it.
-"""
+"""``files.json``: the list of files that this program wrote, to protect all other files."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ class FolderKind:
     """A kind of folder that this program writes and may replace.
 
     Attributes:
-        name: what it is called in messages and in its manifest.
-        additions: regular expression of what our commands add later: relative posix paths; a folder
-            that may be empty ends in a slash.
-        recognise: returns why a folder is none of the kind, or nothing; asked before its manifest
-            is.
+        name: name in messages and in its manifest.
+        additions: regular expression of files that our commands add later, as relative posix
+            paths. A folder that may be empty ends in a slash.
+        recognise: returns why a folder is not of the kind; empty if it is. It is called before the
+            manifest is compared.
     """
 
     name: str
@@ -46,11 +44,10 @@ def write_manifest(folder: Path, kind: FolderKind) -> None:
 
 
 def check_ours(folder: Path, kind: FolderKind) -> None:
-    """Refuse to replace ``folder`` unless it is ours and holds nothing but what we wrote there;
-    empty will do.
+    """Check that ``folder`` is empty, or ours without files of another origin.
 
     Raises:
-        UserError: it is not (a line that names the first foreign file).
+        UserError: it is neither. The message names the first foreign file.
     """
     if not folder.is_dir():
         raise _refusal(folder, kind, "a file is there")
@@ -77,7 +74,7 @@ def _refusal(folder: Path, kind: FolderKind, reason: str) -> UserError:
 
 
 def _listed(folder: Path, kind: FolderKind) -> set[str]:
-    """Files, and folders with a slash behind, of a sound manifest; nothing without one."""
+    """Return the files and (with a trailing slash) folders of a valid manifest; else empty."""
     try:
         raw = read_json_object(folder / MANIFEST_FILE)
         ours = raw["written_by"] == "trt-eagle3" and raw["kind"] == kind.name
@@ -92,8 +89,9 @@ def _raise(error: OSError) -> None:
 
 
 def _entries(folder: Path) -> Iterator[str]:
-    """Relative posix paths of all files, links and (with a slash behind) empty folders; no link
-    is followed.
+    """Yield relative posix paths of all files, links and (with a trailing slash) empty folders.
+
+    Links are not followed.
     """
     for place, folders, files in os.walk(folder, onerror=_raise):
         links = [name for name in folders if Path(place, name).is_symlink()]

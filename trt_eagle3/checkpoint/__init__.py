@@ -1,1 +1,1 @@
-"""What lies on disk: safetensors index, target spec, draft manifest."""
+"""Read checkpoints: safetensors index, target spec, draft manifest."""

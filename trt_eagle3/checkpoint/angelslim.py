@@ -1,6 +1,7 @@
-"""AngelSlim (facts:
+"""Read drafts of AngelSlim.
 
-Tencent/AngelSlim 67394ce, compressor/speculative/train/models/draft/llama_eagle3.py).
+Facts from Tencent/AngelSlim 67394ce,
+compressor/speculative/train/models/draft/llama_eagle3.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
 __all__ = ["ANGELSLIM"]
 
-_SECTIONS = (24, 20, 20)  # its MRotaryEmbedding's default
+_SECTIONS = (24, 20, 20)  # default of its MRotaryEmbedding
 
 
 def _evidence(files: DraftFiles) -> str:
@@ -30,7 +31,7 @@ def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     warning = ""
     if config.base not in {None, DEFAULT_BASE}:
         warning = (
-            f"rope: config.json says base {config.base:g}, but AngelSlim's 1-D rope is trained "
+            f"rope: config.json has base {config.base:g}, but AngelSlim's 1-D rope is trained "
             "with 1e4"
         )
     return RopeReading(
@@ -44,7 +45,7 @@ def _quirks(fields: ResolvedFields) -> None:
         and "lm_head.weight" in fields.files.tensors
     ):
         fields.warn(
-            "tie_word_embeddings is true beside an lm_head.weight of its own; the tensor is right"
+            "tie_word_embeddings is true beside a separate lm_head.weight; the tensor is used"
         )
 
 

@@ -1,4 +1,4 @@
-"""Values of a config.json that somebody else wrote, by dotted key and kind, or a one-line error."""
+"""Read values of an untrusted config.json by dotted key and kind, or raise a one-line error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trt_eagle3.errors import UserError, quote
 __all__ = ["MAX_WHOLE", "Kind", "config_value"]
 
 MAX_WHOLE = 2**31
-"""Sizes, counts and ids are below it: graphs and tensors keep them as int32."""
+"""Exclusive upper bound of sizes, counts and ids: graphs and tensors store them as int32."""
 
 Kind = Literal["whole", "number", "flag", "text", "wholes", "texts", "object", "any"]
 
 
 def config_value(config: Mapping[str, Any], key: str, kind: Kind, file: Path) -> Any:
-    """The value at a dotted key, or None where it is absent or null.
+    """Return the value at a dotted key; None if it is absent or null.
 
     Raises:
-        UserError: it is there and not of ``kind``; names ``file`` and the key.
+        UserError: the value is not of ``kind``. The message names ``file`` and the key.
     """
     value: Any = config
     for part in key.split("."):

@@ -1,6 +1,4 @@
-"""Writing a draft in another producer's layout, so that its servers read the same meaning, or
-saying why not.
-"""
+"""Write a draft in another producer's layout with the same meaning, or raise the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ __all__ = ["DESTINATIONS", "Layout", "convert_draft"]
 
 Layout = Literal["specforge", "speculators", "modelopt", "tensorrt-llm"]
 _PLACES = ("producer", "path", "tensors", "sources", "warnings")  # a copy differs in these
-# Decided by the server that runs a draft; no format has a key for them.
+# The server that runs a draft decides these. No format has a key for them.
 _SERVED = (
     "aux_layers",
     "aux_pre_deepstack",
@@ -53,16 +51,17 @@ _BASE = {
 
 @dataclass(frozen=True)
 class Destination:
-    """What a layout can express.
+    """The properties of a layout.
 
     Attributes:
-        config: its config.json, but for ``EXTENSION``.
-        only: manifest field -> the only values that it has.
-        rope_layouts: the ropes it has.
-        cannot: what else it lacks of a manifest; empty where nothing.
+        config: builds its config.json, without ``EXTENSION``.
+        only: manifest field -> the only values that it supports.
+        rope_layouts: the rope layouts that it supports.
+        cannot: describes any other part of a manifest that it does not support; empty if none.
         layer_zero: its name of layer 0.
         full_vocab_map: whether to write d2t and t2d even for a full vocabulary in the target's
-            order. t2d: whether to write t2d at all.
+            order.
+        t2d: whether to write t2d at all.
     """
 
     config: Callable[[Eagle3Manifest], dict[str, Any]]
@@ -77,21 +76,19 @@ class Destination:
 def convert_draft(
     manifest: Eagle3Manifest, destination: Path, to: Layout, architecture: str | None = None
 ) -> tuple[str, ...]:
-    """Write ``manifest``'s draft to the folder ``destination`` in the layout ``to``, whole or not
-    at all.
+    """Write ``manifest``'s draft in the layout ``to`` into the folder ``destination``, atomically.
 
-    The weights are copied bit for bit. What no layout can say (deepstack timing, image rows,
-    positions) is kept under ``EXTENSION`` in the config, where ``read_draft`` finds it.
+    The weights are copied bit for bit. Fields that no layout has (deepstack timing, image rows,
+    positions) are stored under ``EXTENSION`` in the config, where ``read_draft`` reads them.
 
     Args:
-        architecture: of the target, which the speculators layout names; None: as the draft's own
-            config has it.
+        architecture: the target's, which the speculators layout names; None: as in the draft's own
+            config.
     Returns:
-        What a server of that layout decides by itself, and in which it may differ from this draft;
-            one line each.
+        Fields that a server of that layout decides, perhaps differently from this draft; one line
+            each.
     Raises:
-        UserError: a field that the layout cannot express (the message names it), or the folder is
-            taken.
+        UserError: the layout cannot express a field, named in the message; or the folder is in use.
     """
     if to not in DESTINATIONS:
         raise UserError(f"layout {to!r}: expected one of {', '.join(DESTINATIONS)}")
@@ -136,7 +133,7 @@ def _refuse_inexpressible(manifest: Eagle3Manifest, layout: Destination, to: str
 
 
 def _refuse_changed(manifest: Eagle3Manifest, copy: Eagle3Manifest, to: str) -> None:
-    """The copy is read back, and must mean the same."""
+    """Check that the copy, read back, has the same meaning."""
     for field in fields(Eagle3Manifest):
         before, after = getattr(manifest, field.name), getattr(copy, field.name)
         if field.name not in _PLACES and before != after:
@@ -157,13 +154,13 @@ def _short(value: Any) -> str:
 
 
 def _left_to_the_server(manifest: Eagle3Manifest, to: str) -> tuple[str, ...]:
-    said = {
+    values = {
         field: getattr(manifest, field)
         for field in ("aux_pre_deepstack", "image_rows", "positions")
     }
     return tuple(
         f"{field}: {value!r} here; a server of the {to} layout decides it"
-        for field, value in said.items()
+        for field, value in values.items()
     )
 
 
@@ -208,7 +205,7 @@ def _geometry(m: Eagle3Manifest) -> dict[str, Any]:
 
 
 def _rope(m: Eagle3Manifest) -> dict[str, Any]:
-    """Both spellings: transformers 5 reads the first, older servers the other two."""
+    """Return both spellings: transformers 5 reads the first, older servers the other two."""
     kind = {
         "rope_type": "mrope" if m.rope.layout == "chunked" else m.rope.kind,
         **m.rope.parameters,
@@ -234,8 +231,7 @@ def _draft_keys(m: Eagle3Manifest) -> dict[str, Any]:
 
 def _specforge(m: Eagle3Manifest) -> dict[str, Any]:
     eagle = {"eagle_aux_hidden_state_layer_ids": list(m.aux_layers), "use_aux_hidden_state": True}
-    # norm_output is left out: to SpecForge that means a final norm, to sglang features fed back
-    # before it
+    # norm_output is omitted: SpecForge then assumes a final norm, sglang features from before it
     norms = {"fc_norm": True} if m.fc_norm else {}
     return _BASE | _geometry(m) | _rope(m) | _draft_keys(m) | norms | {"eagle_config": eagle}
 
@@ -278,7 +274,7 @@ def _speculators(m: Eagle3Manifest) -> dict[str, Any]:
 
 
 def _verifier(m: Eagle3Manifest, architecture: str | None) -> dict[str, Any]:
-    """The target, as speculators names it."""
+    """Return the target's entry in a speculators config."""
     if architecture is not None:
         return {"architectures": [architecture], "name_or_path": None}
     file = m.path / "config.json"
@@ -315,7 +311,7 @@ def _tensorrt_llm(m: Eagle3Manifest) -> dict[str, Any]:
 
 
 def _write_speculative_config(folder: Path, m: Eagle3Manifest) -> None:
-    """TensorRT-LLM takes the aux layers from its speculative config, not from the draft's."""
+    """Write the aux layers, which TensorRT-LLM reads from its speculative config."""
     text = f"decoding_type: Eagle\neagle3_layers_to_capture: {list(m.aux_layers)}\n"
     create_file(folder / "speculative_config.yaml", text.encode())
 
@@ -335,7 +331,7 @@ def _other_width(m: Eagle3Manifest) -> str:
 
 def _unspeculative(m: Eagle3Manifest) -> str:
     if m.norm_before_fc and m.fc_norm:
-        return "norm_before_fc and fc_norm together"
+        return "norm_before_fc and fc_norm in one draft"
     return "mlp_bias beside qk_norm" if m.mlp_bias and m.qk_norm else ""
 
 
@@ -364,4 +360,4 @@ DESTINATIONS: Mapping[str, Destination] = {
     ),
     "tensorrt-llm": Destination(_tensorrt_llm, _PLAIN),
 }
-"""The layouts that a draft can be written in, by name."""
+"""Layouts that a draft can be written in, by name."""

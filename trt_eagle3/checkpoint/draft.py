@@ -1,6 +1,4 @@
-"""Reading an EAGLE-3 draft into a manifest: whose it is, what that means, and whether it fits
-its target.
-"""
+"""Read an EAGLE-3 draft into a manifest: find its producer, resolve and check its fields."""
 
 from __future__ import annotations
 
@@ -30,12 +28,12 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["PRODUCERS", "describe_draft", "read_draft"]
 
 _VARIANT = re.compile(r"(_(moe|text|thinker|chat))+$")
-"""What a family's mixtures, language models and parts have behind its name."""
+"""Suffixes of a family's name for mixtures, language models and parts."""
 
 _ADAPTER = "adapter_model.safetensors"
 
 PRODUCERS = (SPECULATORS, ANGELSLIM, SPECFORGE, MODELOPT, SAFEAILAB, GENERIC)
-"""Asked in this order whether a draft is theirs; the last takes all."""
+"""Producers in the order in which they are tested. The last accepts every draft."""
 
 
 def read_draft(
@@ -47,13 +45,11 @@ def read_draft(
     """Resolve the draft in ``directory``.
 
     Args:
-        target: what it shall serve; without one, nothing is checked against it and no default can
-            be derived from it.
-        overrides: manifest field -> value, over everything the files say.
-        cache: where tensors are kept that must be converted first (``pytorch_model.bin``, absolute
-            d2t).
+        target: the target to serve. Without one, no field is checked against it or derived from it.
+        overrides: manifest field -> value, in place of every value in the files.
+        cache: folder for tensors that must be converted (``pytorch_model.bin``, absolute d2t).
     Raises:
-        UserError: not an EAGLE-3 draft, one that contradicts itself, or a draft of another target.
+        UserError: this is not an EAGLE-3 draft, is inconsistent, or is a draft of another target.
     """
     files = open_draft(directory, cache)
     refuse_other_drafters(files)
@@ -69,9 +65,9 @@ def read_draft(
 
 
 def describe_draft(directory: Path) -> str:
-    """What the EAGLE-3 draft in ``directory`` is called, for messages; empty where there is none.
+    """Describe the EAGLE-3 draft in ``directory`` for messages; empty if there is none.
 
-    Tensors in pickles are not looked at, so that nothing is converted.
+    Tensors in pickles are not read, so nothing is converted.
     """
     try:
         if not weight_files(directory):
@@ -98,7 +94,7 @@ def _producer(fields: ResolvedFields) -> Producer:
 
 
 def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorRef]:
-    """The tensors that the manifest uses; its head may be its own embedding."""
+    """Return the tensors that the manifest uses. The head may be the draft's own embedding."""
     tensors = {
         name: ref for name, ref in fields.files.tensors.items() if name not in {"t2d", "d2t"}
     }
@@ -129,7 +125,7 @@ def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorR
 
 
 def _check_named_target(fields: ResolvedFields, family: str) -> None:
-    """Refuse a draft whose config names a target of another generation."""
+    """Check that the config does not name a target of another generation."""
     key = "target_model_type"
     told = fields.files.find(key, "text")
     if told and _VARIANT.sub("", told) != _VARIANT.sub("", family):
@@ -140,7 +136,7 @@ def _check_named_target(fields: ResolvedFields, family: str) -> None:
 
 
 def _check_target(fields: ResolvedFields) -> None:
-    """Refuse a draft of another target."""
+    """Check that the draft belongs to the target."""
     if fields.target is None:
         return
     values, target = fields.values, fields.target

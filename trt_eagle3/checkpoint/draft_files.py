@@ -1,6 +1,4 @@
-"""A draft's files before anyone has said whose they are: config and tensors under canonical
-names.
-"""
+"""A draft's config and tensors under canonical names, before its producer is known."""
 
 from __future__ import annotations
 
@@ -27,17 +25,17 @@ _ALIASES = (
 )
 # prefixes of modules around a draft, on all or some tensors; servers drop them too
 _WRAPPERS = re.compile(r"^((draft_)?model\.|(eagle_)?module\.)+")
-# training only
+# used only in training
 _DROPPED = re.compile(r"(verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.inv_freq)$")
 
 
 @dataclass(frozen=True)
 class DraftFiles:
-    """What lies in a draft's folder.
+    """The contents of a draft's folder.
 
     Attributes:
-        tensors: canonical name (see ``Eagle3Manifest``; ``t2d`` too) -> place.
-        layer_prefix: ``midlayer`` or ``layers``, as the file has it; empty where it has neither.
+        tensors: canonical name (see ``Eagle3Manifest``; also ``t2d``) -> place.
+        layer_prefix: ``midlayer`` or ``layers``, as in the file; empty if it has neither.
     """
 
     directory: Path
@@ -47,26 +45,27 @@ class DraftFiles:
 
     @property
     def architecture(self) -> str:
-        """The first of the config's architectures, or nothing."""
+        """The first of the config's architectures, or an empty text."""
         names = self.find("architectures", "texts")
         return str(names[0]) if names else ""
 
     @property
     def config_file(self) -> Path:
-        """Where the config stands."""
+        """Path of the config."""
         return self.directory / "config.json"
 
     def find(self, key: str, kind: Kind) -> Any:
-        """The value at a dotted key of the config, or None (see ``config_value``)."""
+        """Return the value at a dotted key of the config, or None (see ``config_value``)."""
         return config_value(self.config, key, kind, self.config_file)
 
 
 def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:
-    """Open a draft's folder; a ``pytorch_model.bin`` is converted into ``cache`` first, without
-    running its code.
+    """Open a draft's folder.
+
+    A ``pytorch_model.bin`` is converted into ``cache`` first, without running its code.
 
     Raises:
-        UserError: no config, no weights, or broken ones.
+        UserError: the config or the weights are missing or broken.
     """
     config = read_json(directory / "config.json")
     raw = _index(directory, cache)
@@ -96,7 +95,7 @@ def _index(directory: Path, cache: Path | None) -> Mapping[str, TensorRef]:
 
 
 def _converted(pickles: list[Path], cache: Path | None) -> Path:
-    """The folder of a safetensors copy of each of ``pickles``."""
+    """Convert each of ``pickles`` to safetensors and return the folder of the copies."""
     folder = cached_file(pickles, "", cache)
     for pickle in pickles:
         file = folder / f"{pickle.stem}.safetensors"

@@ -1,4 +1,4 @@
-"""A draft's geometry, counted from its tensors; the config only says what tensors cannot."""
+"""Resolve a draft's geometry from its tensors, and from the config only where tensors lack it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _MAX_VOCAB = 1 << 24  # ids; the largest vocabularies have 2**18
 
 
 def resolve_geometry(fields: ResolvedFields, section: str = "") -> None:
-    """Put every field that tensors decide, and the head counts, epsilon and vocabulary of the
-    config.
+    """Put every field that the tensors determine, and the rest of the geometry from the config.
+
+    The config provides head counts, epsilon and vocabulary.
 
     Args:
-        section: where the config keeps the decoder layer's geometry, where that is not the top.
+        section: config section of the decoder layer's geometry, if it is not the top level.
     Raises:
-        UserError: tensors and config contradict each other, or something is missing.
+        UserError: tensors and config contradict each other, or a value is missing.
     """
     tensors = fields.files.tensors
     _check_dimensions(fields)
@@ -45,12 +46,12 @@ def resolve_geometry(fields: ResolvedFields, section: str = "") -> None:
     if act not in {None, "silu"}:
         raise fields.error(f"hidden_act: expected silu, got {quote(act)}: not supported")
     longest = _config(fields, section, "max_position_embeddings")
-    said = "max_position_embeddings"
+    key = "max_position_embeddings"
     fields.put(
-        said,
+        key,
         longest or 0,
         "config" if longest else "default",
-        said if longest else f"{said} is absent",
+        key if longest else f"{key} is absent",
     )
 
 
@@ -59,7 +60,7 @@ def _config(fields: ResolvedFields, section: str, key: str, kind: Kind = "whole"
 
 
 def _check_dimensions(fields: ResolvedFields) -> None:
-    """Rows can be counted: nothing is a lone number, and fc is a matrix."""
+    """Check that every tensor has a dimension and that fc is a matrix."""
     for name, ref in fields.files.tensors.items():
         if not ref.shape or (name == "fc.weight" and len(ref.shape) != 2):
             words = "a matrix" if name == "fc.weight" else "a dimension or more"
@@ -70,13 +71,13 @@ def _check_dimensions(fields: ResolvedFields) -> None:
 
 
 def _agree_with_config(fields: ResolvedFields, section: str, key: str, ref: TensorRef) -> None:
-    """The rows of a tensor, which the config may repeat but not contradict."""
+    """Put a tensor's row count after checking that the config does not contradict it."""
     fields.agree(key, {ref.name: ref.shape[0], f"config.json {key}": _config(fields, section, key)})
     fields.put(key, ref.shape[0], "tensor", f"{ref.name} {list(ref.shape)}")
 
 
 def _count_layers(fields: ResolvedFields, section: str) -> None:
-    """The tensors are right: configs of one-layer drafts carry their target's layer count."""
+    """Count the layers in the tensors: configs of one-layer drafts hold the target's count."""
     numbers = {int(m[1]) for name in fields.files.tensors if (m := _LAYER.match(name))}
     if numbers != set(range(len(numbers))):
         raise fields.error(
@@ -87,7 +88,7 @@ def _count_layers(fields: ResolvedFields, section: str) -> None:
     if claimed not in {None, len(numbers)}:
         fields.warn(
             f"num_hidden_layers is {claimed} in config.json, {len(numbers)} in the tensors; the "
-            "tensors are right"
+            "tensors are used"
         )
     fields.put("num_layers", len(numbers), "tensor", f"{fields.files.layer_prefix}.*")
 
@@ -157,7 +158,7 @@ def _read_epsilon(fields: ResolvedFields, section: str) -> None:
             )
         fields.put("rms_norm_eps", float(epsilon), "config", "rms_norm_eps")
     fields.put(
-        "rms_norm_eps", 1e-6, "default", "rms_norm_eps is absent: transformers' Llama takes 1e-6"
+        "rms_norm_eps", 1e-6, "default", "rms_norm_eps is absent: transformers' Llama uses 1e-6"
     )
 
 
@@ -210,7 +211,7 @@ def _vocabularies(fields: ResolvedFields, section: str) -> None:
     if found:
         fields.put("vocab_size", found[0], "config" if "config" in found[1] else "tensor", found[1])
     elif target is not None:
-        fields.put("vocab_size", target.vocab_size, "default", "no file says it: the target's")
+        fields.put("vocab_size", target.vocab_size, "default", "in no file: the target's")
     if "vocab_size" not in fields.values:
         raise fields.error("vocab_size: not in config.json. Set draft.overrides.vocab_size.")
     if not 0 < fields.values["vocab_size"] <= _MAX_VOCAB:
@@ -233,9 +234,7 @@ def _vocabularies(fields: ResolvedFields, section: str) -> None:
 
 
 def draft_shapes(manifest: Eagle3Manifest) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every weight of a draft of this geometry; d2t is not among
-    them.
-    """
+    """Return canonical name and shape of every weight of a draft of this geometry, without d2t."""
     m, hidden, aux = manifest, manifest.hidden_size, len(manifest.aux_layers)
     q, kv, inner = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim, m.intermediate_size
     linears = {"fc": ((hidden, aux * m.target_hidden_size), m.fc_bias)}
@@ -269,7 +268,5 @@ def draft_shapes(manifest: Eagle3Manifest) -> dict[str, tuple[int, ...]]:
 
 
 def check_draft_tensors(manifest: Eagle3Manifest) -> None:
-    """Refuse tensors that the manifest does not account for, or that it accounts for and are not
-    there.
-    """
+    """Check that the tensors are exactly those of the manifest's geometry."""
     check_tensors(manifest.tensors, draft_shapes(manifest), manifest.path, frozenset({"d2t"}))

@@ -1,5 +1,6 @@
-"""Config keys that change what a draft computes and that no EAGLE-3 layout has: such a draft is
-refused by that key.
+"""Find config keys that change a draft's computation and that no EAGLE-3 layout has.
+
+A draft with such a key is rejected.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from trt_eagle3.errors import quote
 
 __all__ = ["foreign_key"]
 
-# A key by pattern -> the drafter whose it is. The first that matches.
+# Pattern of a key -> the drafter that uses it. The first match counts.
 _OWNERS: Mapping[str, str] = {
     r"efficient_lm_head": "EAGLE-4",
     r"dflash|dflare": "DFlash",
@@ -25,14 +26,14 @@ _OWNERS: Mapping[str, str] = {
         "a block drafter (DFlash, DSpark)"
     ),
 }
-# What an unknown key is about, if it is about what the draft computes.
+# Parts of unknown keys that concern the draft's computation.
 _STRUCTURAL = re.compile(
     r"slid|window|chunk|head_(type|config)|rank$|candidate|moe|expert|layer_type|_layers$|norm|rope|rotary"
     r"|position_embedding|fuse|fusion|share|logit|softcap|multiplier|scal(e|ing|ar)|bias|block|parallel|lora|adapter"
     r"|mamba|ssm|conv|linear_attention|attn|attention|gate|embedding_from|residual|aux_|"
     + "|".join(_OWNERS)
 )
-# Keys of the known layouts, and those of transformers' configs that change nothing here.
+# Keys of the known layouts, and keys of transformers' configs without an effect here.
 _KNOWN = frozenset(
     {
         *("attention_bias", "attention_dropout", "attn_implementation", "_attn_implementation"),
@@ -55,7 +56,7 @@ _KNOWN = frozenset(
         *("output_attentions", "add_cross_attention"),
     }
 )
-# Values, besides nothing, that leave a layer as EAGLE-3 has it.
+# Values, besides empty ones, that leave a layer as in EAGLE-3.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_rope": (True,),
     "position_embedding_type": ("rope", "rotary"),
@@ -69,15 +70,14 @@ _SECTIONS = ("", "transformer_layer_config", "eagle_config")
 
 
 def foreign_key(files: DraftFiles) -> str:
-    """Name the first key that no EAGLE-3 layout has and that is not neutral, and whose it is; or
-    nothing.
+    """Name the first non-neutral key that no EAGLE-3 layout has, and its drafter; empty if none.
 
     Neutral are null, false, 0, empty values and ``_NEUTRAL``; a sliding window that
-    ``use_sliding_window: false`` or ``layer_types`` switches off; and ``layer_types`` of full
-    attention alone.
+    ``use_sliding_window: false`` or ``layer_types`` disables; and ``layer_types`` of full attention
+    only.
 
     Raises:
-        UserError: one of these keys is not of its kind.
+        UserError: one of these keys has the wrong kind.
     """
     for section in _SECTIONS:
         config = files.find(section, "object") if section else files.config
@@ -87,7 +87,7 @@ def foreign_key(files: DraftFiles) -> str:
             )
             place = f"{section}.{key}" if section else key
             return (
-                f"{owner or 'a draft of a layout that is not known'} ({quote(place)[1:-1]} "
+                f"{owner or 'a draft of an unknown layout'} ({quote(place)[1:-1]} "
                 f"{quote(value, 80)})"
             )
     return ""

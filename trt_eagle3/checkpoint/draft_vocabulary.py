@@ -27,14 +27,15 @@ Ids = NDArray[np.int64]
 
 
 def resolve_vocabulary(fields: ResolvedFields, cache: Path | None) -> TensorRef | None:
-    """Check d2t; its place, or the place of its conversion where the user says that it holds
-    absolute ids.
+    """Check d2t and return its place; None if draft ids are target ids.
+
+    With ``draft.overrides.d2t: absolute``, return the place of its conversion to offsets.
 
     Args:
-        cache: where a converted d2t is kept.
+        cache: folder for a converted d2t.
     Raises:
-        UserError: it is missing, out of range, names an id twice, is absolute without
-            ``draft.overrides.d2t: absolute``, or moves ids beside a head that is not its own.
+        UserError: d2t is missing, out of range, repeats an id, is absolute without
+            ``draft.overrides.d2t: absolute``, or moves ids although the head is not the draft's.
     """
     ref = fields.files.tensors.get("d2t")
     vocab, drafted = fields.values["vocab_size"], fields.values["draft_vocab_size"]
@@ -73,9 +74,7 @@ def resolve_vocabulary(fields: ResolvedFields, cache: Path | None) -> TensorRef 
 
 
 def _meaning(fields: ResolvedFields, stored: Ids, vocab: int) -> str:
-    """``offset`` or ``absolute``: t2d knows; without it, whichever reading is possible, offsets
-    first.
-    """
+    """Return ``offset`` or ``absolute``, by t2d; without it, by range, offsets first."""
     ids = stored + np.arange(len(stored))
     t2d = fields.files.tensors.get("t2d")
     kept = np.flatnonzero(read_integers(t2d)) if t2d is not None else None
@@ -86,7 +85,7 @@ def _meaning(fields: ResolvedFields, stored: Ids, vocab: int) -> str:
             return "absolute"
     if kept is not None and stored.any():
         fields.warn(
-            f"t2d marks {len(kept)} ids that are not those of d2t; no server reads it, d2t is taken"
+            f"t2d marks {len(kept)} ids that are not those of d2t; no server reads it, d2t is used"
         )
     possible = _sound(ids, vocab), _sound(stored, vocab)
     if possible == (True, True) and len(stored) > 1:
@@ -126,7 +125,7 @@ def _check_ids(fields: ResolvedFields, stored: Ids, ids: Ids, vocab: int) -> Non
 
 
 def _check_head(fields: ResolvedFields, *, moved: bool) -> None:
-    """Refuse a map that moves ids if the head's rows are target ids.
+    """Check that the map does not move ids if the head's rows are target ids.
 
     They are if the head is the target's, or the embedding serves as the head.
     """

@@ -1,9 +1,9 @@
-"""The experts of a layer on disk, in every layout, as one weight: ``ExpertsRef``.
+"""Read the experts of a layer, in every layout on disk, as one weight: ``ExpertsRef``.
 
-Layouts of a projection [E, out, in], by canonical name behind ``layers.N.mlp.experts.``:
-- ``gate_up_proj``, ``down_proj``: stacked, [E, out, in] as transformers 5 has them in memory, or
-  [E, in, out] as Qwen3-VL-MoE was published; gate comes first. FP8 ones have
-  ``gate_up_proj_scale_inv``, a scale of each block, of the same order.
+Layouts of a projection [E, out, in], by canonical name after ``layers.N.mlp.experts.``:
+- ``gate_up_proj``, ``down_proj``: stacked, [E, out, in] as in transformers 5's memory, or
+  [E, in, out] as Qwen3-VL-MoE was published; gate comes first. FP8 stacks have
+  ``gate_up_proj_scale_inv``, one scale per block, in the same order.
 - ``7.gate_proj.weight``, ``7.up_proj.weight``, ``7.down_proj.weight``: one by one, dense or
   quantised, as Qwen3-MoE was published.
 
@@ -35,12 +35,12 @@ Block = tuple[int, int]
 class ExpertsRef(TensorRef):
     """A projection [E, out, in] of all experts of a layer.
 
-    The fields of ``TensorRef`` are those of its first part, but for ``num_bytes``, which are all,
-    and ``shape``.
+    The fields of ``TensorRef`` describe its first part, except ``num_bytes``, which counts all
+    parts, and ``shape``.
 
     Attributes:
-        parts: matrices whose rows, one after the other, are those of all experts.
-        transposed: whether each part is of one expert, and lies as [in, out].
+        parts: matrices whose concatenated rows are those of all experts.
+        transposed: whether each part is one expert, stored as [in, out].
     """
 
     parts: tuple[TensorRef, ...]
@@ -50,19 +50,19 @@ class ExpertsRef(TensorRef):
     def of(
         cls, shape: tuple[int, ...], parts: Sequence[TensorRef], *, transposed: bool = False
     ) -> ExpertsRef:
-        """The projection of ``shape`` in ``parts``."""
+        """Create the projection of ``shape`` from ``parts``."""
         first, size = parts[0], sum(part.num_bytes for part in parts)
         place = (first.name, first.file, first.offset, size, first.dtype)
         return cls(*place, shape, tuple(parts), transposed)
 
     @property
     def stored(self) -> tuple[TensorRef, ...]:
-        """Every tensor on disk that it is read from."""
+        """Every tensor on disk that the projection is read from."""
         return tuple(stored for part in self.parts for stored in part.stored)
 
 
 def matrices(refs: Iterable[TensorRef]) -> list[TensorRef]:
-    """``refs`` with the parts of experts in their place."""
+    """Replace the experts among ``refs`` by their parts."""
     found: list[TensorRef] = []
     for ref in refs:
         found += ref.parts if isinstance(ref, ExpertsRef) else [ref]
@@ -76,13 +76,14 @@ def gather_experts(
     directory: Path,
     block: Block | None = None,
 ) -> dict[str, TensorRef]:
-    """``tensors`` (by canonical name) with the experts of every sparse layer as two weights.
+    """Return ``tensors`` (by canonical name) with each sparse layer's experts as two weights.
 
     Args:
-        hidden: H. block: rows and columns of [out, in] that share a scale of stacked FP8 experts.
+        hidden: H.
+        block: rows and columns of [out, in] that share a scale of stacked FP8 experts.
     Raises:
-        UserError: experts in two layouts, or in a stack whose shape is neither layout's or both;
-            one of them that is missing; scales that do not fit.
+        UserError: experts have two layouts, a stack's shape matches neither layout or both, an
+            expert is missing, or scales do not fit.
     """
     made = dict(tensors)
     for i, layer in enumerate(layers):
@@ -105,19 +106,19 @@ class _Experts:
 
     @property
     def own(self) -> dict[str, TensorRef]:
-        """Its tensors, without the prefix."""
+        """The tensors of this layer's experts, without the prefix."""
         start = self.prefix
         return {n.removeprefix(start): r for n, r in self.tensors.items() if n.startswith(start)}
 
     @property
     def others(self) -> dict[str, TensorRef]:
-        """All tensors that no expert of it has."""
+        """All tensors that are not of this layer's experts."""
         used = {f"{self.prefix}{name}" for name in self._used}
         return {name: ref for name, ref in self.tensors.items() if name not in used}
 
     @property
     def _used(self) -> list[str]:
-        """What a sound layer has in its layout; what is not here is surplus."""
+        """Names of the layer's tensors in its layout. Any other name is surplus."""
         if self._is_stacked:
             return [*_STACKED, *(f"{name}{_SCALE}" for name in _STACKED)]
         kinds = ("gate", "up", "down")
@@ -128,7 +129,7 @@ class _Experts:
         return any(name in self.own for name in _STACKED)
 
     def weights(self) -> dict[str, TensorRef]:
-        """``gate_up_proj`` [E, 2 I, H] and ``down_proj`` [E, H, I], by canonical name."""
+        """Return ``gate_up_proj`` [E, 2 I, H] and ``down_proj`` [E, H, I], by canonical name."""
         own = self.own
         single = next((n for n in own if n[:1].isdigit()), None)
         if self._is_stacked and single is not None:
@@ -170,15 +171,15 @@ class _Experts:
             if rows == columns:
                 raise UserError(
                     f"{self.directory}: {clip(own[name].name)}: {list(both[0])} is the shape of "
-                    "both [experts, out, in] and [experts, in, out]: it does not tell which. Save "
+                    "both [experts, out, in] and [experts, in, out], so it is ambiguous. Save "
                     "one tensor for each expert."
                 )
             layouts[name] = own[name].shape == both[1]
         if len(set(layouts.values())) > 1:
             shapes = " and ".join(f"{n} {list(own[n].shape)}" for n in layouts)
             raise UserError(
-                f"{self.directory}: {clip(self.prefix)}: {shapes}: one lies as [experts, out, in], "
-                "the other as [experts, in, out]. Use the checkpoint's own files alone."
+                f"{self.directory}: {clip(self.prefix)}: {shapes}: one is [experts, out, in], "
+                "the other [experts, in, out]. Use the checkpoint's own files alone."
             )
         return {n: self._stack(n, own, transposed=layout) for n, layout in layouts.items()}
 
@@ -193,7 +194,7 @@ class _Experts:
         return ExpertsRef.of(shape, parts, transposed=transposed)
 
     def _fp8(self, name: str, own: Mapping[str, TensorRef], *, transposed: bool) -> list[TensorRef]:
-        """A quantised matrix of each expert, as it lies."""
+        """Return a quantised matrix of each expert, as stored."""
         count, *sizes = own[name].shape
         shape = (sizes[0], sizes[1])
         block = self.block or self._shapes[name][1:]
@@ -220,7 +221,7 @@ class _Experts:
         full = f"{clip(self.prefix)}{name}"
         if name not in own:
             raise UserError(
-                f"{self.directory}: {full} missing; its config promises {self.moe.num_experts} "
+                f"{self.directory}: {full} missing; its config has {self.moe.num_experts} "
                 "experts. Use the whole checkpoint."
             )
         ref = own[name]
@@ -238,7 +239,7 @@ class _Experts:
 
 
 def _slices(ref: TensorRef) -> list[TensorRef]:
-    """The matrices of a stacked tensor [E, ...]."""
+    """Split a stacked tensor [E, ...] into its matrices."""
     count, *shape = ref.shape
     size = ref.num_bytes // count
     return [

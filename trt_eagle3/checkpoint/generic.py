@@ -1,4 +1,4 @@
-"""An EAGLE-3 draft of an unknown producer: what most servers would do with it, and a warning."""
+"""Read an EAGLE-3 draft of an unknown producer as most servers do, with a warning."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ __all__ = ["GENERIC"]
 
 
 def _evidence(files: DraftFiles) -> str:
-    return (
-        f"EAGLE-3 tensors; architecture {quote(files.architecture)} is no producer's that is known"
-    )
+    return f"EAGLE-3 tensors; architecture {quote(files.architecture)} is of no known producer"
 
 
 def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
-    """sglang and vLLM go by mrope_section, not by the kind."""
+    """Read the rope by mrope_section, as sglang and vLLM do, not by its kind."""
     base = config.base or DEFAULT_BASE
     source = (
         Source("config", config.where)
@@ -36,7 +34,7 @@ def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
 
 def _quirks(fields: ResolvedFields) -> None:
     fields.warn(
-        "no known producer wrote this; what its files leave open is read as most servers do. Run "
+        "unknown producer: fields that its files leave open are read as most servers do. Run "
         "probe on it"
     )
     if fields.files.find("norm_before_residual", "flag"):

@@ -1,4 +1,4 @@
-"""Weight files must be readable by others than this program too."""
+"""Check that the safetensors library can read weight files, as other programs will."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["check_headers"]
 
 
 def check_headers(files: Iterable[Path]) -> None:
-    """Refuse weight files that the safetensors library refuses.
+    """Check weight files with the safetensors library.
 
     Raises:
-        UserError: naming the file and the library's reason.
+        UserError: the library rejects a file; the message has the file and the reason.
     """
     for file in sorted(set(files)):
         try:
@@ -24,5 +24,5 @@ def check_headers(files: Iterable[Path]) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise UserError(
-                f"{file}: not a sound safetensors file: {clip(error)}. Download it again."
+                f"{file}: not a valid safetensors file: {clip(error)}. Download it again."
             ) from error

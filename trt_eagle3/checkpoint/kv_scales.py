@@ -1,4 +1,4 @@
-"""KVScales: what one layer's keys and values are divided by before they are rounded to FP8."""
+"""KVScales: the divisors of a layer's keys and values before they are rounded to FP8."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NAME = re.compile(r"layers\.(\d+)\.self_attn(?:\.\w+)?\.([kv])_scale")
 
 @dataclass(frozen=True)
 class KVScales:
-    """Scales of the keys and values of one layer, by KV head, or one for all heads.
+    """Scales of the keys and values of one layer, one per KV head, or one for all heads.
 
     A stored number times its scale is the key or value.
 
     Raises:
-        UserError: a scale that is not above 0, or none.
+        UserError: a scale is missing or not above 0.
     """
 
     k: tuple[float, ...] = (1.0,)
@@ -36,10 +36,10 @@ class KVScales:
                 raise UserError(f"kv_scales: expected scales above 0, got {quote(list(scales))}")
 
     def by_head(self, num_heads: int, layer: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Of keys and of values, one for each of ``num_heads`` heads.
+        """Return the scales of keys and of values, one for each of ``num_heads`` heads.
 
         Raises:
-            UserError: there are as many as another geometry has heads.
+            UserError: their number does not match ``num_heads``.
         """
         for scales in (self.k, self.v):
             if len(scales) not in {1, num_heads}:
@@ -51,15 +51,15 @@ class KVScales:
         return k, v
 
 
-@dataclass(frozen=True, eq=False)  # compared as mappings are
+@dataclass(frozen=True, eq=False)  # compares as a mapping
 class StoredKVScales(Mapping[int, KVScales]):
-    """Layer -> scales of a checkpoint, read and checked at first use.
+    """Layer -> scales of a checkpoint, read and checked on first use.
 
     A missing scale is 1.
 
     Attributes:
         tensors: canonical name -> place.
-        num_layers, num_kv_heads: of the target.
+        num_layers, num_kv_heads: geometry of the target.
     """
 
     tensors: Mapping[str, TensorRef]
@@ -82,7 +82,7 @@ class StoredKVScales(Mapping[int, KVScales]):
 
 @dataclass
 class _Found:
-    """Scales of a layer, while they are read."""
+    """The scales of a layer while they are read."""
 
     k: tuple[float, ...] = (1.0,)
     v: tuple[float, ...] = (1.0,)
@@ -95,7 +95,7 @@ def _read(
     """Read the scales.
 
     Raises:
-        UserError: scales of a layer that is not there, given twice, of another geometry, or not
+        UserError: scales belong to a missing layer or another geometry, are given twice, or are not
             above 0.
     """
     layers: dict[int, _Found] = {}

@@ -1,4 +1,4 @@
-"""DraftManifest: what a draft is, with every ambiguity resolved."""
+"""DraftManifest: a draft's properties, with every ambiguity resolved."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ SourceKind = Literal["tensor", "config", "convention", "default", "override"]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a field of a manifest came from.
+    """The origin of a manifest field.
 
     Attributes:
-        kind: a tensor of the file, a key of its config, what the producer's code does, a fallback
-            of ours, or the user.
-        detail: which tensor, key or rule.
+        kind: ``tensor``: a tensor of the file. ``config``: a key of its config. ``convention``: the
+            behaviour of the producer's code. ``default``: a fallback of this project. ``override``:
+            the user.
+        detail: the tensor, key or rule.
     """
 
     kind: SourceKind
@@ -42,12 +43,13 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftManifest:
-    """One draft of any kind (``drafts/kind.py``), fully resolved: what the target graph, decoding
-    and parity need to know of it. Each kind has a manifest of its own, with what only its graphs
-    need.
+    """One draft of any kind (``drafts/kind.py``), fully resolved.
+
+    It holds the fields that the target graph, decoding and parity need. Each kind has its own
+    manifest, with the fields that only its graphs need.
 
     Attributes:
-        producer: the reader that resolved it.
+        producer: name of the reader that resolved it.
         num_layers: decoder layers, counted from the tensors.
         aux_layers: out(k) ids, ascending: output of target decoder layer k with its residual.
         aux_pre_deepstack: whether out(k) is taken before the deepstack level of layer k is added.
@@ -55,19 +57,20 @@ class DraftManifest:
         embedding, head: the draft's own tensor or the target's.
         image_rows: the embedding at image positions: the pad token's text embedding, or the vision
             rows.
-        image_rows_rotated: whether vision rows are shifted left by one like the token ids are.
+        image_rows_rotated: whether vision rows are shifted left by one, like the token ids.
         positions: the rope positions of draft rows: the target's three axes, its temporal axis, or
             a linear count.
         position_shift: added to every draft position.
         tensors: canonical name -> place on disk; the kind's manifest lists the names. With
-            ``head: target`` the target's ``lm_head.weight`` is among them once a pair is read.
-        max_position_embeddings: the longest context its config names, 0 where it names none.
-        sources: field -> where it came from. warnings: what a user should know, one line each.
+            ``head: target``, it includes the target's ``lm_head.weight`` once a pair is read.
+        max_position_embeddings: the longest context in its config; 0 if the config has none.
+        sources: field -> its origin.
+        warnings: warnings for the user, one line each.
     """
 
     kind: ClassVar[str]
     decided: ClassVar[frozenset[str]]
-    """Fields that tensors decide; an override could only contradict them."""
+    """Fields that tensors determine. An override could only contradict them."""
 
     producer: str
     path: Path
@@ -96,23 +99,24 @@ class DraftManifest:
 
     @property
     def takes_normed(self) -> bool:
-        """Whether it takes the target's last hidden state after its final norm, in the place of
-        the one ``aux_layers`` names.
+        """Whether the draft reads the target's last hidden state after the final norm.
+
+        It replaces the state that ``aux_layers`` names.
         """
         return False
 
     @property
     def aux_names(self) -> tuple[str, ...]:
-        """What the aux hidden states are, in words: ``out(k)``, or ``norm``."""
+        """Names of the aux hidden states: ``out(k)``, or ``norm``."""
         return ("norm",) if self.takes_normed else tuple(f"out({k})" for k in self.aux_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Manifest(DraftManifest):
-    """An EAGLE-3 draft. Layer 0 takes concat[embedding, hidden].
+    """An EAGLE-3 draft. The input of layer 0 is concat[embedding, hidden].
 
     Attributes:
-        residual: what layer 0 adds its attention to: the raw hidden or its hidden_norm.
+        residual: the operand that layer 0 adds its attention to: raw hidden or its hidden_norm.
         first_norm: ``single`` = hidden_norm(h); ``double`` = hidden_norm(input_layernorm(h))
             (ModelOpt 0.47).
         norm_before_fc: one RMSNorm (``input_norm``) over the concatenated aux states.
@@ -145,21 +149,21 @@ class Eagle3Manifest(DraftManifest):
     fc_bias: bool
 
 
-_PLACES = ("path", "tensors")  # where a draft was read from; not part of what it is
+_PLACES = ("path", "tensors")  # where a draft was read from, which is not one of its properties
 
 
 def manifest_to_dict(manifest: DraftManifest) -> dict[str, Any]:
-    """What the draft is, as plain JSON values, its kind first, without where it lies."""
+    """Convert the draft to JSON values, its kind first, without its places on disk."""
     kind: Any = type(manifest)  # hashable, which type checkers deny
     plain: dict[str, Any] = _adapter(kind).dump_python(manifest, mode="json", exclude=set(_PLACES))
     return {"kind": manifest.kind, **plain}
 
 
 def manifest_from_dict(kind: type[DraftManifest], plain: Mapping[str, Any]) -> DraftManifest:
-    """The manifest of class ``kind`` that ``manifest_to_dict`` wrote; it has no tensors.
+    """Read the manifest of class ``kind`` that ``manifest_to_dict`` wrote; it has no tensors.
 
     Raises:
-        UserError: a number that no draft has, by name.
+        UserError: a number is invalid for every draft. The message names it.
     """
     own: Any = kind
     fields = {name: value for name, value in plain.items() if name != "kind"}

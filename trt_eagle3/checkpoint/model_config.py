@@ -1,6 +1,4 @@
-"""A target's ``config.json``: its values by dotted key, and what transformers reads alike for all
-families.
-"""
+"""Read a target's ``config.json`` by dotted key, and the values that all families share."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ __all__ = [
     "tied_head",
 ]
 
-_MAX_CONFIG_BYTES = 4 << 20  # a quantised one that lists its layers has some 100 KB
+_MAX_CONFIG_BYTES = 4 << 20  # a quantised config that lists its layers has about 100 KB
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
-        UserError: the file is absent or holds something else (see ``json_file``).
+        UserError: the file is missing or holds another value (see ``json_file``).
     """
     try:
         return read_json_object(file, _MAX_CONFIG_BYTES)
@@ -43,33 +41,33 @@ def read_json(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's ``config.json`` and its place, for messages."""
+    """A model's ``config.json`` and its path, for messages."""
 
     values: Mapping[str, Any]
     file: Path
 
     def get(self, key: str, kind: Kind, default: Any = None) -> Any:
-        """The value at a dotted key, or ``default`` where it is absent or null."""
+        """Return the value at a dotted key, or ``default`` if it is absent or null."""
         value = config_value(self.values, key, kind, self.file)
         return default if value is None else value
 
     def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number that must be there, unless there is a default."""
+        """Return a whole number, required unless there is a default."""
         value = self.get(key, "whole", default)
         if value is None or value < least:
             raise self.error(f"{key}: expected a whole number of at least {least}, got {value}")
         return int(value)
 
     def error(self, message: str) -> UserError:
-        """An error about this file."""
+        """Create an error about this file."""
         return UserError(f"{self.file}: {message}")
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """The ``config.json`` of a checkpoint.
+    """Read the ``config.json`` of a checkpoint.
 
     Raises:
-        UserError: as ``read_json``.
+        UserError: as for ``read_json``.
     """
     file = directory / "config.json"
     return ModelConfig(read_json(file), file)
@@ -78,11 +76,11 @@ def read_model_config(directory: Path) -> ModelConfig:
 def tied_head(
     config: ModelConfig, tensors: Mapping[str, TensorRef], sections: tuple[str, ...] = ("",)
 ) -> bool:
-    """The head is tied where the checkpoint has none of its own.
+    """Return whether the head is tied, which it is if the checkpoint has no head tensor.
 
-    The flag cannot be trusted: transformers 4.57 takes True where it is absent, 5.x False; it
-    stands at the top or in text_config; and where flag and an own head disagree, 5.x uses the head.
-    A flag that says untied, with no head, is an incomplete checkpoint.
+    The flag is unreliable. transformers 4.57 assumes True if it is absent, 5.x False. It is at the
+    top or in text_config. If flag and a separate head disagree, 5.x uses the head. A flag that
+    denies tying, without a head, indicates an incomplete checkpoint.
     """
     if "lm_head.weight" in tensors:
         return False
@@ -91,7 +89,7 @@ def tied_head(
 
 
 def eos_token_ids(directory: Path, config: ModelConfig, section: str = "") -> tuple[int, ...]:
-    """The end tokens that transformers' ``generate`` would use; none where no config names one."""
+    """Return the end tokens of transformers' ``generate``; empty if no config names any."""
     file = directory / "generation_config.json"
     places = [(config, "eos_token_id"), *([(config, f"{section}eos_token_id")] if section else [])]
     if file.exists():
@@ -109,10 +107,10 @@ def eos_token_ids(directory: Path, config: ModelConfig, section: str = "") -> tu
 
 
 def checked_token_id(config: ModelConfig, vocab_size: int, key: str, default: int) -> int:
-    """The id of a token in prompts, checked to have a row in the token table.
+    """Return the id of a prompt token after checking that the token table has its row.
 
     Args:
-        default: of transformers' config class.
+        default: default of transformers' config class.
     """
     token_id = config.whole(key, default, least=0)
     if token_id >= vocab_size:
@@ -123,7 +121,7 @@ def checked_token_id(config: ModelConfig, vocab_size: int, key: str, default: in
 
 
 def mark_token_id(config: ModelConfig, vocab_size: int, key: str) -> int | None:
-    """The id of a token around images; None if the config has none.
+    """Return the id of a token around images; None if the config has none.
 
     transformers then finds the token by its text.
     """

@@ -1,5 +1,6 @@
-"""NVIDIA ModelOpt (facts: nvidia-modelopt 0.47.0, torch/export/plugins/hf_spec_export.py and
-torch/speculative).
+"""Read drafts of NVIDIA ModelOpt.
+
+Facts from nvidia-modelopt 0.47.0, torch/export/plugins/hf_spec_export.py and torch/speculative.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 __all__ = ["MODELOPT", "OWN_KEY"]
 
 OWN_KEY = "eagle_config.use_last_layernorm"
-"""A key that ModelOpt's exporter alone writes."""
+"""A key that only ModelOpt's exporter writes."""
 
 _INJECTED = {"factor": 32.0, "original_max_position_embeddings": 2048}
 
@@ -45,9 +46,9 @@ def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
                 "convention", "the exporter writes yarn (32, 2048) over the plain rope of training"
             ),
             warning=(
-                "rope: config.json says yarn, factor 32, which ModelOpt's exporter puts over the "
+                "rope: config.json has yarn, factor 32, which ModelOpt's exporter writes over the "
                 "plain rope of "
-                "training. To serve contexts past 2048 as it means: draft.overrides.rope: {kind: "
+                "training. To use yarn for contexts past 2048: draft.overrides.rope: {kind: "
                 "yarn}"
             ),
         )
@@ -73,9 +74,9 @@ def _quirks(fields: ResolvedFields) -> None:
         and "first_norm" not in fields.overrides
     ):
         fields.warn(
-            "first_norm: ModelOpt 0.47 trains with hidden_norm(input_layernorm(h)), earlier "
-            "revisions and every server with hidden_norm(h), which is taken. For the former: "
-            "draft.overrides.first_norm: double; probe can tell"
+            "first_norm: ModelOpt 0.47 trains with hidden_norm(input_layernorm(h)). Earlier "
+            "revisions and every server use hidden_norm(h), as here. For the former: "
+            "draft.overrides.first_norm: double; probe measures which fits"
         )
 
 

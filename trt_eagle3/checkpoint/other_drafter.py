@@ -1,6 +1,4 @@
-"""Drafters that live in the same repositories but are not EAGLE-3, and drafts that cannot be
-read: refused by name.
-"""
+"""Name and reject drafters that are not EAGLE-3, and drafts that cannot be read."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["refuse_other_drafters"]
 
-# What an architecture or a speculators_model_type says, lower case -> what it is. The first that
-# matches.
+# Pattern of a lower-case architecture or speculators_model_type -> the drafter. The first match
+# counts.
 _NAMES: Mapping[str, str] = {
     r"eagle_?-?[4-9]": "EAGLE-4 or later",
     r"p_?-?eagle|parallel_?draft": "P-EAGLE (parallel drafting)",
@@ -40,7 +38,7 @@ _NAMING = (
     "speculative_algorithm",
     "model_type",
 )
-# A tensor's name -> what it belongs to.
+# Pattern of a tensor's name -> the drafter that has it.
 _TENSORS: Mapping[str, str] = {
     r"(.*\.)?medusa_heads?\.|\d+\.\d+\.linear\.": "Medusa",
     r"parallel_draft_heads\.": "ModelOpt's parallel draft heads",
@@ -59,10 +57,10 @@ _QUANTISED = re.compile(
 
 
 def refuse_other_drafters(files: DraftFiles) -> None:
-    """Return where ``files`` may be an EAGLE-3 draft.
+    """Check that ``files`` may be an EAGLE-3 draft.
 
     Raises:
-        UserError: it is something else, or quantised, and the message says what.
+        UserError: this is another drafter, or quantised. The message names it.
     """
     where = files.directory
     kind = _quantised(files)
@@ -130,13 +128,13 @@ def _by_tensors(files: DraftFiles) -> str:
 
 
 def _has_wide_layer(files: DraftFiles) -> bool:
-    """Whether layer 0 takes [embedding, hidden], as every EAGLE-3 draft's does."""
+    """Return whether layer 0 reads [embedding, hidden], as in every EAGLE-3 draft."""
     q, fc = files.tensors.get("layers.0.self_attn.q_proj.weight"), files.tensors["fc.weight"]
     return q is not None and q.shape[-1:] == (2 * fc.shape[0],)
 
 
 def _method(config: Any) -> str:
-    """Who quantised and how, in the config's words."""
+    """Return the quantiser and its algorithm, as the config spells them."""
     if not isinstance(config, dict):
         return clip(config or "unnamed")
     return (

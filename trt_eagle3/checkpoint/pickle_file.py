@@ -1,5 +1,6 @@
-"""Tensors of a ``pytorch_model.bin`` that a stranger wrote: no code of it runs, and no more is
-read than it holds.
+"""Read tensors of an untrusted ``pytorch_model.bin`` without running its code.
+
+The size of what is read is bounded by the size of the file.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ if TYPE_CHECKING:
 
 __all__ = ["read_pickle"]
 
-_MAX_OPCODES = 200_000  # of a pickle; a draft's has some thousands
+_MAX_OPCODES = 200_000  # of a pickle; a draft's has a few thousand
 _MAX_ARGUMENT = 1 << 20  # bytes of one text or number in it
-# magic number, protocol, system, tensors; then the storages, of which only the keys are pickled
+# magic number, protocol, system, tensors; then the storages, whose pickles hold only their keys
 _LEGACY_PICKLES = 4
 
 
 def read_pickle(file: Path) -> dict[str, Content]:
-    """Open the tensors of a PyTorch file; the bytes are read when they are wanted.
+    """Open the tensors of a PyTorch file. Their bytes are read lazily.
 
     Raises:
-        UserError: not a regular file; not a mapping of names to plain tensors; it would run code;
-            or it holds less data than its tensors claim (strides of 0, compressed records, endless
+        UserError: the file is not regular, is not a mapping of names to plain tensors, would run
+            code, or holds less data than its tensors claim (strides of 0, compressed records,
+            endless lists).
             lists).
     """
     _check_pickles(file)
     tensors = _unpickled(file)
     contents = {name: _content(file, name, tensor) for name, tensor in tensors.items()}
     claimed, there = sum(_num_bytes(t) for t in tensors.values()), file.stat().st_size
-    if claimed > 2 * there:  # a head that is the embedding stands twice
+    if claimed > 2 * there:  # an embedding that is also the head counts twice
         raise UserError(
             f"{file}: its tensors claim {claimed} bytes, the file has {there}. Convert it to "
             "safetensors."
@@ -47,7 +49,7 @@ def read_pickle(file: Path) -> dict[str, Content]:
 
 
 def _check_pickles(file: Path) -> None:
-    """Refuse pickles that cost more than a checkpoint's, before anything runs them."""
+    """Reject oversized or compressed pickles before they are loaded."""
     with open_regular(file) as stream:
         try:
             if zipfile.is_zipfile(stream):
@@ -56,7 +58,7 @@ def _check_pickles(file: Path) -> None:
             stream.seek(0)
             for _ in range(_LEGACY_PICKLES):
                 _count_opcodes(stream)
-        except Exception as error:  # hostile bytes fail in any way in zipfile and pickletools
+        except Exception as error:  # zipfile and pickletools raise many kinds for untrusted bytes
             raise _unsound(file, error) from error
 
 
@@ -88,15 +90,15 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # the format before 2020 is no zip file and cannot be mapped
+        except RuntimeError:  # the format before 2020 is not a zip file and cannot be mapped
             state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{file}: holds more than tensors; it is not read, since that could run code. Convert "
+            f"{file}: holds more than tensors. It is not read, because it could run code. Convert "
             "it to safetensors where you trust it."
         ) from error
     except Exception as error:
-        # hostile bytes fail in any way, MemoryError and AssertionError among them
+        # untrusted bytes raise many kinds of error, including MemoryError and AssertionError
         raise _unsound(file, error) from error
     items = state.items() if isinstance(state, dict) else [(None, None)]
     if not all(
@@ -141,4 +143,4 @@ def _num_bytes(tensor: Tensor) -> int:
 
 def _unsound(file: Path, error: Exception) -> UserError:
     reason = clip(" ".join(str(error).split()) or type(error).__name__, 120)
-    return UserError(f"{file}: not a sound {file.name}: {reason}. Download it again.")
+    return UserError(f"{file}: not a valid {file.name}: {reason}. Download it again.")

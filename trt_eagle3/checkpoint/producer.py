@@ -1,6 +1,4 @@
-"""What a draft's producer leaves unsaid in its files, as data, and the one resolution that all
-producers share.
-"""
+"""The conventions of a draft's producer, as data, and the resolution that all producers share."""
 
 from __future__ import annotations
 
@@ -27,14 +25,12 @@ AUX_KEYS = (
 _ROPE_FIX = ", or set layout, kind and base of draft.overrides.rope"
 _PART = "partial_rotary_factor"
 _OF_ANY_KIND = ("mrope_section", _PART)
-"""Of a rope config, what holds whatever kind an override says that it is."""
+"""Keys of a rope config that stay valid if an override changes its kind."""
 
 
 @dataclass(frozen=True)
 class RopeReading:
-    """How a producer's code reads a rope config: the arguments of ``make_rope``, and where they
-    came from.
-    """
+    """A rope config as a producer's code reads it: arguments of ``make_rope`` and their source."""
 
     kind: str
     base: float
@@ -49,16 +45,16 @@ class Producer:
     """One trainer's conventions.
 
     Attributes:
-        evidence: what in the files says that they are this producer's; empty where nothing does.
-        read_rope: its reading of a rope config.
+        evidence: describes the evidence in the files for this producer; empty if there is none.
+        read_rope: reads a rope config as its code does.
         aux_keys: config keys (dotted) that may hold the aux layer ids.
-        aux_ids: what an id means: ``out`` k = output of decoder layer k; ``state`` j = the hidden
-            state after j layers, which is out(j - 1).
-        positions: what a 1-D rope turns by; a 3-axis rope turns by the target's three axes.
+        aux_ids: meaning of an id. ``out`` k = output of decoder layer k. ``state`` j = hidden state
+            after j layers, which is out(j - 1).
+        positions: positions of a 1-D rope. A 3-axis rope uses the target's three axes.
         position_shift, mrope_shift: added to the positions of a 1-D and of a 3-axis draft.
-        whole_heads: whether its code turns all channels of a head, whatever
-            ``partial_rotary_factor`` says.
-        quirks: what else its files say, for ``ResolvedFields``.
+        whole_heads: whether its code rotates all channels of a head, regardless of
+            ``partial_rotary_factor``.
+        quirks: reads its other fields into ``ResolvedFields``.
     """
 
     name: str
@@ -76,7 +72,7 @@ class Producer:
 
 
 def resolve(producer: Producer, fields: ResolvedFields) -> None:
-    """Put every field of the manifest but its tensors."""
+    """Put every field of the manifest except its tensors."""
     fields.put(
         "producer",
         producer.name,
@@ -108,17 +104,13 @@ def resolve(producer: Producer, fields: ResolvedFields) -> None:
 
 
 def _geometry_at(fields: ResolvedFields) -> str:
-    """The config section with the decoder layer's geometry, whoever the producer is; empty = the
-    top.
-    """
+    """Return the config section with the decoder layer's geometry; empty for the top level."""
     section = "transformer_layer_config"
     return section if fields.files.find(section, "object") else ""
 
 
 def _aux_layers(producer: Producer, fields: ResolvedFields) -> None:
-    """Ids in the file's convention become out(k); left out, the three that all producers default
-    to.
-    """
+    """Convert ids in the file's convention to out(k). Without ids, use the producers' default."""
     num_target_layers = fields.target.num_layers if fields.target else None
     found = fields.agree("aux_layers", {key: _ids(fields, key) for key in producer.aux_keys})
     if "aux_layers" not in fields.values and found:
@@ -178,20 +170,20 @@ def _aux_layers(producer: Producer, fields: ResolvedFields) -> None:
 
 
 def _warn_of_unread_ids(producer: Producer, fields: ResolvedFields) -> None:
-    """A server may go by a key that this producer's code does not read."""
+    """Warn of keys that this producer's code does not read, but that a server may read."""
     taken = fields.values["aux_layers"]
     for key in AUX_KEYS:
         ids = None if key in producer.aux_keys else _ids(fields, key)
         if ids and ids != taken and fields.sources["aux_layers"].kind != "override":
             fields.warn(
                 f"{key} {quote(list(ids))}: {producer.name}'s code does not read it; aux layers "
-                f"{quote(list(taken))} are taken. Check with probe, or set "
+                f"{quote(list(taken))} are used. Check with probe, or set "
                 "draft.overrides.aux_layers"
             )
 
 
 def _image_rows(producer: Producer, fields: ResolvedFields) -> None:
-    """Vision rows are as wide as the target, so a draft of another width cannot take them."""
+    """Put ``image_rows``. Vision rows have the target's width, so a draft needs the same width."""
     rule, same = (
         f"{producer.name}'s training code",
         fields.values["hidden_size"] == fields.values["target_hidden_size"],
@@ -218,7 +210,7 @@ def _ids(fields: ResolvedFields, key: str) -> tuple[int, ...] | None:
 
 
 def _id_meaning(producer: Producer, ids: tuple[int, ...], n: int | None) -> tuple[str, str]:
-    """``out`` or ``state``, and why where that is not the producer's own convention."""
+    """Return ``out`` or ``state``, and the reason if it is not the producer's own convention."""
     if n is not None and producer.aux_ids == "out" and max(ids) == n:
         return "state", f"layer {n} does not exist, so these are states after j layers"
     if n is not None and producer.aux_ids == "state" and ids == (1, n // 2 - 1, n - 4):
@@ -247,9 +239,7 @@ def _rope(producer: Producer, fields: ResolvedFields) -> RopeSpec:
     if interpretation.warning and not override:
         fields.warn(interpretation.warning)
     if rope.kind == "dynamic":
-        fields.warn(
-            "rope_type dynamic: its stretching past max_position_embeddings is not followed"
-        )
+        fields.warn("rope_type dynamic: its scaling past max_position_embeddings is not applied")
     return rope
 
 
@@ -267,11 +257,11 @@ def _rope_config(override: Mapping[str, Any], fields: ResolvedFields) -> RopeCon
 
 
 def _over_whole_heads(config: RopeConfig, producer: Producer, fields: ResolvedFields) -> RopeConfig:
-    """``config`` without the part of a head, which it has from a target that turns a part only."""
+    """Remove ``partial_rotary_factor``, which was copied from a target with partial rotation."""
     if config.part != 1.0:
         fields.warn(
             f"rope: {_PART} {config.part:g} is ignored, as in {producer.name}'s training code, "
-            "which turns whole heads; servers may turn a part"
+            "which rotates whole heads; servers may rotate a part"
         )
     return replace(config, values={k: v for k, v in config.values.items() if k != _PART})
 
@@ -298,7 +288,7 @@ def _rope_of(
 
 
 def _refuse_unused(override: Mapping[str, Any], rope: RopeSpec, fields: ResolvedFields) -> None:
-    """An override without effect is a mistake."""
+    """Reject an override without effect, which is a mistake."""
     if override.get("sections") and rope.layout == "1d":
         raise fields.error(
             "draft.overrides.rope.sections: a 1d layout has none. Set rope.layout too, or leave "

@@ -1,6 +1,4 @@
-"""Facts of one draft as they are found: value and source per manifest field, the user's word
-before all others.
-"""
+"""Resolve a draft's manifest fields, with the source of each; overrides take precedence."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["EXTENSION", "ResolvedFields", "check_overrides"]
 
 EXTENSION = "trt_eagle3"
-"""Key of a draft's config.json under which this program keeps what the format has no key for."""
+"""Key of a draft's config.json for fields that the format has no key for."""
 
 _ROPE_KEYS = (
     *("layout", "base", "sections", "kind", "factor", "low_freq_factor", "high_freq_factor"),
@@ -40,12 +38,13 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class ResolvedFields:
-    """What is known of a draft so far.
+    """The fields of a draft resolved so far.
 
     Attributes:
-        files: the draft. target: what it shall serve; None where nobody said.
-        values, sources: manifest field -> value and where it came from.
-        overrides: the user's, checked.
+        files: the draft.
+        target: the target that it serves; None if unknown.
+        values, sources: manifest field -> value, and its source.
+        overrides: the user's overrides, checked.
     """
 
     def __init__(
@@ -71,20 +70,20 @@ class ResolvedFields:
             self.values[field], self.sources[field] = value, source
 
     def put(self, field: str, value: Any, kind: SourceKind, detail: str) -> None:
-        """Note a fact, unless the user (or ``EXTENSION``) has spoken."""
+        """Set a field, unless an override or ``EXTENSION`` has set it."""
         if field not in self.values:
             self.values[field], self.sources[field] = value, Source(kind, detail)
 
     def warn(self, message: str) -> None:
-        """Note what a user should know."""
+        """Add a warning for the user."""
         self.warnings.append(message)
 
     def error(self, message: str) -> UserError:
-        """An error about this draft."""
+        """Create an error about this draft."""
         return UserError(f"{self.files.directory}: {message}")
 
     def agree(self, field: str, found: Mapping[str, Any]) -> tuple[Any, str] | None:
-        """The value that several places give, and the first place; None where none does.
+        """Return the value that several places give, and the first place; None if none does.
 
         Raises:
             UserError: the places contradict each other, and no override decides.
@@ -99,13 +98,13 @@ class ResolvedFields:
                     "." if field in Eagle3Manifest.decided else f", or set draft.overrides.{field}."
                 )
                 raise self.error(
-                    f"{_words(field)}: {place} says {clip(value, 80)}, {other} says "
+                    f"{_words(field)}: {place} has {clip(value, 80)}, {other} has "
                     f"{clip(another, 80)}. {fix}"
                 )
         return value, place
 
     def manifest(self) -> Eagle3Manifest:
-        """The resolved record."""
+        """Create the resolved manifest."""
         known = {f.name for f in fields(Eagle3Manifest)}
         assert self.values.keys() <= known, self.values.keys() - known
         return Eagle3Manifest(
@@ -125,16 +124,16 @@ def check_overrides(
     origin: str = "draft.overrides",
     manifest: type[DraftManifest] = Eagle3Manifest,
 ) -> dict[str, Any]:
-    """Overrides with their values in the types of ``manifest``.
+    """Check overrides and convert their values to the types of ``manifest``.
 
-    ``d2t: absolute`` converts a vocabulary map of target ids; ``rope`` is a mapping of the parts to
+    ``d2t: absolute`` converts a vocabulary map of target ids. ``rope`` is a mapping of the parts to
     change.
 
     Args:
-        origin: what holds them, for errors.
+        origin: place of the overrides, for errors.
     Raises:
-        UserError: an unknown key (the message names the nearest known one), or a value that does
-            not fit.
+        UserError: a key is unknown (the message names the nearest known one), or a value does not
+            fit.
     """
     kind: Any = manifest
     adapters = _adapters(kind)

@@ -1,6 +1,4 @@
-"""Rope frequencies by schedule, equal to transformers' ``ROPE_INIT_FUNCTIONS``, and how configs
-spell them.
-"""
+"""Compute rope frequencies equal to transformers' ``ROPE_INIT_FUNCTIONS``; read rope configs."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ Numbers = Mapping[str, float]
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """What a config says of its rope, before a producer's convention reads it.
+    """The rope of a config, before a producer's convention applies.
 
     Attributes:
-        values: ``rope_parameters``, else ``rope_scaling``, else nothing; and
-            ``partial_rotary_factor``, wherever it stands.
-        base: theta, wherever it stands; None where it does not.
-        where: the keys it was read from, in ``file``.
+        values: ``rope_parameters``, else ``rope_scaling``, else empty; and
+            ``partial_rotary_factor``, from any place.
+        base: theta, from any place; None if absent.
+        where: the keys in ``file`` that were read.
     """
 
     values: Mapping[str, Any]
@@ -40,12 +38,12 @@ class RopeConfig:
     file: Path
 
     def kind(self, first: str = "rope_type", second: str = "type") -> str:
-        """The schedule's name; producers differ in which of the two keys they look at first."""
+        """Return the schedule's name. Producers differ in which key takes precedence."""
         return _kind(self.values, self.file, (first, second))
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """``mrope_section``, or nothing."""
+        """``mrope_section``; empty if absent."""
         return tuple(config_value(self.values, "mrope_section", "wholes", self.file) or ())
 
     @property
@@ -55,17 +53,17 @@ class RopeConfig:
 
     @property
     def part(self) -> float:
-        """``partial_rotary_factor``: of a head's channels, those that turn."""
+        """``partial_rotary_factor``: the fraction of a head's channels that are rotated."""
         found = config_value(self.values, "partial_rotary_factor", "number", self.file)
         return 1.0 if found is None else float(found)
 
     def unscaled(self, rotary_dim: int, sections: tuple[int, ...]) -> RopeSpec:
-        """The unscaled schedule over ``rotary_dim`` channels of a head, interleaved.
+        """Create the unscaled, interleaved schedule over ``rotary_dim`` channels of a head.
 
         Args:
-            sections: where the config names none.
+            sections: default if the config names none.
         Raises:
-            UserError: sections that do not fit.
+            UserError: the sections do not fit.
         """
         assert self.base is not None
         try:
@@ -75,16 +73,16 @@ class RopeConfig:
 
 
 def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> RopeConfig:
-    """The rope of a config in either spelling, or in both where they agree.
+    """Read the rope of a config in either spelling, or in both if they agree.
 
     Args:
-        fix: what else than correcting the file helps, for the error.
+        fix: alternative to correcting the file, for the error.
     Raises:
         UserError: the two spellings contradict each other.
     """
 
-    def agree(key: str, said: Mapping[str, Any]) -> Any:
-        given = [(place, value) for place, value in said.items() if value is not None]
+    def agree(key: str, found: Mapping[str, Any]) -> Any:
+        given = [(place, value) for place, value in found.items() if value is not None]
         for place, value in given[1:]:
             if value != given[0][1]:
                 raise UserError(
@@ -142,14 +140,14 @@ def make_rope(
     parameters: Mapping[str, Any] | None = None,
     max_positions: int = 0,
 ) -> RopeSpec:
-    """The rope of a schedule by name.
+    """Create the rope of a schedule by name.
 
     Args:
-        parameters: a rope config; the schedule picks the numbers that it uses.
-        max_positions: the config's ``max_position_embeddings``, from which yarn takes a factor that
-            is left out.
+        parameters: a rope config, of which the schedule uses its numbers.
+        max_positions: the config's ``max_position_embeddings``. yarn derives a missing factor from
+            it.
     Raises:
-        UserError: an unknown schedule, or a number that it needs is missing.
+        UserError: the schedule is unknown, or a number that it needs is missing.
     """
     if kind not in SCHEDULES:
         raise UserError(
@@ -163,8 +161,8 @@ def make_rope(
     partial = (parameters or {}).get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise UserError(
-            f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported. Where "
-            "whole heads turn, set it to 1"
+            f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported. If "
+            "whole heads are rotated, set it to 1"
         )
     required, optional, schedule = SCHEDULES[kind]
     numbers = _numbers(kind, parameters or {}, required, optional, max_positions)
@@ -220,7 +218,7 @@ def _numbers(
 
 
 def _sane(key: str, number: float) -> bool:
-    """Positive, and no further from 1 than float32 reaches; a beta of 0 stands for its default."""
+    """Return whether a number is positive in float32. A beta of 0 stands for its default."""
     return number > 1e-30 or (number == 0 and key.startswith("beta_"))
 
 
@@ -280,7 +278,7 @@ _OLD = "original_max_position_embeddings"
 SCHEDULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Schedule]] = {
     "default": ((), (), _default),
     "linear": (("factor",), (), _linear),
-    # stretches only past max_position_embeddings, which is not followed
+    # scales only past max_position_embeddings, which is not applied
     "dynamic": (("factor",), (), _default),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", _OLD), (), _llama3),
     "yarn": (
@@ -289,6 +287,7 @@ SCHEDULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Schedule]] = {
         _yarn,
     ),
 }
-"""rope_type -> (numbers it needs, numbers it may have, the frequencies and the factor on cos and
-sin).
+"""rope_type -> (required numbers, optional numbers, function).
+
+The function returns the frequencies and the factor on cos and sin.
 """

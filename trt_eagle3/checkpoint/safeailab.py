@@ -1,4 +1,7 @@
-"""SafeAILab's EAGLE (facts: SafeAILab/EAGLE, eagle/model/cnets.py and eagle/traineagle3)."""
+"""Read drafts of SafeAILab's EAGLE.
+
+Facts from SafeAILab/EAGLE, eagle/model/cnets.py and eagle/traineagle3.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
         )
     if config.base is None:
         return RopeReading(
-            kind, DEFAULT_BASE, Source("convention", "no rope_theta: cnets.py takes 1e4")
+            kind, DEFAULT_BASE, Source("convention", "no rope_theta: cnets.py uses 1e4")
         )
     warning = ""
     if config.base != DEFAULT_BASE:
         warning = (
-            f"rope: base {config.base:g} as in config.json, which EAGLE's inference follows; its "
-            "own trainer ignores it and uses 1e4. If that trained it: draft.overrides.rope: "
-            "{base: 1e4}; probe can tell"
+            f"rope: base {config.base:g} as in config.json, which EAGLE's inference uses. EAGLE's "
+            "trainer ignores it and uses 1e4. If that trained it: draft.overrides.rope: "
+            "{base: 1e4}; probe measures which fits"
         )
     return RopeReading(kind, config.base, Source("config", config.where), warning=warning)
 
@@ -42,6 +45,6 @@ SAFEAILAB = Producer(
     read_rope=_read_rope,
     aux_keys=(),  # hard coded in training and inference
     aux_ids="state",
-    aux_pre_deepstack=False,  # the hidden state as it enters the next layer
+    aux_pre_deepstack=False,  # the hidden state at the input of the next layer
     positions="linear",
 )

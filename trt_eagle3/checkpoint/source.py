@@ -1,4 +1,4 @@
-"""Finding a checkpoint: a directory, or a Hugging Face Hub id."""
+"""Find a checkpoint by directory or Hugging Face Hub id."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "pytorch_model*.bin")
 
 
 def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
-    """The folder of checkpoint ``name``: itself, or the Hub's snapshot of it, downloaded where it
-    is not cached.
+    """Return the folder of checkpoint ``name``: itself, or the Hub's snapshot.
+
+    A snapshot is downloaded if it is not cached.
 
     Raises:
-        UserError: neither a folder nor a Hub id, a folder with a revision, or the Hub refuses it.
-        EnvironmentMissingError: the Hub cannot be reached and the cache does not have it.
+        UserError: ``name`` is neither a folder nor a Hub id, a folder has a revision, or the Hub
+            rejects the request.
+        EnvironmentMissingError: the Hub cannot be reached and the cache lacks the snapshot.
     """
     path = Path(name).expanduser()
     if name and path.is_dir():
@@ -47,15 +49,15 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
     except LocalEntryNotFoundError as error:
-        # an HTTP error too in some versions, so it comes first
+        # in some versions this is also an HTTP error, so it is caught first
         raise EnvironmentMissingError(away) from error
     except GatedRepoError as error:
         raise UserError(
-            f"{name}: the Hub keeps it for those it has granted access. Ask there, then: hf auth "
+            f"{name}: the Hub gates it, and you have no access. Request it there, then: hf auth "
             "login"
         ) from error
     except (RepositoryNotFoundError, HfHubHTTPError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{name}: no such folder here, and the Hub refuses it: {reason}") from error
+        raise UserError(f"{name}: no such folder here, and the Hub rejects it: {reason}") from error
     except OSError as error:
         raise EnvironmentMissingError(away) from error

@@ -23,13 +23,13 @@ _FROM_ZERO = frozenset(
 
 
 def check_numbers(value: Any, name: str) -> None:
-    """Refuse a spec or manifest with a number that no model has.
+    """Check the numbers of a spec or manifest against the range of any model.
 
     Args:
-        name: of the spec or manifest, for the message.
+        name: name of the spec or manifest, for the message.
     Raises:
-        UserError: a whole number that is negative, too large, or 0 where 0 is not allowed; an
-            epsilon outside 0 to 1; any other number that is not finite.
+        UserError: a whole number is negative, too large, or 0 where 0 is not allowed; an epsilon is
+            outside 0 to 1; or any other number is not finite.
     """
     items = (
         value.items()

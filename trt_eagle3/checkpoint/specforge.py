@@ -1,5 +1,6 @@
-"""SpecForge (facts: sgl-project/SpecForge a6b6b02, specforge/modeling/draft/llama3_eagle.py, and
-its PR 431).
+"""Read drafts of SpecForge.
+
+Facts from sgl-project/SpecForge a6b6b02, specforge/modeling/draft/llama3_eagle.py, and its PR 431.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ def _read_rope(config: RopeConfig, fields: ResolvedFields) -> RopeReading:
         if config.values or config.base
         else Source("default", "no rope key")
     )
-    if config.interleaved and config.part == 1.0:  # else it is a copy of the target's
+    if config.interleaved and config.part == 1.0:  # else it is copied from the target
         return RopeReading(
             "default",
             DEFAULT_BASE,
             Source(
                 "convention",
-                "PR 431, the only revision that knows mrope_interleaved, trains chunked with "
+                "PR 431, the only revision that reads mrope_interleaved, trains chunked with "
                 "base 1e4",
             ),
             "chunked",
             config.sections,
-            f"rope: config.json says interleaved, base {base:g}; PR 431 trained chunked, base 1e4 "
-            "in spite of it. If yours was trained as it says: draft.overrides.rope: {layout: "
+            f"rope: config.json has interleaved, base {base:g}; PR 431 trained chunked, base 1e4 "
+            "nevertheless. If yours was trained as in config.json: draft.overrides.rope: {layout: "
             f"interleaved, base: {base:g}}}",
         )
     kind = config.kind()
@@ -65,7 +66,7 @@ def _quirks(fields: ResolvedFields) -> None:
     norm_output = fields.files.find("norm_output", "flag")
     if norm_output:
         fields.warn(
-            "norm_output is true, yet SpecForge trains with the features before the norm; "
+            "norm_output is true, but SpecForge trains with the features before the norm; "
             "feedback stays pre_norm"
         )
     elif norm_output is False and "feedback" not in fields.overrides:

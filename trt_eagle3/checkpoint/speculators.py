@@ -1,5 +1,6 @@
-"""vLLM speculators (facts: speculators 0.9.0, models/eagle3; vLLM 0.33's reading of its
-configs).
+"""Read drafts of vLLM speculators.
+
+Facts from speculators 0.9.0, models/eagle3, and from vLLM 0.33's reader of its configs.
 """
 
 from __future__ import annotations
@@ -42,9 +43,7 @@ def _quirks(fields: ResolvedFields) -> None:
     normed = fields.files.find("norm_before_residual", "flag")
     if normed is not None:
         fields.put("residual", "normed" if normed else "hidden", "config", "norm_before_residual")
-    fields.put(
-        "residual", "normed", "convention", "norm_before_residual is absent: vLLM takes true"
-    )
+    fields.put("residual", "normed", "convention", "norm_before_residual is absent: vLLM uses true")
     post = fields.files.find("norm_output", "flag")
     detail = "norm_output" if post is not None else "norm_output is absent"
     fields.put(
@@ -61,7 +60,7 @@ SPECULATORS = Producer(
     read_rope=_read_rope,
     aux_keys=("eagle_aux_hidden_state_layer_ids",),
     aux_ids="state",
-    aux_pre_deepstack=False,  # its data come from vLLM
+    aux_pre_deepstack=False,  # its training data come from vLLM
     positions="linear",
     position_shift=1,
     whole_heads=True,

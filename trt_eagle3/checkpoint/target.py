@@ -1,4 +1,4 @@
-"""TargetCheckpoint: a target and where its weights lie; targets as JSON."""
+"""TargetCheckpoint: a target and the places of its weights; conversion of targets to JSON."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ __all__ = ["MtpHead", "TargetCheckpoint", "target_from_dict", "target_to_dict"]
 class MtpHead:
     """An MTP head (multi-token prediction) in a target's checkpoint, unchecked.
 
-    ``drafts/mtp`` checks it when a build drafts with it.
+    ``drafts/mtp`` checks it when a build uses it as the draft.
 
     Attributes:
-        layer: its decoder layer, by the config; a mixture of experts where the target's are.
-        stored: its tensors, by name in the checkpoint less ``mtp.``: ``fc.weight``,
+        layer: its decoder layer, by the config; a mixture of experts if the target's are.
+        stored: its tensors, by name in the checkpoint without ``mtp.``: ``fc.weight``,
             ``pre_fc_norm_embedding.weight``, ``pre_fc_norm_hidden.weight``, ``norm.weight``,
             ``layers.0.`` and a decoder layer's names.
-        config: the checkpoint's. section: dotted prefix of the keys about the head in it.
+        config: the checkpoint's config.
+        section: dotted prefix of the head's keys in the config.
         fp8_block: rows and columns that share a scale of stacked FP8 experts.
     """
 
@@ -47,18 +48,18 @@ class MtpHead:
 
 @dataclass(frozen=True)
 class TargetCheckpoint(TargetSpec):
-    """A target that was read from a checkpoint.
+    """A target read from a checkpoint.
 
     Attributes:
         path: the checkpoint's folder.
         tensors: canonical name -> place on disk. Canonical names are the same in all families:
             ``layers.0.self_attn.q_proj.weight``, ``embed_tokens.weight``, ``norm.weight``,
             ``visual.`` before those of a vision tower, and ``lm_head.weight``, which is the token
-            table's place when the head is tied.
-        quantisation: what it says of its quantised weights; None where there are none.
+            table's place if the head is tied.
+        quantisation: its claims about quantised weights; None if it has none.
         kv_scales: layer -> scales of an FP8 KV cache; 1 for other layers. A checkpoint's scales are
-            read and checked at first use.
-        mtp: its own head for multi-token prediction; None where it has none.
+            read and checked on first use.
+        mtp: its own head for multi-token prediction; None if it has none.
     """
 
     path: Path
@@ -68,12 +69,12 @@ class TargetCheckpoint(TargetSpec):
     mtp: MtpHead | None = None
 
 
-_MAX_LAYERS = 1 << 14  # of a kind; no decoder has as many
+_MAX_LAYERS = 1 << 14  # per run of equal layers; above any decoder's number
 _SPEC_FIELDS = tuple(field.name for field in fields(TargetSpec))
 
 
 def target_to_dict(spec: TargetSpec) -> dict[str, Any]:
-    """What the target is, as plain JSON values, without where it lies.
+    """Convert the target to JSON values, without its places on disk.
 
     ``layers`` lists runs of equal layers, each with its ``count``.
     """
@@ -86,10 +87,10 @@ def target_to_dict(spec: TargetSpec) -> dict[str, Any]:
 
 
 def target_from_dict(plain: Mapping[str, Any]) -> TargetSpec:
-    """The spec that ``target_to_dict`` wrote.
+    """Read the spec that ``target_to_dict`` wrote.
 
     Raises:
-        UserError: a number that no target has, by name.
+        UserError: a number is invalid for every target. The message names it.
     """
     layers = [layer for run in plain["layers"] for layer in _repeated(run)]
     spec = _adapter().validate_python({**plain, "layers": layers})

@@ -1,4 +1,4 @@
-"""The tensors of a target: canonical names, shapes by geometry, and the check of a checkpoint's."""
+"""The tensors of a target: canonical names, shapes by geometry, and the check of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["UNREAD", "Prefixes", "canonical_tensors", "check_tensors", "decoder_
 
 Shapes = Mapping[str, tuple[int, ...]]
 UNREAD = "unread."
-"""Canonical prefix of tensors that are not read, and left out."""
+"""Canonical prefix of tensors that are not read."""
 Prefixes = Sequence[tuple[str, str]]
-"""Checkpoint prefix -> canonical prefix; the first that fits is taken."""
-_BUFFERS = re.compile(r"(.*\.)?rotary(_pos)?_emb\.\w+")  # computed from the config, never learnt
+"""Checkpoint prefix -> canonical prefix. The first match counts."""
+_BUFFERS = re.compile(r"(.*\.)?rotary(_pos)?_emb\.\w+")  # computed from the config, never trained
 
 
 def decoder_shapes(
     layers: Sequence[LayerSpec], hidden: int, vocab: int, tied_head: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every tensor of a decoder and its head."""
+    """Return canonical name and shape of every tensor of a decoder and its head."""
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (vocab, hidden),
         "norm.weight": (hidden,),
@@ -110,9 +110,9 @@ def _attention_shapes(spec: AttentionSpec, hidden: int) -> list[tuple[str, tuple
 
 
 def canonical_tensors(tensors: Mapping[str, TensorRef], prefixes: Prefixes) -> dict[str, TensorRef]:
-    """``tensors`` under the canonical names of ``TargetCheckpoint``.
+    """Rename ``tensors`` to the canonical names of ``TargetCheckpoint``.
 
-    ``UNREAD`` parts and rope buffers (``inv_freq``), which older tools saved, are left out.
+    ``UNREAD`` parts and rope buffers (``inv_freq``), which older tools saved, are omitted.
     """
     named: dict[str, TensorRef] = {}
     for name, ref in tensors.items():
@@ -135,13 +135,14 @@ def check_tensors(
     directory: Path,
     optional: frozenset[str] = frozenset(),
 ) -> None:
-    """Refuse tensors that are missing, surplus (but for ``optional``), misshapen, or neither of a
-    float type nor of a weight format.
+    """Check that the tensors are complete, have the right shapes, and a float or weight format.
+
+    Tensors that are not in ``shapes`` must be in ``optional``.
     """
     missing = [name for name in shapes if name not in tensors]
     if missing:
         raise UserError(
-            f"{directory}: {_some(missing)} missing; its config promises them. Use the whole "
+            f"{directory}: {_some(missing)} missing, required by its config. Use the whole "
             "checkpoint."
         )
     surplus = [name for name in tensors if name not in shapes and name not in optional]
@@ -158,11 +159,11 @@ def check_tensors(
                 f"{directory}: {clip(name)}: expected shape {list(shape)} by config.json, "
                 f"got {list(ref.shape)} in {ref.file.name}"
             )
-        quantised = isinstance(ref, QuantisedRef | ExpertsRef)  # experts are checked already
+        quantised = isinstance(ref, QuantisedRef | ExpertsRef)  # experts are already checked
         if ref.dtype not in FLOAT_DTYPES and not quantised:
             raise UserError(
                 f"{directory}: {clip(name)}: expected float32, float16 or bfloat16, got "
-                f"{ref.dtype}, and no config says how it is quantised. Use the whole checkpoint."
+                f"{ref.dtype}, and no config states its quantisation. Use the whole checkpoint."
             )
 
 

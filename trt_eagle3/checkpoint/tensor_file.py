@@ -1,4 +1,4 @@
-"""Writing safetensors as a stream: tensors are copied from where they lie, one at a time."""
+"""Write safetensors as a stream: tensors are copied from their places, one at a time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ _CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Content:
-    """A tensor to be written: type in safetensors' spelling, shape, and its bytes when they are
-    wanted.
+    """A tensor to be written.
+
+    Attributes:
+        dtype: safetensors name of its type.
+        chunks: reads its bytes lazily.
     """
 
     dtype: str
@@ -49,7 +52,7 @@ class Content:
 
 
 def ref_content(ref: TensorRef) -> Content:
-    """The bytes of a tensor on disk. The file is open only while a chunk is read."""
+    """Create the content of a tensor on disk. The file is open only while a chunk is read."""
 
     def chunks() -> Iterator[bytes]:
         end = ref.offset + ref.num_bytes
@@ -66,14 +69,14 @@ def ref_content(ref: TensorRef) -> Content:
 
 
 def array_content(array: NDArray[Any]) -> Content:
-    """The bytes of a NumPy array."""
+    """Create the content of a NumPy array."""
     contiguous = np.ascontiguousarray(array)
     dtype = dtype_named(str(array.dtype)).safetensors
     return Content(dtype, tuple(array.shape), lambda: [contiguous.tobytes()])
 
 
 def tensor_content(tensor: Tensor) -> Content:
-    """The bytes of a torch tensor."""
+    """Create the content of a torch tensor."""
     import torch
 
     def chunks() -> Iterator[bytes]:
@@ -86,12 +89,12 @@ def tensor_content(tensor: Tensor) -> Content:
 
 
 def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
-    """Write ``contents`` to ``file``, whole or not at all, and durably.
+    """Write ``contents`` to ``file``, atomically and durably.
 
     The widest types come first, so that all are aligned.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     dtypes = {name: dtype_of_safetensors(content.dtype) for name, content in contents.items()}
     ordered = sorted(contents.items(), key=lambda item: (-dtypes[item[0]].bits, item[0]))
@@ -118,10 +121,10 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
 
 
 def cached_file(sources: Iterable[Path], name: str, cache: Path | None) -> Path:
-    """Where what was derived from ``sources`` is kept: a place that changes when one of them does.
+    """Return the place of a file derived from ``sources``. It changes if one of them changes.
 
     Args:
-        cache: the folder for all such files; by default ``trt-eagle3`` in the user's cache.
+        cache: the folder for derived files; by default ``trt-eagle3`` in the user's cache.
     """
     root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trt-eagle3"
     stats = [(source.resolve(), source.stat()) for source in sources]
@@ -130,7 +133,7 @@ def cached_file(sources: Iterable[Path], name: str, cache: Path | None) -> Path:
 
 
 def read_integers(ref: TensorRef) -> NDArray[np.int64]:
-    """An int64, int32 or bool tensor as int64."""
+    """Read an int64, int32, uint8 or bool tensor as int64."""
     kinds = {"I64": "<i8", "I32": "<i4", "BOOL": "|u1", "U8": "|u1"}
     if ref.dtype not in kinds:
         raise UserError(f"{ref.file}: {clip(ref.name)}: expected whole numbers, got {ref.dtype}")

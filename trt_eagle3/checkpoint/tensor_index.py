@@ -1,4 +1,4 @@
-"""A lazy index over safetensors: where each tensor lies, with nothing loaded."""
+"""A lazy index over safetensors: the place of each tensor, without loading any."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["FLOAT_DTYPES", "TensorRef", "open_file", "open_index", "read_tensor", "weight_files"]
 
 FLOAT_DTYPES = tuple(dtype.safetensors for dtype in COMPUTE_DTYPES)
-"""What dense weights may be stored as, in safetensors' spelling."""
+"""Types of dense weights, by their safetensors names."""
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = f"{_SINGLE_FILE}.index.json"
 # left by training: optimizer state, and adapters, which need their base model
 _LEFTOVERS = ("adapter_model", "optimizer")
-_MAX_HEADER_BYTES = 32 << 20  # safetensors' own limit is 100 MB, for which it takes gigabytes
-# of a file; the largest mixtures of experts have as many, in dozens of files
+_MAX_HEADER_BYTES = 32 << 20  # safetensors' own limit is 100 MB, which takes gigabytes to parse
+# per file; the largest mixtures of experts have as many, in dozens of files
 _MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 8
-_MAX_NAME_LEN = 200  # bytes of a shard's
+_MAX_NAME_LEN = 200  # bytes of a shard's name
 _MAX_OFFSET = 1 << 62
 _SPELLINGS = {dtype.safetensors for dtype in DTYPES}
 
@@ -58,7 +58,7 @@ class TensorRef:
 
     @property
     def stored(self) -> tuple[TensorRef, ...]:
-        """Every tensor on disk that it is read from: this one; of a quantised weight several."""
+        """Every tensor on disk that this is read from: itself; for a quantised weight, several."""
         return (self,)
 
 
@@ -66,8 +66,8 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
     """Index the safetensors of a checkpoint: a sharded index, else ``weight_files``.
 
     Raises:
-        UserError: there is none, or a file is truncated, corrupt, or not what the sharded index
-            says.
+        UserError: there is no file, or a file is truncated, corrupt, or contradicts the sharded
+            index.
     """
     index_file = directory / _INDEX_FILE
     if index_file.exists():
@@ -80,7 +80,7 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
         for name, ref in _read_header(file).items():
             if name in tensors:
                 raise UserError(
-                    f"{clip(name)}: stands in both {tensors[name].file.name} and {file.name} of "
+                    f"{clip(name)}: is in both {tensors[name].file.name} and {file.name} of "
                     f"{directory}"
                 )
             tensors[name] = ref
@@ -119,17 +119,16 @@ def open_file(file: Path) -> Mapping[str, TensorRef]:
     """Index one safetensors file.
 
     Raises:
-        UserError: truncated, corrupt, or not readable.
+        UserError: the file is truncated, corrupt, or not readable.
     """
     return _read_header(file)
 
 
 def read_tensor(ref: TensorRef) -> Tensor:
-    """Load one tensor, and nothing else, onto the CPU; from where ``ref`` says, so that no header
-    is read again.
+    """Load one tensor onto the CPU from the place in ``ref``, without reading a header.
 
     Raises:
-        UserError: a type that torch lacks, or the file is shorter.
+        UserError: torch lacks the type, or the file is too short.
     """
     import torch
 
@@ -164,27 +163,27 @@ def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
                 f"{index_file}: shard {quote(shard)} is not a file name of its own folder"
             )
         if not (directory / shard).exists():
-            raise UserError(f"{index_file}: shard {shard} is not there. Download it again.")
+            raise UserError(f"{index_file}: shard {shard} is missing. Download it again.")
         headers[shard] = _read_header(directory / shard)
     tensors: dict[str, TensorRef] = {}
     for name, shard in shards.items():
         if name not in headers[shard]:
             raise UserError(
-                f"{index_file}: says that {shard} holds {clip(name)}, which it does not. Download "
+                f"{index_file}: {shard} lacks {clip(name)}, which the index places there. Download "
                 "it again."
             )
         tensors[name] = headers[shard][name]
     for shard, found in headers.items():
         for name in sorted(found):
             if shards.get(name) != shard:
-                where = f"says is in {shards[name]}" if name in shards else "does not name"
+                where = f"names in {shards[name]}" if name in shards else "does not name"
                 holds = f"{directory / shard}: holds {clip(name)}"
                 raise UserError(f"{holds}, which {index_file.name} {where}. Remove it.")
     return tensors
 
 
 def _read_weight_map(index_file: Path) -> dict[str, str]:
-    """Tensor name -> shard."""
+    """Read tensor name -> shard."""
     try:
         shards = read_json_object(index_file).get("weight_map")
     except OSError as error:
@@ -199,7 +198,7 @@ def _read_weight_map(index_file: Path) -> dict[str, str]:
 
 def _read_header(file: Path) -> dict[str, TensorRef]:
     def bad(what: str) -> UserError:
-        return UserError(f"{file}: not a sound safetensors file: {what}. Download it again.")
+        return UserError(f"{file}: not a valid safetensors file: {what}. Download it again.")
 
     try:
         with open_regular(file) as stream:
@@ -237,8 +236,8 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
 
 
 def _parse_header(text: bytes, file: Path) -> dict[str, Any]:
-    """Tensor name -> its entry."""
-    name = f"{file}: not a sound safetensors file: its header"
+    """Parse tensor name -> its entry."""
+    name = f"{file}: not a valid safetensors file: its header"
     entries = parse_json(text, name)
     if not isinstance(entries, dict):
         raise UserError(f"{name} is not a mapping. Download it again.")
@@ -260,7 +259,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _offsets(item: tuple[str, Any]) -> tuple[int, int]:
-    """First byte and end of an entry's data; (-1, -1) where it has none."""
+    """Return first byte and end of an entry's data; (-1, -1) if it has none."""
     entry = item[1]
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):

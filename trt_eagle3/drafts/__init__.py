@@ -1,1 +1,1 @@
-"""Kinds of drafts: one folder each, which holds all that only this kind needs."""
+"""Kinds of drafts: one folder each, with all code that only this kind needs."""

@@ -1,9 +1,9 @@
-"""What a kind of drafts gives the rest of the program.
+"""DraftKind: the interface of a kind of drafts.
 
-The contract of its graphs is the same for all kinds, so that decoding knows none of them
-(``docs/architecture.md``): ``fuse`` makes features of what the target gives, ``draft`` takes the
-embeddings of the tokens one ahead and features, and gives logits and the features of the next step.
-A kind's methods import its parts when they are called, as a family's do.
+The contract of the graphs is the same for all kinds, so decoding does not depend on the kind
+(``docs/architecture.md``). ``fuse`` computes features from the target's hidden states. ``draft``
+maps the embeddings of the tokens one ahead and the features to logits and the next step's features.
+A kind's methods import its modules when they are called, as a family's methods do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DraftKind(Protocol):
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Name for messages."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class DraftKind(Protocol):
 
     @property
     def in_target(self) -> bool:
-        """Whether it is part of the target's own checkpoint, and so has no files of its own."""
+        """Whether it is part of the target's own checkpoint, and has no files of its own."""
         ...
 
     @property
@@ -53,42 +53,41 @@ class DraftKind(Protocol):
 
     @property
     def tensorrt_llm(self) -> bool:
-        """Whether TensorRT-LLM can be given it."""
+        """Whether TensorRT-LLM can run it."""
         ...
 
     def claims(self, checkpoint: str) -> bool:
-        """Whether ``draft.checkpoint`` names a draft of this kind."""
+        """Return whether ``draft.checkpoint`` names a draft of this kind."""
         ...
 
     def read(
         self, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
     ) -> DraftManifest:
-        """The draft in the folder ``path``.
+        """Read the draft in the folder ``path``.
 
         Raises:
-            UserError: none that is understood, one that contradicts itself, or one of another
-                target.
+            UserError: no draft is recognised, it is inconsistent, or it is one of another target.
         """
         ...
 
     def shapes(self, manifest: DraftManifest) -> Mapping[str, tuple[int, ...]]:
-        """Canonical name and shape of its weights."""
+        """Return canonical name and shape of its weights."""
         ...
 
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
     ) -> dict[str, onnx.ModelProto]:
-        """``fuse`` and ``draft``."""
+        """Build the graphs ``fuse`` and ``draft``."""
         ...
 
     def reference(
         self, manifest: DraftManifest, dtype: torch.dtype, device: torch.device | str
     ) -> ReferenceDraft:
-        """The draft in plain PyTorch, its weights read; for parity."""
+        """Load the draft in plain PyTorch with its weights, for parity."""
         ...
 
     def factors(self) -> Mapping[str, Factor]:
-        """What may be ambiguous in its files; for ``probe``."""
+        """Return the fields that may be ambiguous in its files, for ``probe``."""
         ...
 
     def export(
@@ -96,7 +95,7 @@ class DraftKind(Protocol):
     ) -> None:
         """Write a draft with files of its own in the layout of a runtime.
 
-        ``architecture``: of the target.
+        ``architecture``: the target's.
 
         Raises:
             UserError: the layout cannot express it.
@@ -104,5 +103,5 @@ class DraftKind(Protocol):
         ...
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
-        """What other runtimes read otherwise than ``manifest``, one line each."""
+        """Describe what other runtimes read differently from ``manifest``, one line each."""
         ...

@@ -1,4 +1,4 @@
-"""Finding a draft's kind: a kind is a folder here and a line in ``KINDS``."""
+"""Find a draft's kind. A kind is a folder here and a line in ``KINDS``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ KINDS = {
     "mtp": "trt_eagle3.drafts.mtp:KIND",
     "eagle3": "trt_eagle3.drafts.eagle3:KIND",
 }
-"""``DraftManifest.kind`` -> where it is. Asked in this order whether a draft is theirs; the last
-takes all.
+"""``DraftManifest.kind`` -> its place.
+
+The kinds are tested in this order for a draft. The last accepts every draft.
 """
 
 
@@ -36,7 +37,7 @@ def find_draft(
     """Read the draft that ``draft.checkpoint`` names.
 
     Raises:
-        UserError: there is none, or it is not one of ``target``.
+        UserError: there is no draft, or it does not belong to ``target``.
     """
     kind = next(k for k in map(kind_named, KINDS) if k.claims(checkpoint))
     path = target.path if kind.in_target else resolve_checkpoint(checkpoint, revision)
@@ -51,9 +52,7 @@ def find_draft(
 def read_draft(
     kind: DraftKind, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
 ) -> DraftManifest:
-    """The draft in ``path``, with the target's head among its tensors where it has none of its
-    own.
-
+    """Read the draft in ``path``. If it has no head, add the target's head to its tensors.
     Raises:
         UserError: as for ``find_draft``.
     """
@@ -65,13 +64,13 @@ def read_draft(
 
 
 def kind_of(manifest: DraftManifest) -> DraftKind:
-    """The kind of a draft."""
+    """Return the kind of a draft."""
     return kind_named(manifest.kind)
 
 
 @cache
 def kind_named(name: str) -> DraftKind:
-    """A kind by ``DraftManifest.kind``.
+    """Return a kind by ``DraftManifest.kind``.
 
     Raises:
         UserError: there is no such kind.
@@ -87,7 +86,8 @@ def kind_named(name: str) -> DraftKind:
 
 
 def manifest_from_dict(plain: Mapping[str, Any]) -> DraftManifest:
-    """The manifest that ``manifest_to_dict`` wrote; it has no tensors. Bundles that name no kind
-    are of EAGLE-3 drafts.
+    """Read the manifest that ``manifest_to_dict`` wrote; it has no tensors.
+
+    Bundles that name no kind have EAGLE-3 drafts.
     """
     return manifest_of_kind(kind_named(str(plain.get("kind", "eagle3"))).manifest, plain)

@@ -1,1 +1,1 @@
-"""Target families: what is a family's own, in one folder each; ``registry`` finds them."""
+"""Target families, one folder each; ``registry`` finds them."""

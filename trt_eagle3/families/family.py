@@ -1,8 +1,8 @@
-"""What a family gives the rest of the program.
+"""Family: the interface of a target family.
 
-A family's parts live on several levels: its reader uses ``checkpoint``, its vision graph ``graph``,
-its prompt rules ``multimodal``, its reference ``parity``. Its methods import them when they are
-called, so that whoever reads a checkpoint imports neither onnx nor torch.
+A family's parts belong to several layers: its reader uses ``checkpoint``, its vision graph
+``graph``, its prompt rules ``multimodal``, its reference ``parity``. Its methods import them when
+they are called, so that reading a checkpoint imports neither onnx nor torch.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SizeRange = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TowerSizes:
-    """What the rest of the program counts with.
+    """Sizes of a vision tower, for memory and padding.
 
     Attributes:
         num_values: numbers in the tower's weights.
-        values_per_patch: numbers that it holds at once for a patch, at its fullest place.
-        patches_per_unit: a run may have any multiple of so many patches.
+        values_per_patch: peak of the numbers held at once per patch.
+        patches_per_unit: a run's number of patches may be any multiple of this.
     """
 
     num_values: int
@@ -50,7 +50,7 @@ class TowerSizes:
 
 
 def num_values(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Numbers in tensors of these shapes."""
+    """Count the numbers in tensors of these shapes."""
     return sum(prod(shape) for shape in shapes.values())
 
 
@@ -60,15 +60,15 @@ class FamilyVision(Protocol):
     def graph(
         self, spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation
     ) -> onnx.ModelProto:
-        """The vision graph of ``spec``, which has a tower.
+        """Build the vision graph of ``spec``, which has a tower.
 
-        Input ``patches`` T [n, patch_dim] and those of ``inputs``; outputs ``visual_embeds`` T
-        [N, H] and, where there are visual levels, ``deepstack`` T [L, N, H].
+        Its inputs are ``patches`` T [n, patch_dim] and those of ``inputs``. Its outputs are
+        ``visual_embeds`` T [N, H] and, if there are visual levels, ``deepstack`` T [L, N, H].
         """
         ...
 
     def inputs(self, vision: VisionSpec, grid_thw: Tensor) -> dict[str, Tensor]:
-        """The vision graph's inputs besides the patches, by name.
+        """Return the vision graph's inputs other than the patches, by name.
 
         Args:
             grid_thw: int64 [G, 3]: frames, patch rows and patch columns of each image or video.
@@ -78,17 +78,18 @@ class FamilyVision(Protocol):
     def padded(
         self, vision: VisionSpec, inputs: Mapping[str, Tensor], num_patches: int
     ) -> dict[str, Tensor]:
-        """``inputs`` for a run of ``num_patches`` patches, of which those added see each other
-        alone, and of a number of frames that runs share.
+        """Pad ``inputs`` for a run of ``num_patches`` patches.
+
+        Added patches attend only to each other. The number of frames is one that runs share.
         """
         ...
 
     def sizes(self, vision: VisionSpec) -> TowerSizes:
-        """What it takes of memory, and how its runs are padded."""
+        """Return the memory that the tower takes, and the padding unit of its runs."""
         ...
 
     def ranges(self, vision: VisionSpec, max_tokens: int) -> Mapping[str, SizeRange]:
-        """The named dimensions of the graph's inputs, for up to so many visual tokens a run."""
+        """Return the ranges of the graph's named dimensions, for up to ``max_tokens`` per run."""
         ...
 
 
@@ -97,7 +98,7 @@ class Family(Protocol):
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """Name for messages."""
         ...
 
     @property
@@ -107,20 +108,21 @@ class Family(Protocol):
 
     @property
     def vision(self) -> FamilyVision | None:
-        """Its vision tower; None where targets read text only."""
+        """Its vision tower; None if its targets read text only."""
         ...
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
-        """The checkpoint whose config this is, checked against its tensors.
+        """Read the checkpoint of this config, checked against its tensors.
 
         Raises:
-            UserError: a kind of it that is not supported, or tensors that do not fit.
+            UserError: its kind is not supported, or its tensors do not fit.
         """
         ...
 
     def processor(self, directory: Path, spec: TargetSpec, **options: Any) -> Processor:
-        """The tokenizer, chat template and pixel rules in ``directory``: a checkpoint, or the
-        ``processor/`` folder of a bundle.
+        """Create the processor from the tokenizer, chat template and pixel rules in ``directory``.
+
+        The directory is a checkpoint, or the ``processor/`` folder of a bundle.
 
         ``options`` are those of ``Processor.from_directory``.
         """
@@ -129,18 +131,20 @@ class Family(Protocol):
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
     ) -> TargetReference:
-        """The target of ``spec`` as transformers computes it; for parity, and for calibration,
-        which looks at each layer's activations. No weight is read yet.
+        """Create the target of ``spec`` as transformers computes it, without reading weights.
+
+        It is used for parity, and for calibration, which reads each layer's activations.
         """
         ...
 
     def processor_reference(
         self, checkpoint: Path, reference: TargetReference, processor: Processor, /
     ) -> ProcessorReference:
-        """The prompt as transformers prepares it; for parity.
+        """Prepare prompts as transformers does, for parity.
 
         Args:
-            checkpoint: where its processor files are. reference: what knows rope positions.
-            processor: the engine's, as which files are decoded.
+            checkpoint: folder of its processor files.
+            reference: computes rope positions.
+            processor: the engine's processor, whose settings decode the files.
         """
         ...

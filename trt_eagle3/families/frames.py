@@ -1,4 +1,4 @@
-"""Frames of patches, as vision graphs take them: where each begins, and how a run is padded.
+"""Frames of patches in vision graphs: their first rows, and the padding of a run.
 
 Shapes: n patches, F frames.
 """
@@ -17,16 +17,16 @@ __all__ = ["pad_columns", "pad_starts", "patch_ranges"]
 
 
 def pad_columns(rows: Tensor, num_patches: int) -> Tensor:
-    """``rows [..., n]`` with zeros for the patches added."""
+    """Append zeros to ``rows [..., n]`` for the added patches."""
     from torch.nn import functional
 
     return functional.pad(rows, (0, num_patches - rows.shape[-1]))
 
 
 def pad_starts(starts: Tensor, total: int) -> Tensor:
-    """``starts`` int32 [F + 1], then a frame of what was added, up to ``total``, then empty ones.
+    """Pad ``starts`` int32 [F + 1] with a frame of the added rows up to ``total``, then empty ones.
 
-    Frames are as many as the next power of two above those given.
+    The number of frames is the next power of two above the given number.
     """
     from torch.nn import functional
 
@@ -35,10 +35,11 @@ def pad_starts(starts: Tensor, total: int) -> Tensor:
 
 
 def patch_ranges(patches_per_token: int, max_tokens: int) -> Mapping[str, SizeRange]:
-    """``patches`` and ``frame_bounds`` of an engine for up to ``max_tokens`` visual tokens.
+    """Return the ranges of ``patches`` and ``frame_bounds`` for up to ``max_tokens`` visual tokens.
 
-    As many frames as have 16 visual tokens each, and a few more: each may cost a group of packed
-    patches. Rounded up to a power of two, as a run's frames are (``pad_starts``).
+    The maximum number of frames allows 16 visual tokens per frame and a few frames more: each may
+    need a group of packed patches. It is rounded up to a power of two, as a run's frames are
+    (``pad_starts``).
     """
     block = patches_per_token
     most = max_tokens * block

@@ -1,4 +1,4 @@
-"""Which family a checkpoint or a bundle belongs to."""
+"""Find the family of a checkpoint or a bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILIES = {
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
     "qwen3_vl_moe": "trt_eagle3.families.qwen3_vl_moe:FAMILY",
 }
-"""``model_type`` of a checkpoint -> where its family is."""
+"""``model_type`` of a checkpoint -> the place of its family."""
 
 _FOREIGN = {
     "mllama": "Llama 3.2 Vision",
@@ -38,15 +38,15 @@ _FOREIGN = {
     "glm4": "GLM-4",
     "llava": "LLaVA",
 }
-"""How ``model_type`` begins -> families that people ask for and that are not read."""
+"""Prefix of ``model_type`` -> title of a family that is not supported but in demand."""
 
 
 def read_target(directory: Path) -> TargetCheckpoint:
     """Read a target checkpoint: its config, and the places of its tensors, which must agree.
 
     Raises:
-        UserError: no checkpoint of a known family, a kind of it that is not supported, or tensors
-            that are missing, surplus, misshapen or quantised, each by name.
+        UserError: the family is unknown, the kind is not supported, or tensors are missing,
+            surplus, misshapen or quantised. The message names each.
     """
     config = read_model_config(directory)
     model_type = config.get("model_type", "text")
@@ -54,29 +54,29 @@ def read_target(directory: Path) -> TargetCheckpoint:
         architecture = (config.get("architectures", "texts") or [None])[0]
         raise UserError(
             f"{directory}: {_foreign(str(model_type))}model_type {quote(model_type, 80)}, "
-            f"architecture {quote(architecture, 80)}: not supported. Targets that are read: "
+            f"architecture {quote(architecture, 80)}: not supported. Supported: "
             f"{', '.join(FAMILIES)}."
         )
     return family_named(model_type).read(config)
 
 
 def _foreign(model_type: str) -> str:
-    """What people call a family that is not read, where it is known."""
+    """Return the title of a known unsupported family; empty if it is unknown."""
     titles = (title for start, title in _FOREIGN.items() if model_type.startswith(start))
     return next((f"{title}, " for title in titles), "")
 
 
 def family_of(spec: TargetSpec) -> Family:
-    """The family that ``spec`` was read by.
+    """Return the family that read ``spec``.
 
     Raises:
-        UserError: this version knows no such family.
+        UserError: this version has no such family.
     """
     return family_named(spec.family)
 
 
 def tower_of(spec: TargetSpec) -> FamilyVision:
-    """The tower of a target that has one."""
+    """Return the tower of a target that has one."""
     tower = family_of(spec).vision
     assert tower is not None, f"{spec.family}: images without a tower"
     return tower
@@ -84,7 +84,7 @@ def tower_of(spec: TargetSpec) -> FamilyVision:
 
 @cache
 def family_named(model_type: str) -> Family:
-    """A family by ``model_type``.
+    """Return a family by ``model_type``.
 
     Raises:
         UserError: there is no such family.

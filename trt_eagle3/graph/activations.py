@@ -1,4 +1,4 @@
-"""What a graph's products with quantised weights read their input as: an entry of its metadata."""
+"""Store in a graph's metadata how products with quantised weights read their input."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _DEFAULT = "compute"
 
 
 def write_activations(model: onnx.ModelProto, activations: str) -> None:
-    """Let the products of ``model`` with quantised weights read their input as ``activations``, a
-    value of ``engine.activations``.
+    """Set how the products of ``model`` with quantised weights read their input.
+
+    ``activations``: a value of ``engine.activations``.
     """
     if activations != _DEFAULT:
         model.metadata_props.add(key=_KEY, value=activations)
 
 
 def read_activations(model: onnx.ModelProto) -> str:
-    """What ``write_activations`` wrote; ``compute`` where it was not called."""
+    """Return the value of ``write_activations``; ``compute`` if it was not called."""
     return next((e.value for e in model.metadata_props if e.key == _KEY), _DEFAULT)

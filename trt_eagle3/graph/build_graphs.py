@@ -1,4 +1,4 @@
-"""All graphs of a pair."""
+"""Build all graphs of a target and its draft."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def build_graphs(
     engine: EngineConfig,
     resolve: ResolveLocation,
 ) -> dict[str, onnx.ModelProto]:
-    """The graphs of a target, and of its draft where there is one, by name.
+    """Build the graphs of a target, and of its draft if there is one, by name.
 
-    Nothing is loaded: weights are referenced where ``resolve`` says their files will be.
+    No weight is loaded: weights are referenced by the future places that ``resolve`` returns.
     """
     aux = manifest.aux_layers if manifest else ()
     before = manifest is not None and manifest.aux_pre_deepstack

@@ -1,4 +1,4 @@
-"""A small typed builder of ONNX graphs whose weights stay where they are, in safetensors files."""
+"""A small typed builder of ONNX graphs that reference weights in safetensors files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ __all__ = ["Dim", "GraphBuilder", "ResolveLocation", "Value"]
 
 Dim = int | str
 ResolveLocation = Callable[[TensorRef], str]
-"""Says under which location (relative to the weights root) a tensor's file is found when the
-graph is loaded.
-"""
+"""Return the location of a tensor's file when the graph is loaded, relative to the weights root."""
 
 _IR_VERSION = 10  # the first with function overloads; ONNX Runtime 1.18 and later read it
 
@@ -47,11 +45,11 @@ class Value:
 
 
 class GraphBuilder:
-    """Collects nodes, inputs, outputs and weight references, and makes a model of them.
+    """Collect nodes, inputs, outputs and weight references, and build a model of them.
 
-    Nodes of the default domain are kept to forms that opset 17 and opset ``OPSET`` share, so that
-    TensorRT 8.6 can read the same graph once the reference functions are taken off. ``Gelu`` alone
-    is newer: ``graph/trt_export.py`` writes it out.
+    Nodes of the default domain use only forms that opset 17 and opset ``OPSET`` share. So TensorRT
+    8.6 can read the same graph without the reference functions. Only ``Gelu`` is newer:
+    ``graph/trt_export.py`` expands it.
     """
 
     def __init__(self, name: str, dtype: str, resolve: ResolveLocation) -> None:
@@ -73,7 +71,7 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of what is made inside with ``name.``."""
+        """Prefix the names of everything created inside with ``name.``."""
         outer, self._scope = self._scope, f"{self._scope}{name}."
         try:
             yield
@@ -87,27 +85,28 @@ class GraphBuilder:
         return Value(name, dtype)
 
     def output(self, value: Value, name: str, shape: Sequence[Dim]) -> None:
-        """Declare ``value`` a graph output and call it ``name``.
+        """Declare ``value`` a graph output named ``name``.
 
-        Renamed, not copied: a cache is updated in place only if the op itself writes the graph's
-        output.
+        It is renamed, not copied: a cache is updated in place only if the op itself writes the
+        graph's output.
         """
         self._renames[value.name] = name
         self._outputs.append(helper.make_tensor_value_info(name, value.dtype, list(shape)))
 
     def state(self, spec: StateSpec) -> Value:
-        """Declare a state that a layer keeps: an input, listed in the graph's metadata."""
+        """Declare a state of a layer: an input, listed in the graph's metadata."""
         self._states.append(spec)
         shape: list[Dim] = [LEADING_DIM[spec.kind], *spec.shape]
         return self.input(spec.name, dtype_named(spec.dtype).onnx, shape)
 
     def update_state(self, spec: StateSpec, value: Value) -> None:
-        """Declare ``value`` the output that updates a state; both have one buffer."""
+        """Declare ``value`` the output that updates a state. Both share a buffer."""
         self.output(value, spec.output_name, (LEADING_DIM[spec.kind], *spec.shape))
 
     def weight(self, ref: TensorRef, scale: float = 1.0, dtype: int | None = None) -> Value:
-        """The tensor at ``ref`` as a graph value of the compute type, or of ``dtype``, times
-        ``scale``; referenced, not loaded.
+        """Reference the tensor at ``ref``, times ``scale``, as a value of the compute type.
+
+        ``dtype`` replaces the compute type. The tensor is not loaded.
         """
         name = f"{self._resolve(ref)}:{ref.name}"
         name += "" if scale == 1.0 else f"/scaled_{scale}"
@@ -123,14 +122,14 @@ class GraphBuilder:
         return WeightExpr(tuple(parts), dtype_of_onnx(dtype or self.dtype), form)
 
     def _weight(self, name: str, expr: WeightExpr) -> Value:
-        """The one initializer of a weight."""
+        """Create the single initializer of a weight."""
         self._initializers.append(weight_initializer(name, expr))
         self._weights[name] = expr
         self._known[name] = Value(name, expr.dtype.onnx)
         return self._known[name]
 
     def constant(self, array: NDArray[Any], name: str) -> Value:
-        """A small tensor kept inside the model, shared under ``name`` by all who ask for it."""
+        """Add a small tensor stored inside the model; calls with the same ``name`` share it."""
         kept = self._constants.setdefault(name, array)
         same = kept.dtype == array.dtype and np.array_equal(kept, array)
         assert same, f"{name}: two constants have this name"
@@ -141,7 +140,7 @@ class GraphBuilder:
         return self._known[name]
 
     def index(self, i: int) -> Value:
-        """The int64 scalar ``i``, for Gather."""
+        """Return the int64 scalar ``i``, for Gather."""
         return self.constant(np.array(i, dtype=np.int64), f"index_{i}")
 
     def _new_name(self, name: str) -> str:
@@ -156,9 +155,7 @@ class GraphBuilder:
     def op(
         self, op_type: str, *inputs: Value, dtype: int | None = None, name: str = "", **attrs: Any
     ) -> Value:
-        """Add a standard node with one output, of the first input's type unless ``dtype`` says
-        otherwise.
-        """
+        """Add a standard node with one output, of ``dtype`` or else of the first input's type."""
         out = Value(
             self._new_name(name or op_type.lower()), inputs[0].dtype if dtype is None else dtype
         )
@@ -172,7 +169,7 @@ class GraphBuilder:
     def split(
         self, value: Value, sizes: Sequence[int], names: Sequence[str], axis: int = -1
     ) -> list[Value]:
-        """Cut an axis into pieces of ``sizes``."""
+        """Split an axis into pieces of ``sizes``."""
         lengths = self.constant(
             np.array(sizes, dtype=np.int64), f"split_{'_'.join(map(str, sizes))}"
         )
@@ -197,8 +194,9 @@ class GraphBuilder:
         dtypes: Sequence[int] = (),
         **attrs: Any,
     ) -> list[Value]:
-        """Add a node of our op set (``graph/ops``); outputs have ``dtypes``, or the first
-        input's type.
+        """Add a node of our op set (``graph/ops``).
+
+        Outputs have ``dtypes``, or else the first input's type.
         """
         expected = OPS[op_type].outputs[overload]
         assert len(names) == len(expected), (
@@ -221,7 +219,7 @@ class GraphBuilder:
         return outs
 
     def cast(self, value: Value, dtype: int, name: str = "cast") -> Value:
-        """``value`` as ``dtype``; the value itself where it already is."""
+        """Cast ``value`` to ``dtype``; return it unchanged if it has that type."""
         return (
             value
             if value.dtype == dtype
@@ -238,15 +236,16 @@ class GraphBuilder:
     def concat_weights(
         self, refs: Sequence[TensorRef], name: str, scales: Sequence[float] = ()
     ) -> Value:
-        """Weights stacked along their first axis, so that one matrix product serves them all."""
+        """Stack weights along their first axis, for a single matrix product."""
         factors = scales or [1.0] * len(refs)
         if len(refs) == 1:
             return self.weight(refs[0], factors[0])
         return self._weight(self._new_name(name), self._expression(refs, factors))
 
     def experts(self, ref: ExpertsRef, name: str, half_scale: float = 1.0) -> Value:
-        """The weights [E, out, in] of all experts; ``half_scale``: factor of the second half of
-        each expert's rows.
+        """Reference the weights [E, out, in] of all experts.
+
+        ``half_scale``: factor of the second half of each expert's rows.
         """
         parts = expert_parts(ref, self._resolve, half_scale)
         expr = WeightExpr(parts, dtype_of_onnx(self.dtype), format_of(ref.parts), ref.shape[0])
@@ -260,15 +259,16 @@ class GraphBuilder:
         name: str = "y",
         scales: Sequence[float] = (),
     ) -> Value:
-        """``x [n, in] @ concat(weights [out, in]).T + concat(biases)``; ``scales``: one for each
-        weight and bias.
+        """Compute ``x [n, in] @ concat(weights [out, in]).T + concat(biases)``.
+
+        ``scales``: one factor for each weight and bias.
         """
         weight = self.concat_weights(weights, f"{name}.weight", scales)
         bias = self.concat_weights(biases, f"{name}.bias", scales) if biases else None
         return self.op("Gemm", x, weight, *([bias] if bias else []), name=name, transB=1)
 
     def build(self) -> onnx.ModelProto:
-        """The finished model, with the reference lowering of every op of ours that it uses."""
+        """Build the model, with the reference lowering of every op of ours that it uses."""
         for node in self._nodes:
             for names in (node.input, node.output):
                 names[:] = [self._renames.get(n, n) for n in names]

@@ -1,8 +1,6 @@
-"""What target and draft graphs share: the inputs of a decoder over a paged cache, attention, and
-the MLP.
+"""Parts that target and draft graphs share: inputs of a paged decoder, attention, and the MLP.
 
-Shapes: B rows, S new tokens per row, M masked tail, P pages per row, R rows wanted from the head, n
-= B * S.
+Shapes: B rows, S new tokens per row, M masked tail, P pages per row, R rows with logits, n = B * S.
 """
 
 from __future__ import annotations
@@ -42,19 +40,19 @@ CONTEXT_INPUTS = (
 )
 
 ENTRY_INPUTS = ("state_reads", "state_writes", "certain")
-"""Entries of each sequence in states with an entry per sequence, and how many of its new rows the
-written one takes.
+"""Inputs of states with an entry per sequence: each sequence's read and written entries, and how
+many of its new rows the written entry includes.
 """
 
 KV_SCALES = "kv_scales"
-"""Stem of the names of a layer's scales of keys and values: ``kv_scales.3``."""
+"""Stem of the names of a layer's key and value scales: ``kv_scales.3``."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs that say where the new tokens stand: positions, slots, and who sees whom.
+    """The inputs that place the new tokens: positions, cache slots, and the attention mask.
 
-    ``entries``: those of states with an entry per sequence (``ENTRY_INPUTS``), where there are any.
+    ``entries``: the inputs of states with an entry per sequence (``ENTRY_INPUTS``), if any.
     """
 
     position_ids: Value
@@ -68,9 +66,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention layer, of the geometry ``spec``.
+    """One attention layer of the geometry ``spec``.
 
-    ``output_scale`` multiplies ``o_proj`` (``graph/residual.py``). ``kv_scales``: of an FP8 cache.
+    Attributes:
+        output_scale: factor of ``o_proj`` (``graph/residual.py``).
+        kv_scales: scales of an FP8 cache.
     """
 
     spec: AttentionSpec
@@ -86,9 +86,7 @@ class Attention:
         context: Context,
         layer: int,
     ) -> Value:
-        """``x [n, width]`` -> attention output after o_proj, ``[n, H]``; reads and writes cache
-        ``layer``.
-        """
+        """Compute attention with o_proj, ``x [n, width]`` -> ``[n, H]``; update cache ``layer``."""
         prefix, spec = f"layers.{layer}.self_attn.", self.spec
         with b.scope("self_attn"):
             biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if spec.qkv_bias else []
@@ -128,7 +126,7 @@ class Attention:
             )
 
     def _cut_gate(self, b: GraphBuilder, qkv: Value) -> tuple[Value, Value | None]:
-        """q, k and v without the gate channels that stand behind each head of q, and those."""
+        """Split off the gate channels that follow each head of q. Return q, k, v and the gate."""
         spec = self.spec
         if not spec.output_gate:
             return qkv, None
@@ -140,12 +138,12 @@ class Attention:
         return b.op("Concat", q, kv, name="qkv_ungated", axis=-1), gate
 
     def _scales(self, b: GraphBuilder, scales: KVScales, layer: int) -> Value:
-        """float32 [2, Hkv]."""
+        """Create the scales constant, float32 [2, Hkv]."""
         by_head = np.array(scales.by_head(self.spec.num_kv_heads, layer), dtype=np.float32)
         return b.constant(by_head, f"{KV_SCALES}.{layer}")
 
     def states(self, layer: int, dtype: str) -> tuple[StateSpec, StateSpec]:
-        """What ``layer`` keeps of every token: its key and its value; FP8 ones as bytes."""
+        """Return the state of ``layer`` per token: its key and its value; FP8 ones as bytes."""
         shape = (self.spec.num_kv_heads, self.spec.head_dim)
         dtype = dtype if self.kv_scales is None else "uint8"
         return (
@@ -161,7 +159,9 @@ class Attention:
         prefix: str,
         context: Context,
     ) -> list[Value]:
-        """Yarn's factor on cos and sin is not here but, squared, in the attention scale: the
+        """Apply norms and rope.
+
+        Yarn's factor on cos and sin is applied, squared, in the attention scale instead. The
         products are the same.
         """
         spec, norm, rope = self.spec, self.spec.qk_norm, self.spec.rope
@@ -183,7 +183,7 @@ class Attention:
         )
 
     def _norm_form(self, norm: NormSpec | None) -> tuple[str, dict[str, Any]]:
-        """The overload of ``QKNormMRope`` and its attributes besides head counts."""
+        """Return the overload of ``QKNormMRope`` and its attributes other than head counts."""
         if norm is None:
             return "", {}
         rotary = 2 * len(self.spec.rope.inv_freq)
@@ -194,7 +194,7 @@ class Attention:
 
 
 def context_inputs(b: GraphBuilder, *, entries: bool = False) -> Context:
-    """Declare the inputs of ``CONTEXT_INPUTS``, and with ``entries`` of ``ENTRY_INPUTS``."""
+    """Declare the inputs of ``CONTEXT_INPUTS``; with ``entries``, also of ``ENTRY_INPUTS``."""
     int32 = TensorProto.INT32
     return Context(
         position_ids=b.input("position_ids", int32, (3, "batch", "seq")),
@@ -220,7 +220,7 @@ def swiglu(
     bias: bool,
     scale: float = 1.0,
 ) -> Value:
-    """``down(silu(gate(x)) * up(x))``; ``scale`` multiplies ``up`` and so all of it."""
+    """Compute ``down(silu(gate(x)) * up(x))``; ``scale`` multiplies ``up``, and so the result."""
     assert scale == 1.0 or not bias, "down_proj's bias would have to be scaled too"
     with b.scope("mlp"):
         weights = [tensors[f"{prefix}{p}_proj.weight"] for p in ("gate", "up")]
@@ -232,7 +232,7 @@ def swiglu(
 
 
 def by_row(b: GraphBuilder, value: Value, context: Context, width: int, name: str) -> Value:
-    """``[n, width]`` as ``[B, S, width]``."""
+    """Reshape ``[n, width]`` to ``[B, S, width]``."""
     last = b.constant(np.array([width], dtype=np.int64), f"width_{width}")
     axes = b.op(
         "Shape", context.position_ids, dtype=TensorProto.INT64, name=f"{name}_axes", start=1
@@ -243,9 +243,7 @@ def by_row(b: GraphBuilder, value: Value, context: Context, width: int, name: st
 
 
 def head(b: GraphBuilder, hidden: Value, context: Context, weight: TensorRef) -> Value:
-    """float32 logits ``[B, R, vocab]`` of the rows that ``logit_rows`` names, from ``hidden [n,
-    H]``.
-    """
+    """Compute float32 logits ``[B, R, vocab]`` of the ``logit_rows`` of ``hidden [n, H]``."""
     vocab, _ = weight.shape
     picked = b.own_op("PickRows", hidden, context.logit_rows, names=("picked",))[0]
     flat = b.linear(picked, [weight], name="logits_flat")

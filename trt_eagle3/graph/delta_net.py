@@ -1,4 +1,4 @@
-"""A layer of linear attention: projections, ``GatedDelta``, and the states that it keeps."""
+"""A layer of linear attention: projections, ``GatedDelta``, and the layer's states."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from trt_eagle3.spec import GatedDeltaSpec, StateSpec
 __all__ = ["DeltaNet"]
 
 _PROJECTIONS = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
-_IN_FLOAT32 = ("A_log", "dt_bias")  # exponents: 16 bits would change how long a state lasts
+_IN_FLOAT32 = ("A_log", "dt_bias")  # exponents: 16 bits would change the decay of a state
 
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """One layer of the geometry ``spec``; ``output_scale`` multiplies ``out_proj``
-    (``graph/residual.py``).
+    """One layer of the geometry ``spec``.
+
+    ``output_scale`` multiplies ``out_proj`` (``graph/residual.py``).
     """
 
     spec: GatedDeltaSpec
@@ -36,9 +37,7 @@ class DeltaNet:
         context: Context,
         layer: int,
     ) -> Value:
-        """``x [n, H]`` -> the layer's output after out_proj, ``[n, H]``; reads and writes the
-        states of ``layer``.
-        """
+        """Compute the layer with out_proj: ``x [n, H]`` -> ``[n, H]``; updates states ``layer``."""
         prefix, spec = f"layers.{layer}.linear_attn.", self.spec
         with b.scope("linear_attn"):
             joined = {
@@ -70,8 +69,9 @@ class DeltaNet:
             return b.linear(out, [weight], name="output", scales=[self.output_scale])
 
     def states(self, layer: int, dtype: str) -> tuple[StateSpec, StateSpec]:
-        """What ``layer`` keeps of every sequence: the rows that its convolution sees next, and the
-        matrices of its heads.
+        """Return the states of ``layer`` per sequence.
+
+        They are the rows for its next convolution, and the matrices of its heads.
         """
         spec = self.spec
         window = (spec.conv_width - 1, spec.channels)

@@ -21,7 +21,7 @@ def mlp(
     spec: DenseMlp | SparseMoe,
     scale: float = 1.0,
 ) -> Value:
-    """``x [n, H]`` through a layer's MLP; ``scale`` multiplies ``up`` and so all of it."""
+    """Compute a layer's MLP of ``x [n, H]``; ``scale`` multiplies ``up``, and so the result."""
     if isinstance(spec, SparseMoe):
         return _sparse_moe(b, x, tensors, prefix, spec, scale)
     return swiglu(b, x, tensors, prefix, bias=False, scale=scale)
@@ -35,8 +35,9 @@ def _sparse_moe(
     spec: SparseMoe,
     scale: float,
 ) -> Value:
-    """``x [n, H]`` through its experts, and through the shared one where there is one; ``scale``
-    multiplies ``up`` and so all of it.
+    """Run ``x [n, H]`` through its experts, and through the shared one if there is one.
+
+    ``scale`` multiplies ``up``, and so the result.
     """
     gate_up, down = (tensors[f"{prefix}experts.{p}_proj"] for p in ("gate_up", "down"))
     assert isinstance(gate_up, ExpertsRef), gate_up.name

@@ -1,4 +1,4 @@
-"""The ONNX schemas of the plugins' nodes, and their version."""
+"""The ONNX schemas of the plugins' nodes, and the plugins' version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trt_eagle3.graph.ops import DOMAIN, PLUGINS, Op
 
 __all__ = ["PLUGIN_VERSION", "plugin_attributes", "plugin_schemas"]
 
-PLUGIN_VERSION = "8"  # the plugin library gets it through plugins/capi/lists.h
+PLUGIN_VERSION = "8"  # passed to the plugin library by plugins/capi/lists.h
 
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _STATE_TYPES = [*_FLOATS, "tensor(int32)"]
@@ -20,7 +20,7 @@ _PLUGIN_ATTRIBUTES = {"plugin_version": "STRING", "plugin_namespace": "STRING"}
 
 
 def plugin_attributes(compute_type: int) -> Mapping[str, str | int]:
-    """What every plugin's node says; ``compute_type`` is of ``TensorProto``."""
+    """Return the attributes of every plugin node; ``compute_type``: of ``TensorProto``."""
     return {
         "plugin_version": PLUGIN_VERSION,
         "plugin_namespace": "",
@@ -29,12 +29,12 @@ def plugin_attributes(compute_type: int) -> Mapping[str, str | int]:
 
 
 def plugin_schemas() -> list[onnx.defs.OpSchema]:
-    """Schemas of the ops as the exported nodes are, for ``onnx.checker`` (register them first)."""
+    """Return schemas of the exported nodes, for ``onnx.checker`` (register them first)."""
     return [_schema(op) for op in PLUGINS.values()]
 
 
 def _schema(op: Op) -> onnx.defs.OpSchema:
-    """One schema for all overloads: what only some have is optional."""
+    """Build one schema for all overloads. Parameters that only some have are optional."""
     variables = ("T", *dict.fromkeys(t for t in op.types.values() if t not in _FIXED_TYPES))
     return onnx.defs.OpSchema(
         op.plugin,
@@ -74,6 +74,6 @@ def _attributes(op: Op) -> list[onnx.defs.OpSchema.Attribute]:
 
 
 def _names(overloads: Mapping[str, tuple[str, ...]]) -> tuple[list[str], set[str]]:
-    """All names of all overloads, in order, and those that every overload has."""
+    """Return all names of all overloads, in order, and the names that every overload has."""
     names = list(dict.fromkeys(name for group in overloads.values() for name in group))
     return names, set.intersection(*(set(group) for group in overloads.values()))

@@ -1,4 +1,4 @@
-"""The states of a graph's layers, as its metadata lists them: nobody knows a state by its name."""
+"""The states of a graph's layers, listed in its metadata. No code depends on their names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DTYPES = tuple(dtype.name for dtype in DTYPES)
 
 
 def write_states(model: onnx.ModelProto, states: Sequence[StateSpec]) -> None:
-    """List ``states`` in the metadata of ``model``; a graph without states gets no entry."""
+    """List ``states`` in the metadata of ``model``. A graph without states gets no entry."""
     if states:
         text = json.dumps(encode_states(states), separators=(",", ":"))
         model.metadata_props.add(key=_STATES_KEY, value=text)
@@ -52,17 +52,18 @@ def replace_states(model: onnx.ModelProto, states: Sequence[StateSpec]) -> None:
 
 
 def copy_states(source: onnx.ModelProto, model: onnx.ModelProto) -> None:
-    """Give ``model``, made from ``source``, the list of its states."""
+    """Copy the list of states from ``source`` to ``model``, which was made from it."""
     for entry in source.metadata_props:
         if entry.key == _STATES_KEY:
             model.metadata_props.add(key=entry.key, value=entry.value)
 
 
 def read_states(model: onnx.ModelProto | Path) -> tuple[StateSpec, ...]:
-    """Read the states of a graph, in the order of its layers; none of a graph that keeps none.
+    """Read the states of a graph, in the order of its layers; empty if it has none.
 
     Raises:
-        UserError: an unreadable file, or metadata that contradicts the graph's inputs and outputs.
+        UserError: the file is unreadable, or the metadata contradict the graph's inputs and
+            outputs.
     """
     proto, where = (
         (_load(model), str(model)) if isinstance(model, Path) else (model, model.graph.name)
@@ -78,15 +79,15 @@ def read_states(model: onnx.ModelProto | Path) -> tuple[StateSpec, ...]:
 
 
 def encode_states(states: Sequence[StateSpec]) -> list[dict[str, Any]]:
-    """``states`` as JSON has them."""
+    """Convert ``states`` to JSON values."""
     return [asdict(state) for state in states]
 
 
 def decode_states(raw: Any, where: str) -> tuple[StateSpec, ...]:
-    """The states that ``encode_states`` wrote; ``where``: what holds them, for messages.
+    """Read the states that ``encode_states`` wrote; ``where``: their place, for messages.
 
     Raises:
-        UserError: it holds anything else.
+        UserError: ``raw`` is anything else.
     """
     try:
         return tuple(_state(state) for state in raw)
@@ -113,7 +114,7 @@ def _state(raw: Mapping[str, Any]) -> StateSpec:
 
 
 def _check_ports(proto: onnx.ModelProto, states: Sequence[StateSpec], where: str) -> None:
-    """Refuse a state that is no input and output of the graph, of its own type and shape."""
+    """Check that each state is an input and output of the graph, of its own type and shape."""
     inputs, outputs = (
         {value.name: value.type.tensor_type for value in values}
         for values in (proto.graph.input, proto.graph.output)

@@ -39,19 +39,18 @@ def target_graph(
     *,
     aux_normed: bool = False,
 ) -> onnx.ModelProto:
-    """Build the target graph; the contract of its inputs and outputs is in
-    ``docs/architecture.md``.
+    """Build the target graph. ``docs/architecture.md`` has the contract of inputs and outputs.
 
     Args:
         aux_layers: out(k) ids, ascending, of the hidden states that ``aux_hidden_states``
-            concatenates. Empty for a target that never speculates: the output is then left out.
+            concatenates. Empty for a target without speculation: the output is then omitted.
         aux_pre_deepstack: take out(k) before the visual level of layer k is added.
         dtype: compute type, ``float32``, ``float16`` or ``bfloat16``.
-        residual: how the residual stream is held.
-        aux_normed: ``aux_hidden_states`` are the last norm's rows, in the place of ``aux_layers``.
-        fp8_kv: keep keys and values as FP8, with the scales of ``spec.kv_scales``.
+        residual: type of the residual stream.
+        aux_normed: ``aux_hidden_states`` are the last norm's rows, in place of ``aux_layers``.
+        fp8_kv: store keys and values as FP8, with the scales of ``spec.kv_scales``.
     Raises:
-        UserError: an aux layer that this decoder does not have.
+        UserError: the decoder lacks an aux layer.
     """
     _check_aux_layers(aux_layers, spec.num_layers)
     width = spec.hidden_size
@@ -75,7 +74,7 @@ def target_graph(
 
 @dataclass
 class _Decoder:
-    """The layers, one after the other; ``outputs`` keeps the out(k) that a draft may want."""
+    """The layers in order; ``outputs`` keeps each out(k) for a draft."""
 
     b: GraphBuilder
     spec: TargetCheckpoint
@@ -88,7 +87,7 @@ class _Decoder:
     outputs: list[Value] = field(default_factory=list)
 
     def run(self, embeds: Value) -> Value:
-        """``embeds [n, H]`` -> the last norm's rows ``[n, H]``."""
+        """Compute ``embeds [n, H]`` -> the last norm's rows ``[n, H]``."""
         name = "layers.0.input_layernorm"
         hidden = self.residual.enter(self.b, embeds, "embeds_stream")
         normed = self._norm(hidden, name, self.spec.layers[0].norm)
@@ -98,7 +97,7 @@ class _Decoder:
         return normed
 
     def _layer(self, k: int, layer: LayerSpec, normed: Value, hidden: Value) -> tuple[Value, Value]:
-        """The stream after attention, and what the MLP adds to it."""
+        """Return the stream after attention, and the MLP's output to add to it."""
         b, tensors, prefix = self.b, self.spec.tensors, f"layers.{k}."
         with b.scope(f"layers.{k}"):
             attended = self._mixer(layer.mixer, k).emit(b, normed, tensors, self.context, k)
@@ -120,7 +119,7 @@ class _Decoder:
         return Attention(spec, self.page_size, self.residual.scale, scales)
 
     def _add(self, k: int, layer: LayerSpec, hidden: Value, delta: Value) -> tuple[Value, Value]:
-        """The next norm's rows, and the stream after layer ``k``."""
+        """Return the next norm's rows, and the stream after layer ``k``."""
         b, output = self.b, f"layers.{k}.output"
         last = k + 1 == self.spec.num_layers
         name = "norm" if last else f"layers.{k + 1}.input_layernorm"
@@ -130,7 +129,7 @@ class _Decoder:
             normed, hidden = self.residual.add_norm(b, delta, hidden, weight, norm, (name, output))
             self.outputs.append(hidden)
             return normed, hidden
-        # as transformers does: the layer's output is rounded first, then the level is added
+        # as in transformers: the layer's output is rounded first, then the level is added
         before = self.residual.add(b, hidden, delta, f"{output}_pre_deepstack")
         level = self.levels[layer.visual_level]
         level = self.residual.enter(b, level, f"deepstack_stream.{layer.visual_level}")
@@ -147,16 +146,16 @@ def _check_aux_layers(aux_layers: tuple[int, ...], num_layers: int) -> None:
     for k in aux_layers:
         if not 0 <= k < num_layers:
             raise UserError(
-                f"aux_layers {list(aux_layers)}: layer {k} is never computed by a target of "
+                f"aux_layers {list(aux_layers)}: layer {k} does not exist in a target of "
                 f"{num_layers} layers (0 to {num_layers - 1}). Correct draft.overrides.aux_layers, "
                 "or use the draft of this target."
             )
 
 
 def _visual_levels(b: GraphBuilder, spec: TargetSpec) -> list[Value]:
-    """The levels as ``[n, H]`` values, from an input that a target without levels does not have.
+    """Declare the input of visual levels, and return each level as ``[n, H]``; none without levels.
 
-    By ``Split``: beside plugins TensorRT 8.6 cannot build a ``Gather``.
+    ``Split`` is used because TensorRT 8.6 cannot build a ``Gather`` beside plugins.
     """
     num, hidden = spec.num_visual_levels, spec.hidden_size
     if num == 0:

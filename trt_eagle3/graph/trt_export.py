@@ -1,19 +1,18 @@
-"""A graph as TensorRT's ONNX parser wants it: opset 17, our ops as plugin nodes, every weight in
-one file of its type.
+"""Convert a graph for TensorRT's ONNX parser: opset 17, plugin nodes, and one weights file.
 
-What is done to the graph of ``build_graphs``, and why:
-- the reference functions go (TensorRT 8.6 cannot read them, 10 and 11 would inline them in place of
-our plugins);
-- nodes of our ops get the attributes by which a plugin knows its types
-(``plugins/tensorrt/README.md``);
-- every weight refers to one file, which ``engine/builder/weight_file.py`` writes;
-- ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the
-attribute;
-- ``Gelu``, which opset 17 lacks, is written out;
-- router logits of mixtures of experts become outputs, which validation reads; the plugin needs them
-  in memory anyway;
-- where it is asked for, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions
-  between layout copies.
+Changes to the graph of ``build_graphs``, with their reasons:
+- The reference functions are removed. TensorRT 8.6 cannot read them; 10 and 11 would inline them in
+  place of our plugins.
+- Nodes of our ops get the attributes from which a plugin determines its types
+  (``plugins/tensorrt/README.md``).
+- Every weight refers to one file, which ``engine/builder/weight_file.py`` writes.
+- ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 ignores the
+  attribute.
+- ``Gelu``, which opset 17 lacks, is expanded.
+- Router logits of mixtures of experts become outputs for validation. The plugin needs them in
+  memory anyway.
+- On request, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions between
+  layout copies.
 """
 
 from __future__ import annotations
@@ -46,15 +45,16 @@ WEIGHTS_FILE = "weights.bin"
 _IR_VERSION = 8  # of opset 17
 _ALIGNMENT = 256
 _COMPUTE_TYPES = {dtype.onnx for dtype in COMPUTE_DTYPES}
-_LINEAR_MULTIPLE = 32  # of K: what the kernel of the Linear plugin takes
+_LINEAR_MULTIPLE = 32  # of K, required by the kernel of the Linear plugin
 
 
 @dataclass(frozen=True)
 class TrtExport:
-    """The model, which refers to ``WEIGHTS_FILE`` beside it, and what that file holds: weight ->
-    byte offset.
+    """The exported model, which refers to ``WEIGHTS_FILE`` beside it.
 
     Attributes:
+        offsets: weight -> byte offset in that file.
+        weights: weight -> its expression.
         intermediates: inner tensors that are also outputs of this model.
     """
 
@@ -65,17 +65,17 @@ class TrtExport:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Total bytes of all weights."""
         return sum(expr.num_bytes for expr in self.weights.values())
 
 
 def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
-    """``model`` for TensorRT; it is not changed, and no weight is read.
+    """Convert ``model`` for TensorRT. It is not changed, and no weight is read.
 
     Args:
-        linear: products with a weight of 16 bits and no bias become ``Linear`` nodes.
+        linear: convert products with a 16-bit weight and no bias to ``Linear`` nodes.
     Raises:
-        UserError: an op that no plugin computes.
+        UserError: no plugin computes an op.
     """
     values = _Values(model, linear)
     nodes = [new for node in model.graph.node for new in values.rewritten(node)]
@@ -100,10 +100,10 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
 
 
 def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
-    """An exported model whose TreeAttention reads caches, page table and lengths before the launch
-    before it ends.
+    """Set ``prefetch_safe`` on an exported model's TreeAttention nodes.
 
-    An engine of it must not copy one of those at every step: the copy may come right before
+    They then read caches, page table and lengths before the launch before them ends. An engine of
+    the model must not copy one of those at every step, because the copy may come right before
     attention.
     """
     made = onnx.ModelProto()
@@ -115,7 +115,7 @@ def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_prefetch_safe(model: onnx.ModelProto) -> bool:
-    """Whether it is one of ``with_prefetch_safe``."""
+    """Return whether ``model`` comes from ``with_prefetch_safe``."""
     return any(
         _attribute(node, "prefetch_safe") for node in model.graph.node if _may_prefetch(node)
     )
@@ -126,9 +126,9 @@ def _may_prefetch(node: onnx.NodeProto) -> bool:
 
 
 def float32_nodes(model: onnx.ModelProto) -> set[str]:
-    """Names of the standard nodes of an exported model that compute in float32:
+    """Return the names of an exported model's standard nodes that compute in float32.
 
-    TensorRT 8.6 must be told.
+    TensorRT 8.6 needs the list.
     """
     values = _Values(model)
     for node in model.graph.node:
@@ -138,7 +138,7 @@ def float32_nodes(model: onnx.ModelProto) -> set[str]:
 
 
 class _Values:
-    """What is known of the graph's values while its nodes are gone through in order."""
+    """The types and constants of the graph's values, collected while its nodes are processed."""
 
     def __init__(self, model: onnx.ModelProto, linear: bool = False) -> None:
         self._linear = linear
@@ -153,7 +153,7 @@ class _Values:
                 self.constants[proto.name] = proto
 
     def rewritten(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes that stand for ``node``."""
+        """Return the nodes that replace ``node``."""
         if node.domain == DOMAIN:
             _check_plugin(node)
             return [self._plugin_node(node)]
@@ -169,7 +169,7 @@ class _Values:
         return [kept]
 
     def infer_types(self, node: onnx.NodeProto) -> None:
-        """Note the element types of a node's outputs."""
+        """Record the element types of a node's outputs."""
         if node.domain != DOMAIN:
             self._set_type(node.output, _result_type(node, self.types))
             return
@@ -178,7 +178,7 @@ class _Values:
         self.types |= zip(node.output, types, strict=True)
 
     def router_logits(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.ValueInfoProto]:
-        """Outputs [n, E] for each mixture of experts. Needs the types of all values."""
+        """Return an output [n, E] for each mixture of experts. Needs the types of all values."""
         found = []
         for node in nodes:
             if node.domain == DOMAIN and node.op_type == "FusedMoe":
@@ -188,7 +188,7 @@ class _Values:
         return found
 
     def shorten_names(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Take the file's place off the names of weights, where what is left is still one name."""
+        """Remove the file's location from the names of weights if they stay unique."""
         short = {name: name.rpartition(":")[2] for name in self.weights}
         counts = Counter(short.values())
         renames = {
@@ -199,8 +199,9 @@ class _Values:
             node.input[:] = [renames.get(name, name) for name in node.input]
 
     def _is_linear(self, node: onnx.NodeProto) -> bool:
-        """Whether the ``Linear`` plugin computes ``node`` as well: x [n, K] times the transpose
-        of a weight [N, K].
+        """Return whether the ``Linear`` plugin can compute ``node``.
+
+        It computes x [n, K] times the transpose of a weight [N, K].
         """
         if node.op_type != "Gemm" or len(node.input) != 2 or node.input[1] not in self.weights:
             return False
@@ -225,7 +226,7 @@ class _Values:
         return made
 
     def _shape_from(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """``Shape`` from axis ``start`` on, of a graph input, as ``Gather`` of the whole shape."""
+        """Replace ``Shape`` with a ``start``, of a graph input, by ``Shape`` and ``Gather``."""
         start, whole = _attribute(node, "start"), f"{node.output[0]}/whole"
         index = f"{node.output[0]}/axes"
         rank = self._ranks[node.input[0]]
@@ -239,7 +240,7 @@ class _Values:
         ]
 
     def _gelu(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """``Gelu`` by operators of opset 17: x / 2 * (1 + erf(x / sqrt 2)), or by tanh."""
+        """Expand ``Gelu`` to opset 17: x / 2 * (1 + erf(x / sqrt 2)), or with tanh."""
         x, out, dtype = node.input[0], node.output[0], self.types[node.input[0]]
         nodes: list[onnx.NodeProto] = []
 
@@ -278,10 +279,10 @@ class _Values:
 
 
 def check_plugins(model: onnx.ModelProto) -> None:
-    """Refuse a graph with an op of ours that no plugin computes.
+    """Check that a plugin computes every op of ours in a graph.
 
     Raises:
-        UserError: naming the op.
+        UserError: naming the op without a plugin.
     """
     for node in model.graph.node:
         if node.domain == DOMAIN:
@@ -302,12 +303,12 @@ def _linear_node(gemm: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def _attribute(node: onnx.NodeProto, name: str) -> Any:
-    """An attribute's value; None where the node has none of that name."""
+    """Return an attribute's value; None if the node lacks it."""
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), None)
 
 
 def _result_type(node: onnx.NodeProto, types: Mapping[str, int]) -> int:
-    """Element type of a standard node's outputs, for the operators that our graphs use."""
+    """Return the element type of a standard node's outputs, for operators in our graphs."""
     if node.op_type == "Cast":
         to: int = _attribute(node, "to")
         return to
@@ -317,13 +318,13 @@ def _result_type(node: onnx.NodeProto, types: Mapping[str, int]) -> int:
 
 
 def _compute_type(model: onnx.ModelProto) -> int:
-    """The type of the first floating input: inputs_embeds, aux_hidden_states or patches."""
+    """Return the type of the first floating input: inputs_embeds, aux_hidden_states or patches."""
     types = (i.type.tensor_type.elem_type for i in model.graph.input)
     return int(next(t for t in types if t in _COMPUTE_TYPES))
 
 
 def _reference(name: str, expr: WeightExpr, offset: int) -> TensorProto:
-    """An initializer whose bytes lie in ``WEIGHTS_FILE``."""
+    """Create an initializer whose bytes are in ``WEIGHTS_FILE``."""
     place = (name, WEIGHTS_FILE, offset, expr.num_bytes)
     written = WeightPart(*place, expr.dtype, expr.shape)
     return weight_initializer(name, WeightExpr((written,), expr.dtype))

@@ -1,5 +1,4 @@
-"""What vision graphs share: products and norms by a tensor's prefix, activations, and attention of
-packed patches over their frames.
+"""Parts that vision graphs share: products, norms, activations, and attention within frames.
 
 Shapes: n patches of all frames.
 """
@@ -24,14 +23,14 @@ Tensors = Mapping[str, TensorRef]
 
 
 def linear(b: GraphBuilder, x: Value, tensors: Tensors, prefix: str, name: str) -> Value:
-    """``x`` through the weight and the bias below ``prefix``."""
+    """Multiply ``x`` by the weight under ``prefix`` and add its bias."""
     return b.linear(x, [tensors[f"{prefix}.weight"]], [tensors[f"{prefix}.bias"]], name=name)
 
 
 def layer_norm(
     b: GraphBuilder, x: Value, tensors: Tensors, prefix: str, name: str, epsilon: float
 ) -> Value:
-    """LayerNorm with the weight and the bias below ``prefix``."""
+    """Apply LayerNorm with the weight and the bias under ``prefix``."""
     scale, bias = b.weight(tensors[f"{prefix}.weight"]), b.weight(tensors[f"{prefix}.bias"])
     return b.op("LayerNormalization", x, scale, bias, name=name, axis=-1, epsilon=epsilon)
 
@@ -39,13 +38,13 @@ def layer_norm(
 def rms_norm(
     b: GraphBuilder, x: Value, tensors: Tensors, prefix: str, name: str, epsilon: float
 ) -> Value:
-    """RMSNorm with the weight below ``prefix``."""
+    """Apply RMSNorm with the weight under ``prefix``."""
     weight = b.weight(tensors[f"{prefix}.weight"])
     return b.own_op("AddRmsNorm", x, weight, names=(name,), dtypes=(b.dtype,), epsilon=epsilon)[0]
 
 
 def activation(b: GraphBuilder, x: Value, kind: str) -> Value:
-    """GELU (exact or tanh) or SiLU."""
+    """Apply GELU (exact or tanh) or SiLU."""
     if kind in {"silu", "swish"}:
         return b.op("Mul", x, b.op("Sigmoid", x))
     approximate = {"gelu": "none", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}.get(kind)
@@ -58,11 +57,11 @@ def activation(b: GraphBuilder, x: Value, kind: str) -> Value:
 
 @dataclass(frozen=True)
 class FrameAttention:
-    """Attention of each patch over its own frame, q and k turned by the patch's row and column.
+    """Attention of each patch over its own frame, with q and k rotated by row and column.
 
     Attributes:
-        positions: int32 [2, n], row and column of each patch. inv_freq, pair_axis: float32 and
-            int32 [D / 2], what each pair of channels turns by.
+        positions: int32 [2, n], row and column of each patch.
+        inv_freq, pair_axis: float32 and int32 [D / 2], frequency and axis of each channel pair.
     """
 
     num_heads: int
@@ -72,7 +71,7 @@ class FrameAttention:
     pair_axis: Value
 
     def emit(self, b: GraphBuilder, qkv: Value, starts: Value) -> Value:
-        """``qkv [n, 3 * H * D]`` -> ``[n, H * D]``; ``starts``: int32 [F + 1], of frames."""
+        """Compute ``qkv [n, 3 * H * D]`` -> ``[n, H * D]``; ``starts``: frames, int32 [F + 1]."""
         return b.own_op(
             "VisionAttention",
             qkv,
@@ -87,7 +86,7 @@ class FrameAttention:
 
 
 def axial_attention(b: GraphBuilder, num_heads: int, head_dim: int) -> FrameAttention:
-    """Heads whose first half of pairs turns by row, and whose second turns by column.
+    """Create attention whose first half of pairs rotates by row, the second by column.
 
     Declares ``rope_positions`` int32 [2, n].
     """
@@ -102,8 +101,9 @@ def axial_attention(b: GraphBuilder, num_heads: int, head_dim: int) -> FrameAtte
 
 
 def _rotation(head_dim: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """f32 [D/2] frequencies and i32 [D/2] axes: the first half of the pairs turn by row, the
-    second by column.
+    """Return frequencies f32 [D/2] and axes i32 [D/2].
+
+    The first half of the pairs rotates by row, the second by column.
     """
     half = head_dim // 2
     exponents = np.arange(0, half, 2, dtype=np.float32) / np.float32(half)

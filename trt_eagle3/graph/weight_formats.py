@@ -1,4 +1,4 @@
-"""The registry of weight formats. ``dense`` has none: its numbers are the values."""
+"""The registry of weight formats. ``dense`` is not listed: its numbers are the values."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
     "nvfp4": Nvfp4Format(divides=False),
     "nvfp4_divided": Nvfp4Format(divides=True),
 }
-"""Name of a layout (``checkpoint.quantised.layout.LAYOUTS``) -> what makes values of it."""
+"""Name of a layout (``checkpoint.quantised.layout.LAYOUTS``) -> its format."""
 
 
 def format_of(refs: Sequence[TensorRef]) -> str:
-    """The name of the format that all of ``refs`` are stored in.
+    """Return the name of the format that all of ``refs`` are stored in.
 
     Raises:
-        UserError: one is of none, or of another than the first.
+        UserError: one has no known format, or another than the first.
     """
     names = [_format_of(ref) for ref in refs]
     other = next((ref for ref, name in zip(refs, names, strict=True) if name != names[0]), None)
     if other is not None:
         raise UserError(
             f"{other.file.name}: {other.name}: expected weight format {names[0]} as "
-            f"{refs[0].name}, with which it is one product, got {_format_of(other)}. Quantise both "
+            f"{refs[0].name}, since they share a product, got {_format_of(other)}. Quantise both "
             "alike."
         )
     return names[0]

@@ -1,8 +1,8 @@
-"""Described weights as standard nodes: the reference lowering, for runtimes that know ONNX alone.
+"""Convert described weights to standard nodes, for runtimes that support only ONNX.
 
-ONNX Runtime folds the nodes once, at load. It is given nodes because a tensor handed over in
-``SessionOptions.add_external_initializers`` lives as long as the session, beside the copy that its
-kernels pack for themselves: twice the memory.
+ONNX Runtime folds the nodes once, at load. Nodes are used because a tensor passed in
+``SessionOptions.add_external_initializers`` lives as long as the session. The kernels' own packed
+copy would double the memory.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from trt_eagle3.graph.weights import (
 __all__ = ["Arrays", "Unpack", "array_initializer", "with_weight_nodes"]
 
 Unpack = Callable[[WeightExpr, WeightPart], IntegerRows]
-"""Reads the whole numbers of an integer part from disk."""
+"""Read the whole numbers of an integer part from disk."""
 Arrays = Mapping[str, NDArray[Any]]
-"""Tensors that a runtime must be handed, by initializer name."""
+"""Tensors to pass to a runtime, by initializer name."""
 _FLOAT = dtype_named("float32").onnx
 
 
 def with_weight_nodes(model: onnx.ModelProto, unpack: Unpack) -> tuple[onnx.ModelProto, Arrays]:
-    """``model`` whose every weight is a tensor on disk or in memory; it is not changed.
+    """Convert every weight of ``model`` to a tensor on disk or in memory. It is not changed.
 
     Returns:
-        the model, and the whole numbers of integer weights, unpacked: no standard node reads their
-        packings.
+        The model, and the unpacked whole numbers of integer weights. No standard node can read
+        their packings.
     Raises:
         UserError: its metadata do not describe a weight.
     """
@@ -65,7 +65,7 @@ def with_weight_nodes(model: onnx.ModelProto, unpack: Unpack) -> tuple[onnx.Mode
 
 
 def array_initializer(name: str, array: NDArray[Any]) -> TensorProto:
-    """The initializer of an array that a runtime is handed beside the model."""
+    """Create the initializer of an array that is passed to a runtime beside the model."""
     dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
     proto = TensorProto(name=name, data_type=dtype, dims=array.shape)
     proto.data_location = TensorProto.EXTERNAL
@@ -74,7 +74,7 @@ def array_initializer(name: str, array: NDArray[Any]) -> TensorProto:
 
 
 class _Lowering:
-    """Collects the nodes of all weights, and the tensors that they start from."""
+    """Collect the nodes of all weights, and the tensors that they read."""
 
     def __init__(self, unpack: Unpack) -> None:
         self.nodes: list[NodeProto] = []
@@ -83,7 +83,7 @@ class _Lowering:
         self._unpack = unpack
 
     def weight(self, name: str, expr: WeightExpr) -> None:
-        """Add the nodes that make ``name``."""
+        """Add the nodes that compute ``name``."""
         made = [self._part(f"{name}/part.{i}", p, expr) for i, p in enumerate(expr.parts)]
         if expr.experts:
             whole = self._node("Concat", made, f"{name}/rows", axis=0)
@@ -91,11 +91,11 @@ class _Lowering:
             self._node("Reshape", [whole, shape], name)
         elif len(made) > 1:
             self._node("Concat", made, name, axis=0)
-        else:  # it has a node, or it would be stored
+        else:  # it has a node; otherwise it would be stored
             self.nodes[-1].output[0] = name
 
     def _part(self, prefix: str, part: WeightPart, expr: WeightExpr) -> str:
-        """One part's values in the weight's type; returns their name."""
+        """Compute one part's values in the weight's type. Return their name."""
         value = self._values(prefix, part, expr)
         if part.row_range != (0, part.values_shape[0]):
             value = self._slice(value, f"{prefix}/rows", part.row_range, 0)
@@ -115,7 +115,7 @@ class _Lowering:
         return self._node("Slice", [value, *inputs], name)
 
     def _values(self, prefix: str, part: WeightPart, expr: WeightExpr) -> str:
-        """All values of a part, before anything is taken of them."""
+        """Compute all values of a part, before slicing."""
         if part.quantised is None:
             return self.stored(prefix, part.stored[0])
         form: Any = WEIGHT_FORMATS[expr.format]
@@ -125,7 +125,7 @@ class _Lowering:
         return nodes.dequantise_nodes(part.quantised, _PartNodes(self, prefix, part))
 
     def _integers(self, prefix: str, rows: IntegerRows) -> str:
-        """(codes - zeros) * scales, of the group of each column."""
+        """Compute (codes - zeros) * scales, with the group of each column."""
         wide = {}
         for name in ("codes", "zeros", "scales"):
             array = getattr(rows, name).contiguous().numpy()
@@ -141,7 +141,7 @@ class _Lowering:
         return self._node("Mul", [whole, wide["scales"]], f"{prefix}/values")
 
     def stored(self, name: str, tensor: StoredTensor) -> str:
-        """The initializer ``name`` of a tensor as it lies on disk."""
+        """Create the initializer ``name`` of a tensor as stored on disk."""
         place = (tensor.name, tensor.location, tensor.offset, tensor.num_bytes)
         part = WeightPart(*place, tensor.dtype, tensor.shape or (1,))
         self.initializers.append(weight_initializer(name, WeightExpr((part,), tensor.dtype)))
@@ -173,17 +173,17 @@ class _PartNodes:
         self._stored = {tensor.role: tensor for tensor in part.stored}
 
     def stored(self, role: str) -> str:
-        """The tensor of a role."""
+        """Create the tensor of a role."""
         return self._lowering.stored(f"{self._prefix}/stored.{role}", self._stored[role])
 
     def constant(self, values: NDArray[Any]) -> str:
-        """An initializer inside the model."""
+        """Create an initializer inside the model."""
         name = self._new_name("constant")
         self._lowering.initializers.append(numpy_helper.from_array(values, name))
         return name
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one output."""
+        """Add a node with one output."""
         output = self._new_name(kind)
         self._lowering.nodes.append(
             helper.make_node(kind, inputs, [output], name=f"{output}/node", **attributes)

@@ -1,9 +1,9 @@
-"""Weights as expressions: which tensors on disk a weight is made of, and how.
+"""Weights as expressions: the tensors on disk that a weight consists of, and their conversion.
 
-A graph names a weight by one initializer and never says in nodes how it is prepared. A weight that
-lies on disk as the graph wants it is ordinary ONNX external data. Any other is an external
-initializer at ``DESCRIBED``, and the model's metadata hold its expression as JSON;
-``engine/runtime/weights.py`` makes the tensor of it.
+A graph names a weight by one initializer and has no nodes for its preparation. A weight that is
+stored in the graph's form is ordinary ONNX external data. Any other is an external initializer at
+``DESCRIBED``. The model's metadata hold its expression as JSON, from which
+``engine/runtime/weights.py`` computes the tensor.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = [
 METADATA_KEY = "trt_eagle3.weights"
 """The model's metadata entry: a JSON object, initializer name -> ``WeightExpr``."""
 DESCRIBED = "trt_eagle3.weights"
-"""Location of an initializer that is described there. There is no such file: a runtime that knows
-nothing of expressions refuses the model instead of reading other bytes.
+"""Location of an initializer described in the metadata. No such file exists: a runtime that does
+not support expressions rejects the model instead of reading wrong bytes.
 """
 
 
 def _dtype(given: Any) -> DType:
-    """A type by its name or by ONNX's enum, for where a ValueError is told in other words."""
+    """Return a type by its name or ONNX's enum. Raise a ValueError, which callers reword."""
     if isinstance(given, DType):
         return given
     try:
@@ -65,7 +65,7 @@ _DTypeField = Annotated[DType, PlainValidator(_dtype), PlainSerializer(str)]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk; ``role``: what it is to a quantised weight (``codes``, ``scale``)."""
+    """A tensor on disk; ``role``: its role in a quantised weight (``codes``, ``scale``)."""
 
     role: str
     name: str
@@ -81,13 +81,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Quantised:
-    """What a quantised part is besides its numbers.
+    """The properties of a quantised part other than its numbers.
 
     Attributes:
-        shape: [out, in] of its values. block: rows and columns of values that share a scale.
-        tensors: all that it is read from, its numbers (``codes``) first.
-        fp8_activations: whether what it is multiplied with shall be FP8 too; a backend may compute
-            with 16 bits where that is as fast.
+        shape: [out, in] of its values.
+        block: rows and columns of values that share a scale.
+        tensors: all tensors that it is read from, its numbers (``codes``) first.
+        fp8_activations: whether its input should be FP8 too. A backend may compute with 16 bits if
+            that is equally fast.
     """
 
     shape: tuple[int, int]
@@ -98,17 +99,20 @@ class Quantised:
 
 @dataclass(frozen=True)
 class WeightPart:
-    """A tensor on disk, and what of it a weight takes: rows and columns, then transposed, then
-    scaled.
+    """A tensor on disk, and the part of it that a weight uses.
+
+    Rows and columns are sliced first, then transposed, then scaled.
 
     Attributes:
-        name: the tensor's in its file. location: of the file under the weights root.
-        offset, num_bytes: of the whole tensor in the file. dtype, shape: as stored, row-major.
-        rows, columns: first and end on the stored first and second axis; None takes all.
-        transpose: the two axes of a matrix change places.
-        scale: factor of every value, in float32; a power of two where it shall be exact.
-        quantised: what makes values of its numbers; None where they are the values. The fields
-            above are then those of its numbers, but for ``rows``, which are of the values.
+        name: name of the tensor in its file.
+        location: location of the file under the weights root.
+        offset, num_bytes: of the whole tensor in the file.
+        dtype, shape: as stored, row-major.
+        rows, columns: first and end on the stored first and second axis; None: all.
+        transpose: whether the two axes of a matrix are swapped.
+        scale: factor of every value, in float32; a power of two if it must be exact.
+        quantised: converts its numbers to values; None if they are the values. With it, the fields
+            above describe its numbers, except ``rows``, which refers to the values.
     """
 
     name: str
@@ -141,12 +145,12 @@ class WeightPart:
 
     @property
     def values_shape(self) -> tuple[int, ...]:
-        """Shape of the values: as stored, or of a quantised part [out, in]."""
+        """Shape of the values: as stored, or [out, in] of a quantised part."""
         return self.quantised.shape if self.quantised else self.shape
 
     @property
     def stored(self) -> tuple[StoredTensor, ...]:
-        """All tensors on disk that it is read from."""
+        """All tensors on disk that the part is read from."""
         if self.quantised:
             return self.quantised.tensors
         place = (self.name, self.location, self.offset, self.num_bytes)
@@ -154,17 +158,17 @@ class WeightPart:
 
     @property
     def row_range(self) -> tuple[int, int]:
-        """First row taken and end, on the first axis of the values."""
+        """First and end row on the first axis of the values."""
         return self.rows or (0, self.values_shape[0])
 
     @property
     def column_range(self) -> tuple[int, int]:
-        """First column taken and end, on the second axis of the values; of a vector (0, 0)."""
+        """First and end column on the second axis of the values; (0, 0) for a vector."""
         return self.columns or (0, self.values_shape[1] if len(self.values_shape) > 1 else 0)
 
     @property
     def made_shape(self) -> tuple[int, ...]:
-        """Shape of what the weight takes."""
+        """Shape of the part that the weight uses."""
         first, end = self.row_range
         rest = self.values_shape[1:]
         if self.columns:
@@ -174,7 +178,7 @@ class WeightPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the stored tensor as it lies there."""
+        """Whether the part is the stored tensor without any change."""
         rows = self.row_range == (0, self.values_shape[0])
         everything = rows and self.columns is None
         return everything and not self.transpose and self.scale == 1.0
@@ -185,9 +189,9 @@ class WeightExpr:
     """A weight: ``parts`` stacked along the first axis, in type ``dtype``.
 
     Attributes:
-        experts: how many matrices their rows are of, one after the other: its shape then is
-            [experts, rows of one, columns]. 0: it is what the parts make.
-        format: how the parts' numbers are stored: ``dense``, or a key of ``WEIGHT_FORMATS``.
+        experts: number of matrices that the stacked rows belong to. The shape is then [experts,
+            rows per matrix, columns]. 0: the weight is the stacked parts.
+        format: format of the parts' numbers: ``dense``, or a key of ``WEIGHT_FORMATS``.
     """
 
     parts: tuple[WeightPart, ...]
@@ -207,19 +211,19 @@ class WeightExpr:
 
     @property
     def stacked_shape(self) -> tuple[int, ...]:
-        """Of the parts, one after the other."""
+        """Shape of the stacked parts."""
         rows = sum(part.made_shape[0] for part in self.parts)
         return rows, *self.parts[0].made_shape[1:]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Row-major."""
+        """Shape of the weight, row-major."""
         rows, *rest = self.stacked_shape
         return (self.experts, rows // self.experts, *rest) if self.experts else (rows, *rest)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the made tensor."""
+        """Bytes of the tensor."""
         return self.dtype.num_bytes(prod(self.shape))
 
     @property
@@ -231,7 +235,7 @@ class WeightExpr:
 
 
 def part_of(ref: TensorRef, resolve: Callable[[TensorRef], str], scale: float = 1.0) -> WeightPart:
-    """The whole of the weight at ``ref`` times ``scale``; ``resolve`` says where its files are."""
+    """Create a part of the whole weight at ``ref``; ``resolve`` returns its files' locations."""
     if not isinstance(ref, QuantisedRef):
         stored = _stored("codes", ref, resolve)
         place = (stored.name, stored.location, stored.offset, stored.num_bytes)
@@ -248,8 +252,9 @@ def part_of(ref: TensorRef, resolve: Callable[[TensorRef], str], scale: float = 
 def expert_parts(
     ref: ExpertsRef, resolve: Callable[[TensorRef], str], half_scale: float = 1.0
 ) -> tuple[WeightPart, ...]:
-    """The parts of the experts at ``ref``; ``half_scale``: factor of the second half of each
-    expert's rows (``up`` of gate and up).
+    """Create the parts of the experts at ``ref``.
+
+    ``half_scale``: factor of the second half of each expert's rows (``up`` of gate and up).
     """
     parts = [part_of(part, resolve) for part in ref.parts]
     if ref.transposed:
@@ -281,10 +286,10 @@ def _check_bytes(dtype: DType, shape: tuple[int, ...], num_bytes: int) -> None:
 
 
 def _check_format(name: str, part: WeightPart) -> None:
-    """Refuse a part that is not of the format ``name``.
+    """Check that a part has the format ``name``.
 
     Raises:
-        ValueError: saying what was expected.
+        ValueError: stating what was expected.
     """
     if part.quantised is None:
         if name != "dense":
@@ -297,7 +302,7 @@ def _check_format(name: str, part: WeightPart) -> None:
 
 
 def weight_initializer(name: str, expr: WeightExpr) -> TensorProto:
-    """The initializer ``name`` that stands for ``expr`` in a graph."""
+    """Create the initializer ``name`` that represents ``expr`` in a graph."""
     proto = TensorProto(name=name, data_type=expr.dtype.onnx, dims=expr.shape)
     proto.data_location = TensorProto.EXTERNAL
     entries: dict[str, object] = {"location": DESCRIBED}
@@ -310,7 +315,7 @@ def weight_initializer(name: str, expr: WeightExpr) -> TensorProto:
 
 
 def write_descriptions(model: onnx.ModelProto, weights: Mapping[str, WeightExpr]) -> None:
-    """Put the expressions that are not stored as they are into the metadata of ``model``."""
+    """Write the expressions that are not stored as they are to the metadata of ``model``."""
     described = {name: expr for name, expr in weights.items() if not expr.is_stored}
     if described:
         text = _adapter().dump_json(described, exclude_defaults=True).decode()
@@ -350,10 +355,10 @@ def external_weights(model: onnx.ModelProto) -> dict[str, WeightExpr]:
 
 
 def weight_expr(proto: TensorProto, described: Mapping[str, WeightExpr]) -> WeightExpr:
-    """The expression of an external initializer.
+    """Return the expression of an external initializer.
 
     Raises:
-        ValueError: it has none that makes its type and shape.
+        ValueError: it has no expression of its type and shape.
     """
     entries = {entry.key: entry.value for entry in proto.external_data}
     if entries.get("location") != DESCRIBED:
@@ -374,7 +379,7 @@ def _stored_expr(proto: TensorProto, entries: Mapping[str, str]) -> WeightExpr:
         offset, length = int(entries["offset"]), int(entries["length"])
     except (KeyError, ValueError) as error:
         raise ValueError("its external data has no offset and length in bytes") from error
-    # a graph knows a weight by its file too
+    # the file is part of a weight's name in the graph
     name = proto.name.removeprefix(f"{location}:")
     dtype = _dtype(proto.data_type)
     part = WeightPart(name, location, offset, length, dtype, tuple(proto.dims))

@@ -1,8 +1,7 @@
-"""States of bytes as int32 words, for runtimes whose plugins have no such type: FP8 keys and
-values, which TensorRT 8.6 has no type for.
+"""Convert states of bytes to int32 words, for plugin runtimes without a type for FP8 caches.
 
-A state uint8 [leading, .., D] becomes int32 [leading, .., D / 4] of the same memory. Our plugin
-reads such caches (``plugins/tensorrt/tree_attention.cpp``); nothing else may read them.
+TensorRT 8.6 has no such type. A state uint8 [leading, .., D] becomes int32 [leading, .., D / 4] of
+the same memory. Only our plugin may read such caches (``plugins/tensorrt/tree_attention.cpp``).
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from trt_eagle3.spec import StateSpec
 
 __all__ = ["with_word_states"]
 
-_BYTES = 4  # of a word
+_BYTES = 4  # per word
 
 
 def with_word_states(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model`` with its states of bytes as words; itself where it has none.
+    """Convert the byte states of ``model`` to words; return it unchanged if it has none.
 
     Raises:
-        UserError: rows of a state are no whole number of words.
+        UserError: rows of a state are not a whole number of words.
     """
     states = read_states(model)
     wide = {state.name: _words(state) for state in states if state.dtype == "uint8"}

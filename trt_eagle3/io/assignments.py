@@ -1,4 +1,4 @@
-"""Words ``KEY=VALUE`` of a command line."""
+"""Parse ``KEY=VALUE`` words of a command line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _EXAMPLES = {"--override": "aux_layers=[2,18,33]", "--set": "limits.max_batch_si
 
 
 def parse_assignments(words: Iterable[str], option: str = "--set") -> dict[str, Any]:
-    """A mapping of the words that ``option`` was given; values are YAML, dots make sections.
+    """Parse the values of ``option`` to a mapping. Values are YAML; dots make sections.
 
     Raises:
-        UserError: a word without ``=``, a value that is not YAML, or a part of what has a plain
-            value already.
+        UserError: a word has no ``=``, a value is not YAML, or a key is set both as a value and as
+            a section.
     """
     found: dict[str, Any] = {}
     for word in words:
@@ -42,7 +42,7 @@ def parse_assignments(words: Iterable[str], option: str = "--set") -> dict[str, 
         except UserError as error:
             reason = clip(str(error).removeprefix("value: not YAML: "), 120)
             raise UserError(
-                f"{option} {clip(word)}: the value is not YAML: {reason}. Texts with * & or : want "
-                "quotes."
+                f"{option} {clip(word)}: the value is not YAML: {reason}. Quote texts with "
+                "*, & or :."
             ) from error
     return found

@@ -1,6 +1,4 @@
-"""Reading files that strangers wrote: regular files of at most so many bytes, and nothing that
-could block.
-"""
+"""Read untrusted files: only regular files up to a size, without blocking."""
 
 from __future__ import annotations
 
@@ -25,16 +23,17 @@ _KINDS = {
 def open_regular(file: Path) -> BinaryIO:
     """Open ``file`` for reading bytes; close it, or use it as a context manager.
 
-    A FIFO, socket, device or folder is refused at once: opening never waits for a writer.
+    A FIFO, socket, device or folder is rejected at once. Opening never blocks on a writer.
 
     Raises:
-        UserError: not a regular file. OSError: absent or unreadable.
+        UserError: this is not a regular file.
+        OSError: the file is missing or unreadable.
     """
-    # before opening: opening a device may already do something
+    # checked before opening, because opening a device may have effects
     _check_regular(file, file.stat().st_mode)
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check_regular(file, os.fstat(descriptor).st_mode)  # it may have been exchanged since
+        _check_regular(file, os.fstat(descriptor).st_mode)  # it may have been replaced since
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -45,12 +44,12 @@ def read_bounded(file: Path, most_bytes: int) -> bytes:
     """Read the whole of a regular file.
 
     Raises:
-        UserError: not a regular file, or more than ``most_bytes`` long. OSError: absent or
-            unreadable.
+        UserError: this is not a regular file, or it has more than ``most_bytes``.
+        OSError: the file is missing or unreadable.
     """
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
-        # whatever is asked for is allocated; some files grow, and those of /proc have no size
+        # read() allocates the requested size. Some files grow, and those of /proc have size 0.
         data = stream.read(min(size, most_bytes) + 1)
         while len(data) <= most_bytes and (more := stream.read(1 << 16)):
             data += more
@@ -66,7 +65,8 @@ def read_text_bounded(file: Path, most_bytes: int) -> str:
     """Read the whole of a regular file as UTF-8.
 
     Raises:
-        UserError: as ``read_bounded``, or not UTF-8. OSError: absent or unreadable.
+        UserError: as for ``read_bounded``, or the file is not UTF-8.
+        OSError: the file is missing or unreadable.
     """
     try:
         return read_bounded(file, most_bytes).decode("utf-8")

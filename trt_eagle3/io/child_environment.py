@@ -16,5 +16,5 @@ _SECRETS = frozenset({API_KEY_VARIABLE, "ADMIN_KEY", "HF_TOKEN", "HUGGING_FACE_H
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """This process's variables without secrets, plus ``more``. No child needs the secrets."""
+    """Return this process's variables without secrets, plus ``more``. No child needs secrets."""
     return {name: value for name, value in os.environ.items() if name not in _SECRETS} | more

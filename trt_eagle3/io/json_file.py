@@ -1,6 +1,4 @@
-"""JSON that strangers wrote: bounded in size, in values and in depth, and without keys that
-stand twice.
-"""
+"""Read untrusted JSON with bounds on size, values and depth, and without duplicate keys."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ MAX_JSON_BYTES = 16 << 20
 largest models 10 MB.
 """
 MAX_JSON_VALUES = 1_000_000
-"""Values of a text at most (commas and opening brackets are counted, those in texts too): some
-100 MB as objects.
+"""Maximum number of values in a text, which take about 100 MB as objects.
+
+It counts commas and opening brackets, including those inside strings.
 """
 MAX_JSON_DEPTH = 64
 
@@ -33,12 +32,13 @@ def parse_json(
     """Parse a JSON text.
 
     Args:
-        data: the text; bytes must be UTF-8. name: what it is, for errors.
-        max_values: how many values it may have (see ``MAX_JSON_VALUES``).
-        fix: what to do about a text that is too large or nested too deep.
+        data: the text; bytes must be UTF-8.
+        name: name of the text in errors.
+        max_values: maximum number of values (see ``MAX_JSON_VALUES``).
+        fix: advice for a text that is too large or nested too deep.
     Raises:
-        UserError: not UTF-8, not JSON, too many values, nested deeper than ``MAX_JSON_DEPTH``, or a
-            key stands twice in one object.
+        UserError: this is not UTF-8 or not JSON, has too many values, is nested deeper than
+            ``MAX_JSON_DEPTH``, or repeats a key in one object.
     """
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
@@ -61,8 +61,9 @@ def read_json_object(file: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, 
     """Read a file that holds one JSON object.
 
     Raises:
-        UserError: not a regular file, too long, or as ``parse_json``; or not an object. OSError:
-            absent or unreadable.
+        UserError: as for ``parse_json``; or the file is not regular, is too long, or is not an
+            object.
+        OSError: the file is missing or unreadable.
     """
     value = parse_json(read_bounded(file, most_bytes), file)
     if not isinstance(value, dict):
@@ -76,15 +77,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"key {quote(key, 80)} stands twice")
+                raise ValueError(f"key {quote(key, 80)} appears twice")
             seen.add(key)
     return entries
 
 
 def _is_shallow(value: Any) -> bool:
-    """Whether ``value`` is nested at most ``MAX_JSON_DEPTH`` deep; level by level, so that the
-    walk has no depth.
-    """
+    """Return whether ``value`` is nested at most ``MAX_JSON_DEPTH`` deep, without recursion."""
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
         level = [child for parent in level for child in _children(parent)]

@@ -1,4 +1,4 @@
-"""Names of log levels, for options of commands."""
+"""Names of log levels for command options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A click command as a program."""
+"""Run a click command as a program."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ __all__ = ["run_command"]
 
 
 def run_command(command: click.Command) -> NoReturn:
-    """Run ``command`` and exit: errors of ``errors.py``, and want of memory, print one line and set
-    the exit code.
+    """Run ``command`` and exit.
+
+    Errors of ``errors.py``, and a lack of memory, print one line and set the exit code.
     """
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
@@ -27,13 +28,13 @@ def run_command(command: click.Command) -> NoReturn:
     except click.ClickException as error:
         _print_error(error.format_message())
         sys.exit(2)
-    except OSError as error:  # of a path that may not be looked at, or is none
+    except OSError as error:  # a path that is invalid or may not be accessed
         if error.filename is None:
             raise
         _print_error(f"{error.filename}: {error.strerror}")
         sys.exit(2)
     except MemoryError:
-        _print_error("no memory is left. Free some, or ask for less.")
+        _print_error("out of memory. Free some, or request less.")
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -41,6 +42,6 @@ def run_command(command: click.Command) -> NoReturn:
 
 
 def _print_error(message: str) -> None:
-    """One line, whatever file names it holds."""
+    """Print one line, even if a file name has line breaks."""
     line = r"\n".join(message.splitlines())
     click.echo(f"error: {line}", err=True)

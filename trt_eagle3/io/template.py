@@ -1,4 +1,4 @@
-"""Files that are written from templates in a package's ``templates`` folder."""
+"""Render files from templates in a package's ``templates`` folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ __all__ = ["render"]
 
 
 def render(package: str, template: str, values: Mapping[str, Any]) -> bytes:
-    """``templates/<template>`` of ``package`` with ``values``; a name that has no value is an
-    error.
-    """
+    """Render ``templates/<template>`` of ``package`` with ``values``; missing names raise."""
     source = files(package).joinpath("templates", template).read_text(encoding="utf-8")
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False

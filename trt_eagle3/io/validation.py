@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a value, in this package's words."""
+"""Describe pydantic's validation errors in this package's words."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ _EXPECTED = {
 
 
 def problem_text(error: Mapping[str, Any]) -> str:
-    """What was expected, of an entry of ``ValidationError.errors()``; its place and the value that
-    was got are the caller's to add.
+    """Describe the expected value of an entry of ``ValidationError.errors()``.
+
+    The caller adds its place and the value that was got.
     """
     expected = _EXPECTED.get(error["type"])
     if expected is None:

@@ -1,6 +1,4 @@
-"""WorkerProcess: processes that run untrusted input. They start on demand, and are replaced when a
-request ends them.
-"""
+"""WorkerProcess: processes for untrusted input, started on demand and replaced if they die."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def _never() -> bool:
 class WorkerProcess:
     """A script that answers each line of JSON with a line of JSON, in up to ``count`` processes.
 
-    An empty line asks a worker to stop its present work, and gets no answer of its own. A worker
+    An empty line tells a worker to stop its current work, and gets no answer of its own. A worker
     that does not stop is killed.
     """
 
@@ -62,13 +60,13 @@ class WorkerProcess:
         self._owner = os.getpid()
 
     def ask(self, request: bytes, cancelled: Callable[[], bool] = _never) -> dict[str, Any] | None:
-        """A worker's answer; None if the request ended the worker.
+        """Return a worker's answer; None if the request ended the worker.
 
         Args:
             request: JSON, without line ends.
             cancelled: whether the answer is no longer needed.
         Raises:
-            RequestCancelledError: ``cancelled()`` became true; the worker is free again.
+            RequestCancelledError: ``cancelled()`` became true; the worker is idle again.
             EnvironmentMissingError: no process can be started.
         """
         with self._place(cancelled):
@@ -102,7 +100,7 @@ class WorkerProcess:
             idle, at_work = self._idle, self._all.difference(self._idle)
             self._idle, self._all = [], set()
         for process in at_work:
-            process.kill()  # the thread that waits for it notices, and closes its pipes
+            process.kill()  # the waiting thread then closes its pipes
         for process in idle:
             _end(process)
 
@@ -130,7 +128,7 @@ class WorkerProcess:
         return line
 
     def _take(self) -> _Process:
-        """An idle worker that still runs, or a new one."""
+        """Return an idle worker that still runs, or a new one."""
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
@@ -145,7 +143,7 @@ class WorkerProcess:
 
     def _put_back(self, process: _Process, *, usable: bool) -> None:
         with self._lock:
-            if usable and process in self._all:  # else close() took it
+            if usable and process in self._all:  # else close() has removed it
                 self._idle.append(process)
                 return
             self._all.discard(process)
@@ -175,10 +173,10 @@ class WorkerProcess:
 
 
 def _exchange(process: _Process, request: bytes, cancelled: Callable[[], bool]) -> bytes:
-    """Send ``request`` and read the answer; it lacks the line end if the process ended first.
+    """Send ``request`` and read the answer, which lacks the line end if the process ended first.
 
     Raises:
-        RequestCancelledError: cancelled, and the process did not stop within ``_GRACE_S``.
+        RequestCancelledError: the process did not stop within ``_GRACE_S`` of a cancellation.
     """
     assert process.stdout is not None
     _write(process, request)
@@ -200,7 +198,7 @@ def _exchange(process: _Process, request: bytes, cancelled: Callable[[], bool]) 
 
 
 def _write(process: _Process, line: bytes) -> None:
-    """Write a line. If the worker has ended, reading its answer will show it."""
+    """Write a line. If the worker has ended, reading its answer detects it."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line + b"\n")

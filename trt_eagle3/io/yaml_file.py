@@ -1,4 +1,4 @@
-"""YAML that people write: bounded in size, nodes and depth, and without keys that stand twice."""
+"""Read YAML files with bounds on size, nodes and depth, and without duplicate keys."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ __all__ = ["MAX_YAML_BYTES", "MAX_YAML_DEPTH", "MAX_YAML_NODES", "parse_yaml", "
 
 MAX_YAML_BYTES = 1 << 20
 MAX_YAML_NODES = 20_000
-"""Keys and values of a text at most, an alias counted as all that it stands for."""
+"""Maximum number of keys and values in a text, with aliases expanded."""
 MAX_YAML_DEPTH = 64
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, bounded: each node counts before it is kept, each alias before it is
-    expanded.
+    """PyYAML's safe loader with bounds on nodes and depth.
+
+    Each node is counted before it is kept, each alias before it is expanded.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._num_nodes = self._depth = 0
-        self._sizes: dict[int, int] = {}  # of finished nodes, by id, their aliases expanded
+        self._sizes: dict[int, int] = {}  # size of each finished node, by id, aliases expanded
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        """Bound brackets as they are read: the scanner looks ahead, at a cost that grows with
-        the square of them.
-        """
+        """Bound the bracket depth while scanning: the scanner's look-ahead takes quadratic time."""
         if self.flow_level > MAX_YAML_DEPTH:
             mark = self.get_mark()
             raise yaml.scanner.ScannerError(
@@ -41,7 +40,7 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose one node. An alias to a node that is not finished would contain itself."""
+        """Compose one node. An alias to an unfinished node would contain itself."""
         alias = self.check_event(yaml.AliasEvent)
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before = self._num_nodes
@@ -69,19 +68,19 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if (key.tag, key.value) in seen:
-                said = f"key {clip(key.value, 80)} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                problem = f"key {clip(key.value, 80)} appears twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
 
 def parse_yaml(text: str, name: object) -> Any:
-    """Parse a YAML text of one document; ``name`` says what it is, for errors.
+    """Parse a YAML text of one document; ``name`` is its name in errors.
 
     Raises:
-        UserError: not YAML, longer than ``MAX_YAML_BYTES``, more than ``MAX_YAML_NODES`` once its
-            aliases are expanded, nested deeper than ``MAX_YAML_DEPTH``, or a key of a mapping
-            stands twice.
+        UserError: this is not YAML, is longer than ``MAX_YAML_BYTES``, has more than
+            ``MAX_YAML_NODES`` with aliases expanded, is nested deeper than ``MAX_YAML_DEPTH``, or
+            repeats a key in a mapping.
     """
     if len(text) > MAX_YAML_BYTES:
         raise UserError(f"{name}: {len(text)} characters long, expected at most {MAX_YAML_BYTES}")
@@ -90,7 +89,7 @@ def parse_yaml(text: str, name: object) -> Any:
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{name}: not YAML: {_reason(error)}") from error
     except yaml.YAMLError as error:
-        # of characters that YAML does not have; its second line names no place
+        # for characters outside of YAML; the message's second line has no place
         raise UserError(f"{name}: not YAML: {clip(' '.join(str(error).split()))}") from error
     except (
         ValueError,
@@ -100,7 +99,7 @@ def parse_yaml(text: str, name: object) -> Any:
         OverflowError,
         RecursionError,
     ) as error:
-        # PyYAML's constructors let these through: 2020-13-45, !!timestamp x, !!bool x, !!float x
+        # PyYAML's constructors do not catch these: 2020-13-45, !!timestamp x, !!bool x, !!float x
         raise UserError(f"{name}: not YAML: {clip(error)}") from error
 
 
@@ -108,14 +107,14 @@ def read_yaml(file: Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        UserError: not a regular file or not UTF-8, or as ``parse_yaml``. OSError: absent or
-            unreadable.
+        UserError: as for ``parse_yaml``; or the file is not regular or not UTF-8.
+        OSError: the file is missing or unreadable.
     """
     return parse_yaml(read_text_bounded(file, MAX_YAML_BYTES), file)
 
 
 def _reason(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong and where, without PyYAML's copy of the line."""
+    """Describe the error and its place, without PyYAML's copy of the line."""
     words = clip(" ".join(f"{error.context or ''} {error.problem or ''}".split()))
     mark = error.problem_mark or error.context_mark
     return f"{words}, line {mark.line + 1}, column {mark.column + 1}" if mark else words

@@ -1,4 +1,4 @@
-"""Prompts of text, images and videos to model inputs; no torchvision, no model code."""
+"""Convert prompts of text, images and videos to model inputs, without torchvision or model code."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = [
     "normalise",
 ]
 
-# Imported when first asked for: a decoder process imports `image` and `patches`, and neither torch
-# nor a tokenizer.
+# Imported on first use: a decoder process imports `image` and `patches`, without torch and without
+# a tokenizer.
 _HOMES = {
     "LOCAL_MEDIA": "policy",
     "ImageSource": "image",

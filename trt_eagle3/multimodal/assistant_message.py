@@ -33,17 +33,17 @@ class AnswerFormat:
 
 
 PLAIN = AnswerFormat()
-"""Hermes' calls, and no reasoning."""
+"""Hermes tool calls, without reasoning."""
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What a piece of text adds to a call.
+    """The tool-call fragment that a piece of text adds.
 
     Attributes:
-        index: of the call in its message.
-        name: the function's name in the piece that begins the call; else None.
-        arguments: the next part of the arguments' JSON text.
+        index: index of the call in its message.
+        name: function name, in the first piece of a call; else None.
+        arguments: next fragment of the arguments' JSON text.
     """
 
     index: int
@@ -53,7 +53,7 @@ class CallDelta:
 
 @dataclass(frozen=True)
 class MessageDelta:
-    """What a piece of text adds to a message."""
+    """The reasoning, content and call fragments that a piece of text adds to a message."""
 
     reasoning: str = ""
     content: str = ""
@@ -72,7 +72,7 @@ class MessageDelta:
 
 @dataclass
 class AssistantMessage:
-    """A message, as far as it was parsed.
+    """A message, as far as it is parsed.
 
     Attributes:
         calls: (name, JSON text of the arguments) of each call.
@@ -86,14 +86,14 @@ class AssistantMessage:
     def parse(
         cls, text: str, tools: Iterable[Tool] = (), answer_format: AnswerFormat = PLAIN
     ) -> AssistantMessage:
-        """The message of a whole text; arguments as of ``MessageParser``."""
+        """Parse a whole text; see ``MessageParser`` for the arguments."""
         parser = MessageParser(tools, answer_format)
         parser.push(text)
         parser.flush()
         return parser.message
 
     def add(self, delta: MessageDelta) -> None:
-        """Append what a piece of text added."""
+        """Append ``delta`` to the message."""
         self.reasoning += delta.reasoning
         self.content += delta.content
         for call in delta.calls:
@@ -104,11 +104,11 @@ class AssistantMessage:
 
 
 class MessageParser:
-    """Parses a text that comes in pieces; however it is cut, the deltas add up to the same message.
+    """Parse a text incrementally. The message does not depend on where the text is split.
 
-    A tool call must be in the checkpoint's format and name a known tool. Anything else stays text,
-    even a call in another format: it may be quoted. ``--tool-format`` sets the format of a
-    checkpoint whose template teaches another.
+    A tool call must be in the checkpoint's format and name a known tool. All other text stays
+    content, including calls in another format, which may be quotations. If a checkpoint's template
+    teaches another format, set it with ``--tool-format``.
 
     Attributes:
         message: the sum of all deltas so far.
@@ -123,19 +123,19 @@ class MessageParser:
         self._held = ""
         states = {"none": self._content, "optional": self._start, "open": self._reasoning}
         self._state = states[answer_format.reasoning.mode]
-        self._strip = answer_format.reasoning.mode != "none"  # blanks at the beginning of a part
+        self._strip = answer_format.reasoning.mode != "none"  # blanks at the start of a part
         self._reader: CallReader | None = None
-        self._gap = ""  # blanks that stood before a tag
+        self._gap = ""  # blanks before a tag
 
     def push(self, text: str) -> MessageDelta:
-        """What ``text`` adds for certain."""
+        """Append ``text`` and return the delta that later text cannot change."""
         found = MessageDelta()
         for start in range(0, len(text), _PIECE_LEN):  # the held text is copied at each tag
             found += self._run(text[start : start + _PIECE_LEN], last=False)
         return MessageDelta(found.reasoning, found.content, _merged(found.calls))
 
     def flush(self) -> MessageDelta:
-        """What was held back, at the end of the answer."""
+        """Return the text still held back at the end of the answer."""
         return self._run("", last=True)
 
     def _run(self, text: str, *, last: bool) -> MessageDelta:
@@ -148,10 +148,10 @@ class MessageParser:
             found += delta
         return MessageDelta(found.reasoning, found.content, _merged(found.calls))
 
-    # Each state consumes what it can of the held text, and may set the next state.
+    # Each state consumes a prefix of the held text and may set the next state.
 
     def _start(self, last: bool) -> MessageDelta:
-        """Before the first word: reasoning, or at once text."""
+        """Choose reasoning or content before the first word."""
         body, start = self._held.lstrip(), self._reasoning_marks.start
         if body.startswith(start):
             self._held, self._state, self._strip = body[len(start) :], self._reasoning, True
@@ -177,7 +177,7 @@ class MessageParser:
         return MessageDelta(content=text)
 
     def _call(self, last: bool) -> MessageDelta:
-        """In what may be a call, from the trigger on."""
+        """Parse a possible call, from its trigger on."""
         assert self._reader is not None, "a trigger was found"
         found = self._reader.push(self._held, last=last)
         self._held = ""
@@ -192,9 +192,11 @@ class MessageParser:
         return MessageDelta(content=content, calls=tuple(calls))
 
     def _until(self, tags: tuple[str, ...], last: bool) -> tuple[str, str]:
-        """The certain text before the first of ``tags``, and the tag, if found; it stays held.
+        """Return the text before the first of ``tags`` and the tag found, which stays held.
 
-        Blanks before the tag are no part of the text: they are held until something follows.
+        If no tag is found, text that may begin a tag stays held.
+
+        Blanks before a tag are not part of the text. They are held until more text arrives.
         """
         held = self._held
         places = {held.find(tag): tag for tag in tags}
@@ -218,13 +220,13 @@ class MessageParser:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of ``text`` may begin ``tag``."""
+    """Count the characters at the end of ``text`` that may begin ``tag``."""
     sizes = range(min(len(tag) - 1, len(text)), 0, -1)
     return next((n for n in sizes if tag.startswith(text[-n:])), 0)
 
 
 def _merged(calls: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
-    """``calls`` with those of one call that follow each other as one."""
+    """Merge adjacent deltas of the same call."""
     merged: list[CallDelta] = []
     for call in calls:
         if merged and merged[-1].index == call.index:

@@ -1,4 +1,4 @@
-"""Read the arguments of a past tool call, also of an answer that was cut."""
+"""Read the arguments of a past tool call, complete or truncated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["is_whole_object", "read_arguments"]
 
 
 def is_whole_object(text: str) -> bool:
-    """Whether ``text`` is a complete JSON object. A blank text is an empty object."""
+    """Return whether ``text`` is a complete JSON object. Blank text is an empty object."""
     try:
         return not text.strip() or isinstance(from_json(text), dict)
     except ValueError:
@@ -18,10 +18,10 @@ def is_whole_object(text: str) -> bool:
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """Read ``text`` as a JSON object. Of a cut or broken one, close its longest valid prefix.
+    """Read ``text`` as a JSON object. If it is truncated or broken, close its longest valid prefix.
 
-    A cut string is kept as far as it goes. A cut name or number is left out. ``null`` and blanks
-    are an empty object.
+    A truncated string keeps its text. A truncated name or number is dropped. ``null`` and blank
+    text are an empty object.
 
     Returns:
         None if ``text`` does not begin an object.

@@ -1,4 +1,4 @@
-"""Caller: the request that work belongs to, and whether it was cancelled."""
+"""Caller: the request that a piece of work belongs to, with its cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trt_eagle3.errors import RequestCancelledError
 __all__ = ["NO_CALLER", "POLL_S", "Caller", "abandonable"]
 
 POLL_S = 0.05
-"""Seconds until a waiting thread notices that the request was cancelled."""
+"""Seconds between two checks of a waiting thread for cancellation."""
 
 _T = TypeVar("_T")
 _numbers = itertools.count()
@@ -26,12 +26,13 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class Caller:
-    """One request.
+    """The request that a piece of work belongs to.
 
     Attributes:
-        client: its sender, if known. Decoders are shared among clients, then among requests.
-        cancelled: whether the request's time is over or its client has left.
-        number: of the request.
+        client: name of the client, if known. Decoders are shared among clients first, then among
+            the requests of a client.
+        cancelled: returns True once the request has timed out or its client has disconnected.
+        number: unique number of the request.
     """
 
     client: str = ""
@@ -39,11 +40,11 @@ class Caller:
     number: int = field(default_factory=lambda: next(_numbers))
 
     def unless(self, over: Callable[[], bool]) -> Caller:
-        """The same request, which also ends when ``over()``."""
+        """Return the same request, which is also cancelled once ``over()`` is true."""
         return replace(self, cancelled=lambda: over() or self.cancelled())
 
     def check(self) -> None:
-        """Stop the work of a cancelled request.
+        """Raise if the request is cancelled.
 
         Raises:
             RequestCancelledError: the request was cancelled.
@@ -53,16 +54,16 @@ class Caller:
 
 
 NO_CALLER = Caller()
-"""A caller that never cancels."""
+"""A caller that is never cancelled."""
 
 
 def abandonable(function: Callable[[], _T], caller: Caller, timeout_s: float) -> _T:
-    """Call ``function`` on its own thread; abandon it on cancellation or after ``timeout_s``.
+    """Call ``function`` on its own thread. Abandon it on cancellation or after ``timeout_s``.
 
     Raises:
         RequestCancelledError: the request was cancelled.
         TimeoutError: ``timeout_s`` passed.
-        Any error of ``function``.
+        Exception: any error of ``function``.
     """
     found: list[_T] = []
     failed: list[BaseException] = []

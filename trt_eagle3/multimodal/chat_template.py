@@ -1,6 +1,4 @@
-"""The checkpoint's own chat template, rendered as transformers renders it, in a process that can
-be ended.
-"""
+"""Render the checkpoint's chat template as transformers does, in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -45,8 +43,9 @@ _PROBE_CALL: list[Mapping[str, Any]] = [
 
 
 class ChatTemplate:
-    """A template; it comes from a checkpoint, so it runs in Jinja's immutable sandbox in a
-    bounded process.
+    """A chat template.
+
+    It comes from a checkpoint, so it runs in Jinja's immutable sandbox, in a process with limits.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class ChatTemplate:
 
         Args:
             variables: the tokenizer's special tokens (``eos_token`` and so on).
-            with_tools: the template of requests with tools, if that is another.
+            with_tools: the template for requests with tools, if it differs.
         Raises:
             UserError: a template does not parse.
         """
@@ -71,12 +70,12 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path, *, processor: bool) -> ChatTemplate:
-        """Find the template where transformers finds it (see ``find_templates``).
+        """Find the template as transformers does (see ``find_templates``).
 
         Args:
-            processor: whether the checkpoint takes images or videos.
+            processor: whether the checkpoint accepts images or videos.
         Raises:
-            UserError: there is none, or it cannot be read.
+            UserError: there is no template, or it cannot be read.
         """
         found = find_templates(directory, processor=processor)
         path = directory / "tokenizer_config.json"
@@ -89,18 +88,18 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> str:
-        """The prompt's text, up to where the assistant begins.
+        """Render the text of the prompt, including the generation prompt of the assistant.
 
-        Templates drop what they do not know: roles, tools, or a system message that is not the
-        first, as Qwen3-VL's. So it is rendered twice, once with marks for texts, tools and calls.
-        System messages at the beginning are joined if the template does not take two.
+        Templates drop unknown roles, tools, or a system message that is not the first (Qwen3-VL).
+        To detect this, the template is rendered twice, once with marks in place of texts, tools and
+        calls. Leading system messages are joined if the template accepts only one.
 
         Args:
-            tools: OpenAI's objects of functions that may be called.
-            options: further variables of the template, such as ``enable_thinking``.
+            tools: OpenAI function objects that may be called.
+            options: further template variables, such as ``enable_thinking``.
         Raises:
-            UserError: the template refuses these messages, leaves a part of them out, or takes too
-                much time or memory.
+            UserError: the template rejects these messages, omits a part of them, or exceeds its
+                time or memory limit.
         """
         num_systems = _num_leading_systems(messages)
         if num_systems > 1 and not self._takes_two_systems:
@@ -134,15 +133,15 @@ class ChatTemplate:
 
     @cached_property
     def text_arguments(self) -> bool:
-        """Whether arguments of past calls may be JSON text; otherwise they must be objects."""
+        """Whether arguments of past calls may be JSON text. Otherwise they must be objects."""
         return all("arguments is string" in text for text in (self._source, self._with_tools))
 
     def takes_option(self, name: str) -> bool:
-        """Whether the template reads the variable ``name``, and requests may set it."""
+        """Return whether the template reads the variable ``name`` and a request may set it."""
         return name in self._names and name not in self._values((), (), NO_OPTIONS)
 
     def reads_of_messages(self, key: str) -> bool:
-        """Whether the template reads ``key`` of a variable whose name begins with ``m``."""
+        """Return whether the template reads ``key`` of a variable whose name begins with ``m``."""
         return key in self._message_keys
 
     @cached_property
@@ -158,8 +157,8 @@ class ChatTemplate:
     def tool_format(self) -> ToolFormat:
         """The format of calls that the template teaches.
 
-        A prompt with a tool and a past call shows it. If the template does not render that prompt,
-        its source is searched.
+        It is detected in a rendered prompt with a tool and a past call. If the template does not
+        render that prompt, it is detected in the template's source.
         """
         try:
             [prompt] = render_template(
@@ -172,16 +171,17 @@ class ChatTemplate:
     def reasoning(
         self, options: Mapping[str, Any] = NO_OPTIONS, *, with_tools: bool = False
     ) -> Reasoning:
-        """Whether answers begin with reasoning, and the marks that enclose it.
-
-        ``with_tools``: for requests with tools; some templates then turn thinking off.
+        """Return whether answers begin with reasoning, and the marks that enclose it.
 
         ``open``: the prompt ends with the opening mark, as with Thinking checkpoints. ``optional``:
         the template contains the marks. ``none``: it does not, or the prompt ends with the closing
         mark.
 
+        Args:
+            with_tools: for requests with tools; some templates then turn thinking off.
+
         Raises:
-            UserError: the template refuses ``options``.
+            UserError: the template rejects ``options``.
         """
         source = self._with_tools if with_tools else self._source
         known = reasoning_marks(source)
@@ -219,7 +219,7 @@ def _num_leading_systems(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One message with all contents, separated by blank lines."""
+    """Join the contents of ``messages`` into one message, separated by blank lines."""
     contents = [message["content"] for message in messages]
     if all(isinstance(content, str) for content in contents):
         return {**messages[0], "content": "\n\n".join(contents)}

@@ -1,11 +1,10 @@
-"""Control tokens: those that the chat template writes stay tokens, those in the text of a message
-stay text.
+"""Encode prompts so that control tokens in message texts stay text.
 
-A template renders messages and control tokens into one string, in which ``<|im_start|>`` is the
-same whoever wrote it. So whatever in a message could be a control token, or a piece of one, is
-rendered as a placeholder that nobody can guess. Where there was any, the string is encoded by a
-second tokenizer: it knows each control token under another name only, and splits their own names
-like any text (``split_special_tokens`` of transformers and vLLM).
+A template renders messages and control tokens into one string. In that string, a ``<|im_start|>``
+from a message equals one from the template. So every control token in a message, or fragment of
+one, is rendered as an unguessable placeholder. A prompt with placeholders is encoded by a second
+tokenizer. It knows each control token only under another name, and splits the original names like
+any text (``split_special_tokens`` of transformers and vLLM).
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from trt_eagle3.multimodal.text_encoder import TextEncoder
 __all__ = ["ControlTokens"]
 
 _MAX_COUNT = 1 << 14  # control tokens; models in use have up to 6,500
-_MAX_LEN = 256  # characters of one
-_INDEX = 8  # hexadecimal digits behind the nonce of a placeholder
+_MAX_LEN = 256  # characters of a control token
+_INDEX = 8  # hexadecimal digits after the nonce of a placeholder
 
 
 class ControlTokens:
@@ -44,8 +43,8 @@ class ControlTokens:
         )
         self._tokenizer = tokenizer
         self.encoder = TextEncoder.of(tokenizer)
-        # Where tokens are looked for after normalisation, a text may hold one that it did not hold
-        # before.
+        # Tokens that are matched after normalisation may appear in a text that did not contain
+        # them before.
         self._always = any(token.normalized for token in special)
         self._nonce = secrets.token_hex(16)
         self._longest = max(map(len, self.tokens), default=0)
@@ -81,14 +80,13 @@ class ControlTokens:
         splitting.warm_up()
 
     def protect(self, value: Any, literals: list[str]) -> Any:
-        """``value`` with placeholders for control tokens, and pieces of them, in all its texts and
-        names of fields.
+        """Replace control tokens and their fragments by placeholders, in all texts and field names.
 
         Args:
-            value: messages, or anything else of mappings, lists and texts.
-            literals: what each placeholder stands for is appended to it.
+            value: messages, or any nesting of mappings, lists and texts.
+            literals: receives the text that each placeholder stands for.
         Raises:
-            UserError: a text that is not Unicode, or nested too deep.
+            UserError: a text is not Unicode, or ``value`` is nested too deep.
         """
         try:
             return self._protect(value, literals)
@@ -98,7 +96,7 @@ class ControlTokens:
     def encode(
         self, rendered: str, literals: Sequence[str] = (), caller: Caller = NO_CALLER
     ) -> list[int]:
-        """Token ids of a prompt. Its placeholders become ``literals``, encoded as plain text.
+        """Encode a prompt to token ids. Its placeholders become ``literals``, encoded as text.
 
         Raises:
             UserError, RequestCancelledError, EnvironmentMissingError: as for
@@ -146,10 +144,10 @@ class ControlTokens:
         return "".join([*parts, text[end:]]) if parts else text
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Where control tokens stand in ``text``, and what at its ends would make one with its
-        neighbours.
+        """Find the control tokens in ``text``, and token fragments at its ends.
 
-        Templates join texts, and cut spaces off them: the ends are looked for without these.
+        A fragment at an end may form a token with the neighbouring text. Templates join texts and
+        strip their spaces, so fragments are searched without leading and trailing spaces.
         """
         spans = [found.span() for found in self._find.finditer(text)]
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -161,8 +159,9 @@ class ControlTokens:
 
     @cached_property
     def _splitting(self) -> tuple[TextEncoder, dict[str, str], dict[int, int]]:
-        """The tokenizer that splits control tokens; their names in it; and whose id theirs
-        stands for.
+        """The tokenizer that splits control tokens, their names in it, and a map of token ids.
+
+        The map takes the id of each name to the id of the original token.
         """
         source = json.loads(self._tokenizer.to_str())
         added = {token["content"]: token for token in source["added_tokens"]}
@@ -185,9 +184,9 @@ class ControlTokens:
 
 
 def any_of(texts: Sequence[str]) -> str:
-    """A regular expression that matches any of ``texts``, the longest first.
+    """Build a regular expression that matches any of ``texts``, the longest first.
 
-    Common prefixes are compared once, so the search time hardly grows with the number of texts.
+    Common prefixes are compared once, so search time hardly grows with the number of texts.
 
     Args:
         texts: distinct and non-empty.
@@ -201,7 +200,7 @@ def any_of(texts: Sequence[str]) -> str:
 
 
 def _of_group(texts: list[str]) -> str:
-    """The expression for texts that begin with the same character."""
+    """Build the expression for texts that begin with the same character."""
     first, last = min(texts), max(texts)
     pairs = enumerate(zip(first, last, strict=False))
     head = first[: next((i for i, (a, b) in pairs if a != b), len(first))]
@@ -221,7 +220,7 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``spans`` in order, those that overlap as one."""
+    """Sort ``spans`` and merge those that overlap."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and start < found[-1][1]:

@@ -1,6 +1,4 @@
-"""DecoderPool: processes that decode images and videos, each of which can be killed and is
-replaced.
-"""
+"""DecoderPool: processes that decode images and videos, and can be killed and replaced."""
 
 from __future__ import annotations
 
@@ -31,14 +29,14 @@ from trt_eagle3.multimodal.shared_arena import SharedArena
 __all__ = ["DecoderPool"]
 
 _PROGRAM = "trt_eagle3.multimodal.decoder_process"
-# until a process must be ready: seconds on a busy machine, a fraction of one otherwise
+# seconds until a process must be ready; a busy machine needs several
 _START_S = 60.0
-# a job of a cancelled request may end in this time, so that its process need not be killed
+# a job of a cancelled request may end within this time, which keeps its process alive
 _GRACE_S = 0.1
 _MOST = 8
 _KEPT_BYTES = 64 << 20  # of shared memory that a process keeps between jobs
-# One thread for what needs none more. A process keeps up to 128 MiB that it has freed: fresh pages
-# for every photograph take a third of the time.
+# One thread for each library. A process keeps up to 128 MiB of freed memory: mapping fresh pages
+# for each photograph takes a third of the decoding time.
 _SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -48,14 +46,10 @@ _SETTINGS = {
 
 
 class DecoderPool:
-    """At most ``count`` processes, started when they are needed; clients take turns
-    (`FairTurns`).
-    """
+    """At most ``count`` processes, started on demand and shared fairly by clients (`FairTurns`)."""
 
     def __init__(self, count: int | None = None) -> None:
-        """``count``: at least 2; by default one more than the cores of this process, and 9 at
-        most.
-        """
+        """``count``: at least 2. Default: one more than the cores of this process, at most 9."""
         self._turns = FairTurns(count or min(_MOST, max(2, len(os.sched_getaffinity(0)))) + 1)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
@@ -69,13 +63,13 @@ class DecoderPool:
     def run(self, job: MediaJob, data: bytes, caller: Caller) -> Iterator[Iterator[MediaPart]]:
         """`run_job` in another process: a `JobRunner` for one caller.
 
-        Leaving the context frees the place. If parts are left unread, the process is replaced.
+        Leaving the context frees the process. If parts are unread, the process is replaced.
 
         Raises:
-            UserError: as for `run_job`; the job took longer than ``job.timeout_s``, or its process
-                died of it.
+            UserError: as for `run_job`; or the job took longer than ``job.timeout_s``, or its
+                process died.
             RequestCancelledError: the request was cancelled, or the pool closed.
-            EnvironmentMissingError: as for `run_job`, or a process does not start.
+            EnvironmentMissingError: as for `run_job`; or a process does not start.
         """
         caller = caller.unless(self._closed.is_set)
         with self._turns.turn(caller):
@@ -84,7 +78,7 @@ class DecoderPool:
                 while not process.begin(job, data, caller):
                     if process.is_new:
                         raise process.did_not_start()
-                    # somebody ended it while it was idle, such as a system short of memory
+                    # killed while it was idle, for example by the out-of-memory killer
                     self._put_back(process)
                     process = self._take(caller)
                 with contextlib.closing(process.parts(job, caller)) as parts:
@@ -93,12 +87,12 @@ class DecoderPool:
                 self._put_back(process)
 
     def close(self) -> None:
-        """End all processes; what runs is cancelled."""
+        """End all processes and cancel running jobs."""
         self._finalizer()
 
     def _take(self, caller: Caller) -> _Process:
         with self._lock:
-            caller.check()  # a closed pool starts nothing
+            caller.check()  # a closed pool starts no process
             if self._idle:
                 return self._idle.pop()
             process = _Process()
@@ -118,7 +112,7 @@ class DecoderPool:
 def _stop_all(
     idle: list[_Process], processes: set[_Process], lock: threading.Lock, closed: threading.Event
 ) -> None:
-    """End every process; those at work are released by whoever waits for them."""
+    """End every process. Busy ones are released by the threads that wait for them."""
     with lock:
         closed.set()
         resting = list(idle)
@@ -134,7 +128,9 @@ def _stop_all(
 class _Process:
     """One decoder process.
 
-    ``idle``: it has answered all that it was asked. ``is_new``: it was never heard of.
+    Attributes:
+        idle: whether it has finished its last job.
+        is_new: whether it has not yet begun a job.
     """
 
     def __init__(self) -> None:
@@ -163,7 +159,7 @@ class _Process:
             os.close(end)
 
     def begin(self, job: MediaJob, data: bytes, caller: Caller) -> bool:
-        """Hand a job over; False where the process has ended."""
+        """Send a job. Return False if the process has ended."""
         self.idle = False
         try:
             self._send_job(job, data)
@@ -175,32 +171,32 @@ class _Process:
         return begun
 
     def parts(self, job: MediaJob, caller: Caller) -> Generator[MediaPart]:
-        """What comes of the job that was begun; see ``DecoderPool.run``."""
+        """Yield the parts of the job begun; see ``DecoderPool.run``."""
         deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
         while (part := self._receive(job, deadline, caller)) is not None:
             if job.kind == "video" and part.array is not None:
-                with contextlib.suppress(OSError):  # that it has ended is seen at the next part
-                    self._send({})  # go on to the next frame while this one is cut
+                with contextlib.suppress(OSError):  # the next receive reports an ended process
+                    self._send({})  # decode the next frame while this one is cut
             yield part
         if self._arena.num_bytes > _KEPT_BYTES:
             self._new_arena()
 
     def did_not_start(self) -> EnvironmentMissingError:
-        """Why a process never took a job."""
+        """Return the error for a process that never began a job."""
         try:
-            # its socket closes before it has ended
+            # the socket closes before the process has ended
             return _cannot_start(f"exit status {self._popen.wait(1)}")
         except subprocess.TimeoutExpired:
             return _cannot_start(f"not ready after {_START_S:g} s")
 
     def stop(self) -> None:
-        """End the process, whatever it does, and wait for that."""
+        """Kill the process and wait for its end."""
         self.idle = False
         self._popen.kill()
         self._popen.wait()
 
     def release(self) -> None:
-        """Close what led to it; once, by its last user."""
+        """Close the connection and the arena. Called once, by the last user."""
         self._link.close()
         self._arena.close()
         os.close(self._lifeline)
@@ -219,7 +215,7 @@ class _Process:
         socket.send_fds(self._link, [json.dumps(message).encode()], descriptors)
 
     def _receive(self, job: MediaJob, deadline: float | None, caller: Caller) -> MediaPart | None:
-        """The next part; None at the end."""
+        """Receive the next part; None at the end."""
         message = self._wait(deadline, caller)
         if message is None:
             raise UserError(
@@ -237,18 +233,17 @@ class _Process:
             raise kind(values["message"])
         if "done" in values:
             return None
-        # a copy: the next job's bytes come to where this array is
+        # copied: the next job overwrites this array
         return MediaPart(
             values["facts"],
             None if values["shape"] is None else self._arena.array(values["shape"]).copy(),
         )
 
     def _wait(self, deadline: float | None, caller: Caller) -> bytes | None:
-        """The next message, empty if the process ended; None once the deadline is past.
+        """Receive the next message: empty if the process has ended, None after the deadline.
 
         Raises:
-            RequestCancelledError: the request was cancelled, and the process has had its time to
-                end.
+            RequestCancelledError: the request was cancelled, and the grace time has passed.
         """
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
@@ -267,24 +262,24 @@ class _Process:
                 with contextlib.suppress(ConnectionResetError):  # it ended with a message unread
                     message = self._link.recv(MAX_MESSAGE_BYTES)
                 if not message:
-                    caller.check()  # a pool that is closed ends its processes
+                    caller.check()  # a closed pool ends its processes
                 return message
 
 
 def _cannot_start(reason: str) -> EnvironmentMissingError:
     return EnvironmentMissingError(
-        f"no process for decoding images starts ({reason}). See why: {_interpreter()} -m "
+        f"decoding images: the process does not start ({reason}). See why: {_interpreter()} -m "
         f"{_PROGRAM} 0 0"
     )
 
 
 def _interpreter() -> str:
-    """Inside Triton's stub, ``sys.executable`` may be the stub."""
+    """Return the Python interpreter. Inside Triton's stub, ``sys.executable`` may be the stub."""
     executable = sys.executable or ""
     return executable if Path(executable).name.startswith("python") else f"{sys.prefix}/bin/python3"
 
 
 def _environment() -> dict[str, str]:
-    """What decoder processes run with; they find every package where this process does."""
+    """Return the environment of decoder processes. They find the same packages as this process."""
     path = os.pathsep.join([PACKAGE_ROOT, *filter(None, sys.path)])
     return child_environment(**_SETTINGS, PYTHONPATH=path)

@@ -1,14 +1,14 @@
-"""The program of a decoder process: takes jobs from a socket, answers with arrays in shared memory.
+"""Program of a decoder process: reads jobs from a socket, returns arrays in shared memory.
 
-It decodes what strangers send, so it can be killed at any time, holds no engine, and answers in
-JSON, which can make its reader do nothing. It imports Pillow and numpy, for a video PyAV, and
-neither torch nor a tokenizer.
+It decodes untrusted input. So it holds no engine, it can be killed at any time, and its replies are
+JSON, which is safe to parse. It imports Pillow, numpy and (for a video) PyAV, but neither torch nor
+a tokenizer.
 
-Messages, of a SOCK_SEQPACKET socket: to it ``{"job", "size"}``, and ``{}`` when a frame of a video
-has been read; from it for each job ``{"begun"}``, parts ``{"facts", "shape"}`` and at the end
-``{"done"}`` or ``{"error"}``. Encoded bytes and arrays are in a `SharedArena`, whose descriptor
-comes with a job when it is new. A video's next frame is decoded while the one before is read, and
-no further.
+Messages of the SOCK_SEQPACKET socket, to the process: ``{"job", "size"}``, and ``{}`` after each
+video frame that the parent has read. From the process, for each job: ``{"begun"}``, parts
+``{"facts", "shape"}``, and finally ``{"done"}`` or ``{"error"}``. Encoded bytes and arrays are in a
+`SharedArena`. The descriptor of a new arena is sent with the job. While the parent reads a frame,
+the process decodes the next one, but no further.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from trt_eagle3.multimodal.shared_arena import SharedArena
 
 __all__ = ["MAX_MESSAGE_BYTES", "main"]
 
-# more than the system sends at once: the times of 7,200 frames have 144,000 bytes
+# above the largest message: the times of 7,200 frames take 144,000 bytes
 MAX_MESSAGE_BYTES = 1 << 18
-# of address space: an interpreter, its libraries and the threads of a video codec
+# bytes of address space for an interpreter, its libraries and the threads of a video codec
 _BASE_MEMORY = 4 << 30
-# of the largest permitted image: decoded, upright, resized, cut; a codec's frames
+# bytes per pixel of the largest permitted image: decoded, upright, resized, cut; codec frames
 _MEMORY_PER_PIXEL = 64
 
 
 def main(socket_descriptor: int, lifeline: int) -> None:
-    """Serve jobs until the socket or the lifeline, a pipe that the parent holds, is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Run jobs until the socket or the lifeline, a pipe that the parent holds, is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     with socket.socket(fileno=socket_descriptor) as link, contextlib.suppress(ConnectionError):
         arena: SharedArena | None = None
@@ -62,7 +62,7 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def _serve(link: socket.socket, message: dict[str, Any], arena: SharedArena) -> None:
-    """Answer one job."""
+    """Run one job and send its parts."""
     _send(link, {"begun": True})
     job = MediaJob.from_dict(message["job"])
     _limit_memory(job.policy)
@@ -116,7 +116,7 @@ def _send(link: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _limit_memory(policy: MediaPolicy) -> None:
-    """What a stranger's file may take; on the user's own machine anything."""
+    """Limit the memory for untrusted input. A policy without a pixel limit sets none."""
     if policy.max_pixels is None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

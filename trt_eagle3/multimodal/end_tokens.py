@@ -1,4 +1,4 @@
-"""End tokens: the tokenizer's ``eos_token``, and a warning if the configs leave it out."""
+"""End tokens: the tokenizer's ``eos_token``, and a warning if the configs omit it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 def tokenizer_eos_id(directory: Path, tokenizer: Tokenizer) -> int | None:
-    """The id of the tokenizer's ``eos_token``; None if there is none.
+    """Return the id of the tokenizer's ``eos_token``; None if it has none.
 
     Raises:
         UserError: a file cannot be read.
@@ -32,9 +32,9 @@ def tokenizer_eos_id(directory: Path, tokenizer: Tokenizer) -> int | None:
 
 
 def end_token_warnings(directory: Path, eos_token_ids: Sequence[int]) -> Iterator[str]:
-    """Warn if a checkpoint's configs leave out its tokenizer's ``eos_token``.
+    """Warn if a checkpoint's configs omit its tokenizer's ``eos_token``.
 
-    Chat templates end turns with that token. An unreadable tokenizer gives no warning.
+    Chat templates end turns with that token. An unreadable tokenizer causes no warning.
     """
     try:
         tokenizer = load_tokenizer(directory)

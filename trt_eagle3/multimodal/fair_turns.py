@@ -1,4 +1,4 @@
-"""FairTurns: who is next where many clients want a few places."""
+"""FairTurns: share a few places fairly among many clients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["FairTurns"]
 
 
 class FairTurns:
-    """A number of places. A free one goes to the client that holds fewest, then to its request that
-    holds fewest.
+    """A number of places, shared fairly among clients and their requests.
 
-    Among equals, the client that was served longest ago goes first. No client holds all places,
-    if there are several: endless work of one client leaves a place to the others.
+    A free place goes to the client that holds the fewest, then to its request that holds the
+    fewest. Ties go to the client that was served longest ago. If there are several places, no
+    client holds all of them, so an endless request leaves a place for other clients.
     """
 
     def __init__(self, count: int) -> None:
@@ -33,7 +33,7 @@ class FairTurns:
 
     @contextmanager
     def turn(self, caller: Caller) -> Iterator[None]:
-        """Wait for a place, and hold it.
+        """Wait for a place and hold it.
 
         Raises:
             RequestCancelledError: the request was cancelled first.
@@ -66,7 +66,7 @@ class FairTurns:
             self._forget(ticket.client)
 
     def _grant(self) -> None:
-        """Give free places away; the lock is held."""
+        """Grant free places to waiting tickets. The caller holds the lock."""
         while self._free and (
             allowed := [t for t in self._waiting if self._held_by_client[t.client] < self._most]
         ):
@@ -94,14 +94,14 @@ class FairTurns:
             del self._held_by_client[client]
 
     def _forget(self, client: str) -> None:
-        """Drop the record of a client that neither holds nor awaits a place."""
+        """Drop the record of a client without a held or awaited place."""
         waits = any(ticket.client == client for ticket in self._waiting)
         if not waits and client not in self._held_by_client:
             self._served.pop(client, None)
 
 
 class _Ticket:
-    """One who waits; a request whose client is unknown is a client of its own."""
+    """A waiting caller. A request without a known client counts as its own client."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller

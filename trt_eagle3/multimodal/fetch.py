@@ -1,5 +1,6 @@
-"""The encoded bytes of an image or video: from bytes, a data URI, a path or an allowed URL, as a
-policy permits.
+"""Read the encoded bytes of an image or video, as a policy permits.
+
+Sources: bytes, a data URI, a path, or an allowed URL.
 """
 
 from __future__ import annotations
@@ -27,36 +28,36 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 10
 _STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")  # from the URL-safe one
 _BLANKS = b" \t\n\r\v\f"
-_HEX = np.full(256, 16, dtype=np.uint8)  # digit value by character; 16: not a digit
+_HEX = np.full(256, 16, dtype=np.uint8)  # value of each hexadecimal digit; 16: not a digit
 _HEX[list(b"0123456789abcdefABCDEF")] = [*range(16), *range(10, 16)]
 
 
 def scheme(source: str) -> str:
-    """``data``, ``file``, ``http`` and so on, lower case; empty for a path."""
+    """Return the lower-case scheme, such as ``data``, ``file`` or ``http``; empty for a path."""
     head, colon, _ = source[:20].partition(":")
     return head.lower() if colon and head.isalnum() and head.isascii() else ""
 
 
 def is_frame_list(source: object) -> bool:
-    """Whether ``source`` is vLLM's list of frames ``data:video/jpeg;base64,FRAME,FRAME,...``."""
+    """Return whether ``source`` is vLLM's frame list ``data:video/jpeg;base64,FRAME,FRAME,...``."""
     return isinstance(source, str) and source[: len(_FRAME_LIST)].lower() == _FRAME_LIST
 
 
 def split_frames(uri: str, name: str, policy: MediaPolicy) -> list[str]:
-    """The frames of vLLM's list of frames, each as a data URI.
+    """Split vLLM's frame list into one data URI per frame.
 
     Raises:
-        UserError: more than ``policy.max_video_frames``.
+        UserError: there are more than ``policy.max_video_frames``.
     """
     check_num_frames(uri.count(","), name, policy)
     return [f"data:image/jpeg;base64,{frame}" for frame in uri[len(_FRAME_LIST) :].split(",")]
 
 
 def check_num_frames(count: int, name: str, policy: MediaPolicy) -> None:
-    """Refuse a list of too many frames.
+    """Check the number of frames against the policy.
 
     Raises:
-        UserError: more than ``policy.max_video_frames``.
+        UserError: there are more than ``policy.max_video_frames``.
     """
     limit = policy.max_video_frames
     if limit is not None and count > limit:
@@ -66,11 +67,11 @@ def check_num_frames(count: int, name: str, policy: MediaPolicy) -> None:
 def read_media(
     source: str | Path | bytes, name: str, policy: MediaPolicy, caller: Caller = NO_CALLER
 ) -> bytes:
-    """Encoded bytes of ``source``, at most ``policy.max_bytes`` of them.
+    """Read the encoded bytes of ``source``, at most ``policy.max_bytes``.
 
     Raises:
         UserError: the policy does not permit the source or its size, or it cannot be read.
-        RequestCancelledError: ``caller`` left while they were fetched.
+        RequestCancelledError: ``caller`` was cancelled meanwhile.
     """
     if isinstance(source, bytes):
         return _bounded(source, name, policy)
@@ -114,7 +115,7 @@ def _check_bytes(count: int, name: str, policy: MediaPolicy) -> None:
 
 
 def _decode_data_uri(uri: str, name: str, policy: MediaPolicy) -> bytes:
-    """Base64 of either alphabet, with or without padding; else percent-encoded bytes."""
+    """Decode base64 of either alphabet, with or without padding; else percent-encoded bytes."""
     header, comma, payload = uri.partition(",")
     if not comma:
         raise UserError(
@@ -134,13 +135,13 @@ def _decode_data_uri(uri: str, name: str, policy: MediaPolicy) -> bytes:
 
 
 def _without_percents(text: bytes) -> bytes:
-    """As ``urllib.parse.unquote_to_bytes``, which takes 70 bytes of memory for each ``%41``."""
+    """Decode like ``urllib.parse.unquote_to_bytes``, which takes 70 bytes of memory per ``%41``."""
     if b"%" not in text:
         return text
     parts, start = [], 0
     while start < len(text):
         stop = start + _BLOCK
-        begun = text.rfind(b"%", stop - 2, stop)  # an escape that the cut would part
+        begun = text.rfind(b"%", stop - 2, stop)  # an escape across the cut
         stop = stop if begun < 0 else begun
         parts.append(_unescaped(text[start:stop]))
         start = stop
@@ -158,9 +159,9 @@ def _unescaped(text: bytes) -> bytes:
 
 
 def _fetch(url: str, name: str, policy: MediaPolicy, caller: Caller) -> bytes:
-    """GET from an allowed host by http or https.
+    """GET an http or https URL of an allowed host.
 
-    All redirects and the whole answer share the policy's time and size.
+    All redirects and the response share the policy's limits of time and size.
     """
     _check_host(url, name, policy)
     try:
@@ -199,7 +200,7 @@ def _body(answer: HTTPResponse, name: str, policy: MediaPolicy) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """In words: of an error that the system numbers its text alone."""
+    """Describe ``error`` without the number of a system error."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(str(text).split()) or type(error).__name__
 
@@ -216,7 +217,7 @@ def _check_host(url: str, name: str, policy: MediaPolicy) -> None:
 
 
 def _remedy(parts: SplitResult) -> str:
-    """For whoever may choose the hosts."""
+    """Return the fix to suggest to a user that may choose the hosts."""
     if parts.scheme.lower() not in PORTS or "@" in parts.netloc or not parts.hostname:
         return "Download it and give the path."
     host = f"{parts.netloc.lower():.80}"
@@ -224,11 +225,11 @@ def _remedy(parts: SplitResult) -> str:
 
 
 def _objection(parts: SplitResult, policy: MediaPolicy) -> str | None:
-    """Why an URL is not fetched, if it is not."""
+    """Return why a URL is not fetched; None if it may be."""
     if not policy.allowed_hosts:
-        return "remote images and videos are not fetched from here"
+        return "remote images and videos are not fetched here"
     if parts.scheme.lower() not in PORTS:
-        return "of URLs, only http and https are fetched here"
+        return "only http and https URLs are fetched here"
     if "@" in parts.netloc:
         return "URLs with a user's name in them are not fetched here"
     if not any(_matches(pattern, parts) for pattern in policy.allowed_hosts):

@@ -1,6 +1,4 @@
-"""The height and width that an image or a video is resized to: transformers' two
-``smart_resize`` rules.
-"""
+"""Compute the size that an image or video is resized to, by transformers' two ``smart_resize``."""
 
 from __future__ import annotations
 
@@ -12,16 +10,17 @@ from trt_eagle3.multimodal.policy import MediaPolicy
 
 __all__ = ["MAX_ASPECT_RATIO", "check_resized", "fit_image", "fit_video"]
 
-# after resizing, if the policy sets no limit
+# limits after resizing if the policy sets none
 _MOST_PIXELS, _MOST_VIDEO_PIXELS = 1 << 28, 1 << 31
 _SMALL_PIXELS = 1 << 18  # always allowed after resizing, even under a smaller limit
 MAX_ASPECT_RATIO = 200
-"""transformers refuses longer side / shorter side beyond this."""
+"""Largest ratio of the longer to the shorter side that transformers accepts."""
 
 
 def fit_image(name: str, height: int, width: int, config: PixelConfig) -> tuple[int, int]:
-    """Height and width after resizing: multiples of ``config.factor``, area within the config's
-    bounds.
+    """Return height and width after resizing.
+
+    Both are multiples of ``config.factor``. The area is within the config's bounds.
 
     Raises:
         UserError: one side is over 200 times the other.
@@ -33,12 +32,14 @@ def fit_image(name: str, height: int, width: int, config: PixelConfig) -> tuple[
 def fit_video(
     name: str, num_frames: int, height: int, width: int, config: PixelConfig
 ) -> tuple[int, int]:
-    """Height and width of every frame after resizing: a tile's, or such that the bounds hold for
-    each frame, or for frames * height * width.
+    """Return height and width of every frame after resizing.
+
+    This is a tile's size, or a size within the bounds. The bounds apply to each frame, or to
+    frames * height * width.
 
     Raises:
-        UserError: fewer frames than one temporal patch holds, or one side is over 200 times the
-            other.
+        UserError: there are fewer frames than one temporal patch holds, or one side is over 200
+            times the other.
     """
     if config.tile_side is not None:
         return config.tile_side, config.tile_side
@@ -75,12 +76,12 @@ def fit_video(
 def check_resized(
     name: str, size: tuple[int, int], policy: MediaPolicy, num_frames: int = 1
 ) -> None:
-    """Refuse to enlarge an image or frames beyond the policy's limits.
+    """Check the resized image or frames against the policy's limits.
 
     Args:
         size: height and width after resizing.
     Raises:
-        UserError: too many pixels of an image or frame, or of all frames.
+        UserError: an image or frame has too many pixels, or all frames have.
     """
     height, width = size
     for count, limit in (
@@ -91,12 +92,15 @@ def check_resized(
             frames = f"{count} frames of " if count > 1 else ""
             raise UserError(
                 f"{name}: {frames}{width}x{height} pixels after resizing, the limit is {limit} in "
-                "all. Ask for fewer pixels, or correct size in the processor files."
+                "all. Request fewer pixels, or correct size in the processor files."
             )
 
 
 def _most_of_a_frame(num_frames: int, config: PixelConfig) -> int:
-    """transformers' ``Qwen2VLVideoProcessor`` keeps a tenth of a capped video's tokens for text."""
+    """Return the most pixels of a frame.
+
+    As transformers' ``Qwen2VLVideoProcessor``, keep a tenth of a capped video's tokens for text.
+    """
     whole = config.max_total_pixels
     if whole is None:
         if config.max_video_tokens is None:

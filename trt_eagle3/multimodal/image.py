@@ -1,4 +1,4 @@
-"""An image from wherever the user has it: a path, encoded bytes, a data URI, or a Pillow image."""
+"""Load an image from a path, encoded bytes, a data URI, an allowed URL or a Pillow image."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 __all__ = ["ImageSource", "check_pixels", "describe", "load_image", "read_image"]
 
 _JPEG_START, _JPEG_SCAN = b"\xff\xd8", b"\xff\xda"
-# stuffed bytes, and markers without a segment
+# stuffed bytes and markers that have no segment
 _JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 
-_HEAD = 512  # bytes of a file that name its format
+_HEAD = 512  # bytes read to detect the format of a file
 _BRANDS = {
     b"avif": "an AVIF image",
     b"avis": "an AVIF image",
@@ -48,7 +48,7 @@ _MAGICS = {
 }
 
 ImageSource = str | Path | bytes | Image.Image
-"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, an URL of an allowed host, or a
+"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, a URL of an allowed host, or a
 Pillow image.
 """
 
@@ -56,19 +56,19 @@ Pillow image.
 def load_image(
     source: ImageSource, name: str | None = None, policy: MediaPolicy = LOCAL_MEDIA
 ) -> Image.Image:
-    """Decode to RGB as transformers' processors do: transparency is composited onto white.
+    """Decode to RGB as transformers' processors do, with transparency composited onto white.
 
-    Files, bytes and data URIs are turned upright by their EXIF tag; a Pillow image is taken as it
-    is (transformers does the same). Of an animation, the first frame.
+    Files, bytes and data URIs are rotated by their EXIF orientation. As in transformers, a Pillow
+    image is not rotated. An animation yields its first frame.
 
     Args:
-        name: what to call the image in errors; by default its path or size.
-        policy: which sources, formats and sizes are taken.
+        name: name of the image in errors; by default its path or size.
+        policy: the permitted sources, formats and sizes.
     Returns:
         A fully decoded RGB image.
     Raises:
-        UserError: a source, format or size that the policy excludes, a missing file, no image, or a
-            truncated one.
+        UserError: the policy excludes the source, format or size; or the file is missing, is not
+            an image, or is truncated.
     """
     name = name or describe(source)
     if isinstance(source, Image.Image):
@@ -82,11 +82,11 @@ def load_image(
 
 
 def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = NO_CALLER) -> bytes:
-    """The encoded bytes of an image that is no Pillow image.
+    """Read the encoded bytes of an image that is not a Pillow image.
 
     Raises:
-        UserError: no source of an image, one that the policy excludes, or one that cannot be read.
-        RequestCancelledError: ``caller`` left while they were fetched.
+        UserError: the source is not one of an image, is excluded by the policy, or is unreadable.
+        RequestCancelledError: ``caller`` was cancelled meanwhile.
     """
     if not isinstance(source, str | Path | bytes):
         raise UserError(
@@ -97,7 +97,7 @@ def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = 
 
 
 def describe(source: object) -> str:
-    """A short name of an image source for messages."""
+    """Return a short name of an image source for messages."""
     if isinstance(source, Image.Image):
         return f"image ({source.width}x{source.height} pixels)"
     if isinstance(source, bytes):
@@ -111,10 +111,10 @@ def describe(source: object) -> str:
 
 
 def check_pixels(name: str, width: int, height: int, policy: MediaPolicy = LOCAL_MEDIA) -> None:
-    """Refuse a picture or frame before it is decoded into too much memory.
+    """Check the size of an image or frame before it is decoded.
 
     Raises:
-        UserError: more pixels than the policy or Pillow's MAX_IMAGE_PIXELS allows, or none.
+        UserError: it has more pixels than the policy or Pillow's MAX_IMAGE_PIXELS allows, or none.
     """
     limit = min(
         (limit for limit in (policy.max_pixels, Image.MAX_IMAGE_PIXELS) if limit is not None),
@@ -126,13 +126,14 @@ def check_pixels(name: str, width: int, height: int, policy: MediaPolicy = LOCAL
         )
     if width == 0 or height == 0:
         raise UserError(
-            f"{name}: {width}x{height} pixels, so there is nothing to see. Give another one."
+            f"{name}: {width}x{height} pixels, expected at least 1x1. Give another image."
         )
 
 
 def _check_scans(name: str, data: bytes, policy: MediaPolicy) -> None:
-    """Refuse a JPEG of many scans: a file of 300 KB can hold 1,500, and each goes over every
-    pixel.
+    """Check the number of a JPEG's scans.
+
+    A file of 300 KB can hold 1,500 scans, and each scan decodes every pixel.
     """
     limit = policy.max_jpeg_scans
     if limit is None or not data.startswith(_JPEG_START) or data.count(_JPEG_SCAN) <= limit:
@@ -145,12 +146,12 @@ def _check_scans(name: str, data: bytes, policy: MediaPolicy) -> None:
 
 
 def _count_scans(data: bytes) -> int:
-    """Scans outside of segments such as EXIF, whose bytes may look like one."""
+    """Count scans outside of segments. Bytes of a segment such as EXIF may look like a scan."""
     count, at = 0, len(_JPEG_START)
     while 0 <= at < len(data) - 3:
         marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
         if data[at] != 0xFF or marker in _JPEG_BARE or marker == 0xFF:
-            at = data.find(b"\xff", at + 1)  # coded pixels, to the next marker
+            at = data.find(b"\xff", at + 1)  # skip coded pixels to the next marker
             continue
         count += marker == _JPEG_SCAN[1]
         at += 2 + size
@@ -160,23 +161,23 @@ def _count_scans(data: bytes) -> int:
 def _open(name: str, data: io.BytesIO, policy: MediaPolicy) -> Image.Image:
     try:
         with warnings.catch_warnings():
-            # Pillow warns over its limit and raises over twice its limit; check_pixels refuses the
-            # former
+            # Pillow warns over its limit and raises over twice its limit. check_pixels checks the
+            # limit itself.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return Image.open(data, formats=policy.formats)
     except Image.DecompressionBombError as error:
         raise UserError(f"{name}: too many pixels ({error}). Scale it down first.") from error
     except UnidentifiedImageError as error:
-        kinds = ", ".join(policy.formats) if policy.formats else "PNG, JPEG, WebP or similar"
+        kinds = ", ".join(policy.formats) if policy.formats else "PNG, JPEG, WebP and similar"
         found = _detected(data.getvalue()[:_HEAD])
-        raise UserError(f"{name}: {found}, which is not read here. Give a {kinds}.") from error
+        raise UserError(f"{name}: {found}. Supported: {kinds}") from error
     except Exception as error:
-        # Pillow's format readers raise whatever the broken bytes lead them to
+        # Pillow's format readers raise many kinds of error for broken bytes
         raise _broken(name, error) from error
 
 
 def _detected(head: bytes) -> str:
-    """What the beginning of a file says that it is."""
+    """Describe the format that the first bytes of a file indicate."""
     if head[4:8] == b"ftyp":
         return _BRANDS.get(head[8:12], "a video (MP4 or similar)")
     found = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
@@ -187,7 +188,7 @@ def _detected(head: bytes) -> str:
         return "an SVG or XML text"
     if text.startswith((b"<!doctype html", b"<html")):
         return "an HTML page"
-    return "an empty file" if not head else "no known image format"
+    return "an empty file" if not head else "unknown image format"
 
 
 def _decode(name: str, image: Image.Image, upright: bool) -> Image.Image:
@@ -200,7 +201,7 @@ def _decode(name: str, image: Image.Image, upright: bool) -> Image.Image:
             white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
             return Image.alpha_composite(white, layer).convert("RGB")
         return image if image.mode == "RGB" else image.convert("RGB")
-    except Exception as error:  # as above
+    except Exception as error:  # as in _open
         raise _broken(name, error) from error
 
 

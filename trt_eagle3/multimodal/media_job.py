@@ -1,6 +1,6 @@
-"""MediaJob: what is decoded of one image or video, in this process or in a decoder process.
+"""MediaJob: decode one image or video, in this process or in a decoder process.
 
-No torch here: decoder processes import this module.
+Decoder processes import this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["JobRunner", "MediaJob", "MediaPart", "run_here", "run_job"]
 
 @dataclass(frozen=True)
 class MediaJob:
-    """What to do with the encoded bytes of an image or video.
+    """How to decode the encoded bytes of an image or video.
 
     Attributes:
-        kind: ``image``: patches of an image. ``frame``: an image as it is, a frame of a video.
-            ``video``: the frames of a video file that are used.
-        name: what errors call it.
-        path: of a video, the file itself instead of its bytes.
-        fps: of a video, instead of what it says. max_frames: of a video, no more than the first
-            ones of those used.
+        kind: ``image``: return the patches of an image. ``frame``: return an image unresized, as
+            one frame of a video. ``video``: return the sampled frames of a video file.
+        name: name of the image or video in errors.
+        path: path of a video file, in place of its bytes.
+        fps: frame rate of a video, in place of the one in its file.
+        max_frames: use at most the first ``max_frames`` of a video's sampled frames.
     """
 
     kind: Literal["image", "frame", "video"]
@@ -46,29 +46,29 @@ class MediaJob:
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds that it may take; None: any number."""
+        """Time limit in seconds; None: no limit."""
         return self.policy.video_timeout_s if self.kind == "video" else self.policy.decode_timeout_s
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert to values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MediaJob:
-        """What `to_dict` made, or JSON of it."""
+        """Rebuild a job from the values of `to_dict`, before or after JSON."""
         policy, config = MediaPolicy(**values["policy"]), PixelConfig(**values["config"])
         return cls(**{**values, "policy": policy, "config": config})
 
 
 @dataclass(frozen=True)
 class MediaPart:
-    """A piece of what a job gives.
+    """One part of a job's result.
 
     Attributes:
-        facts: ``grid`` of an image's patches; ``times`` and ``fps`` of a video's frames, before
-            the first of them.
-        array: uint8: patches [N, C, 1, patch * patch] of an image, else a frame [H, W, 3]; None
-            with ``times``.
+        facts: ``grid`` of an image's patches; or ``times`` and ``fps`` of a video's frames, sent
+            before the first frame.
+        array: uint8: patches [N, C, 1, patch * patch] of an image, or a frame [H, W, 3]; None for
+            the part with ``times``.
     """
 
     facts: Mapping[str, Any]
@@ -76,8 +76,9 @@ class MediaPart:
 
 
 JobRunner = Callable[[MediaJob, bytes], AbstractContextManager[Iterator[MediaPart]]]
-"""``run_here``, or ``DecoderPool.run`` in another process. Leaving the context releases the job's
-resources, even if parts are unread.
+"""``run_here``, or ``DecoderPool.run`` in another process.
+
+Leaving the context releases the job's resources, even if parts are unread.
 """
 
 
@@ -87,16 +88,16 @@ def run_here(job: MediaJob, data: bytes) -> AbstractContextManager[Iterator[Medi
 
 
 def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Generator[MediaPart]:
-    """Decode; one part for an image or frame, ``times`` and then the frames for a video.
+    """Decode; yield one part for an image or frame, or ``times`` and then the frames of a video.
 
     A video file stays open until the generator is exhausted or closed.
 
     Args:
-        data: encoded bytes; empty where the job has a path.
-        allocate: makes the arrays of parts; None: numpy.
+        data: encoded bytes; empty if the job has a path.
+        allocate: creates the array of a part from its shape; None: numpy.
     Raises:
-        UserError: what cannot be decoded, or what the policy excludes.
-        EnvironmentMissingError: a video file, and PyAV is not installed.
+        UserError: the data cannot be decoded, or the policy excludes it.
+        EnvironmentMissingError: PyAV is needed for a video file and is not installed.
     """
     allocate = allocate or _allocate
     if job.kind == "video":

@@ -1,4 +1,4 @@
-"""MediaLoader: the images and videos of one request, from their sources to patches."""
+"""MediaLoader: load one request's images and videos from their sources to patches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trt_eagle3.multimodal.video_patches import (
 
 __all__ = ["MediaLoader"]
 
-_AT_ONCE = 4  # images and videos of one request
+_AT_ONCE = 4  # images and videos of one request loaded concurrently
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -42,13 +42,13 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class MediaLoader:
-    """What one request's images and videos are prepared by.
+    """Load the images and videos of one request.
 
     Attributes:
-        decoders: processes that decode; None: this one does. Pillow images are resized and cut here
-            in any case.
-        caller: who waits for them.
-        check: as of `video_patches`.
+        decoders: processes that decode; None: this process decodes. This process always resizes and
+            cuts Pillow images.
+        caller: the request.
+        check: as for `video_patches`.
     """
 
     image_config: PixelConfig
@@ -61,11 +61,11 @@ class MediaLoader:
     def image(
         self, source: ImageSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
     ) -> PixelPatches:
-        """Patches of one image.
+        """Load the patches of one image.
 
         Raises:
-            UserError: as for `load_image` and `image_patches`; it takes too long.
-            RequestCancelledError: nobody waits any more.
+            UserError: as for `load_image` and `image_patches`; or it takes too long.
+            RequestCancelledError: the request was cancelled.
         """
         self.caller.check()
         config = options.of_image(self.image_config)
@@ -83,24 +83,25 @@ class MediaLoader:
     def video(
         self, source: VideoSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
     ) -> tuple[PixelPatches, FrameTimes]:
-        """Patches of one video, and when its frames were taken.
+        """Load the patches of one video and the times of its frames.
 
         Raises:
-            UserError, EnvironmentMissingError: as for `open_video` and `video_patches`; it takes
+            UserError, EnvironmentMissingError: as for `open_video` and `video_patches`; or it takes
                 too long.
-            RequestCancelledError: nobody waits any more.
+            RequestCancelledError: the request was cancelled.
         """
         self.caller.check()
         try:
             return self._video(source, name, options, None)
-        except VideoEndedError as ended:  # seldom: a file that was cut off
+        except VideoEndedError as ended:  # rare: a truncated file
             return self._video(source, name, options, ended.num_frames)
 
     def each(
         self, load: Callable[[MediaLoader, _Item], _Found], items: Sequence[_Item]
     ) -> Generator[_Found]:
-        """``load(loader, item)`` of a request's images and videos, a few at once; one that fails
-        cancels the others.
+        """Yield ``load(loader, item)`` of each item, a few concurrently.
+
+        An item that fails cancels the others.
         """
         if len(items) < 2:
             yield from (load(self, item) for item in items)

@@ -15,7 +15,7 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 __all__ = ["NO_MEDIA_OPTIONS", "PIXEL_KEYS", "MediaOptions"]
 
 PIXEL_KEYS = frozenset({"min_pixels", "max_pixels", "resized_height", "resized_width"})
-_MOST = 1 << 31  # bound of every number here
+_MOST = 1 << 31  # upper bound of every number of the options
 _MOST_S = 1e6  # seconds of a video
 _FPS = (1e-3, 1e3)
 # qwen-vl-utils' bounds on the tokens of a frame, for a message without min_pixels and max_pixels;
@@ -32,8 +32,8 @@ class MediaOptions:
         min_pixels, max_pixels: bounds on height * width after resizing.
         resized_height, resized_width: pixels to resize to, in place of the image's own size. Bounds
             and rounding to whole tokens apply afterwards.
-        total_pixels: bound on all pairs of frames of a video together.
-        fps: frames a second to sample from a video file; for a list of frames, ``sample_fps``.
+        total_pixels: bound on the pixels of all frame pairs of a video.
+        fps: frames per second to sample from a video file; for a list of frames, ``sample_fps``.
         nframes: frames to sample from a video file, in place of a rate.
         min_frames, max_frames: bounds on the frames that a rate samples.
         video_start, video_end: sample a video file between these seconds.
@@ -57,10 +57,10 @@ class MediaOptions:
 
     @classmethod
     def read(cls, values: Mapping[str, Any], where: str) -> MediaOptions:
-        """Check ``values``, by attribute name; ``where``: their path in errors.
+        """Check and convert ``values``, keyed by attribute name. ``where``: their path in errors.
 
         Raises:
-            UserError: a wrong type, a value outside its range, or two options that conflict.
+            UserError: a value has a wrong type or is out of range, or two options conflict.
         """
         given = {name: _READERS[name](value, f"{where}.{name}") for name, value in values.items()}
         options = cls(**given)
@@ -91,7 +91,7 @@ class MediaOptions:
                 )
 
     def of_image(self, config: PixelConfig) -> PixelConfig:
-        """The image ``config`` with these options applied."""
+        """Apply these options to the image ``config``."""
         return _changed(
             config,
             min_pixels=self.min_pixels,
@@ -100,10 +100,10 @@ class MediaOptions:
         )
 
     def of_video(self, config: PixelConfig) -> PixelConfig:
-        """The video ``config`` with these options applied.
+        """Apply these options to the video ``config``.
 
-        Pixels bound each frame. If the family itself bounds all frames together, qwen-vl-utils'
-        bounds of a frame apply where the message sets none.
+        Pixels bound each frame. If the family bounds all frames jointly, qwen-vl-utils' bounds of a
+        frame apply where the message sets none.
         """
         config = self.of_image(self._per_frame(config))
         config = _changed(
@@ -144,7 +144,7 @@ NO_MEDIA_OPTIONS = MediaOptions()
 
 
 def _changed(config: PixelConfig, **changes: Any) -> PixelConfig:
-    """``config`` with the changes that are not None."""
+    """Apply the changes that are not None."""
     given = {name: value for name, value in changes.items() if value is not None}
     return replace(config, **given) if given else config
 

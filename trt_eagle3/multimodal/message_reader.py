@@ -1,4 +1,4 @@
-"""Messages as a chat template takes them, and the images and videos that stand in them."""
+"""Convert messages to the form of a chat template, and collect their images and videos."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trt_eagle3.multimodal.visual_part import VisualPart, read_visual
 __all__ = ["MediaSlot", "MessageReader"]
 
 _NEVER = r"(?!)"
-"""A pattern that nothing matches."""
+"""A pattern without a match."""
 
 
 @dataclass(frozen=True)
 class MediaSlot:
-    """Where an image or video stands in a conversation."""
+    """An image or video at its place in a conversation."""
 
     kind: MediaKind
     source: Any
@@ -29,19 +29,21 @@ class MediaSlot:
 
 
 class MessageReader:
-    """Reads messages by the rules of one target.
+    """Read messages by the prompt rules of one target.
 
     Attributes:
-        pads: finds what the chat template writes where an image or video goes.
+        pads: matches the text that the chat template writes for an image or video.
     """
 
     def __init__(
         self, rules: PromptRules, *, text_arguments: bool, refuse_pads: bool, tiled: bool = False
     ) -> None:
-        """``text_arguments``: the template takes arguments of calls as JSON text.
+        """Set the rules for arguments, pads and tiles.
 
-        ``refuse_pads``: a pad in a text would take the place of an image. ``tiled``: as for
-        `read_visual`.
+        Args:
+            text_arguments: the template accepts arguments of calls as JSON text.
+            refuse_pads: reject pads in texts, which would be taken for an image.
+            tiled: as for `read_visual`.
         """
         self._tiled = tiled
         self.pads = re.compile("|".join(map(re.escape, rules.pads.values())) or _NEVER)
@@ -52,11 +54,13 @@ class MessageReader:
     def read(
         self, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[MediaSlot]]:
-        """Turns for the template, with only the kind of each image and video; these in order.
+        """Return the turns for the template, and the images and videos in order.
+
+        A turn holds only the kind of an image or video.
 
         Raises:
-            UserError: no mapping, an unknown part, a bad value of a key that is honoured, or a text
-                that is not Unicode.
+            UserError: a message is not a mapping, has an unknown part, a bad value of a supported
+                key, or a text that is not Unicode.
         """
         turns: list[dict[str, Any]] = []
         slots: list[MediaSlot] = []
@@ -105,8 +109,8 @@ class MessageReader:
                     parts.append({"type": "text", "text": text})
                 case {"type": "audio" | "input_audio" | "audio_url"}:
                     raise UserError(
-                        "messages: unknown part audio: no target that is read hears; of Qwen3-Omni "
-                        "the thinker reads text, images and videos. Send the words as text."
+                        "messages: unknown part audio: no supported target takes audio; for "
+                        "Qwen3-Omni, the thinker reads text, images and videos. Send text."
                     )
                 case _:
                     known = (

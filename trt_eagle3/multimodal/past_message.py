@@ -12,16 +12,16 @@ __all__ = ["past_message"]
 
 
 def past_message(message: Mapping[str, Any], where: str, *, text_arguments: bool) -> dict[str, Any]:
-    """A message without null keys; an assistant's fields get the names that templates use.
+    """Drop null keys; rename an assistant's fields to the names that templates use.
 
     An assistant's ``content`` may be null or absent. ``reasoning`` becomes ``reasoning_content``,
     ``refusal`` becomes text, and ``function_call`` becomes an entry of ``tool_calls``.
 
     Args:
         where: the message's path in errors.
-        text_arguments: the template takes the arguments of calls as JSON text.
+        text_arguments: the template accepts the arguments of calls as JSON text.
     Raises:
-        UserError: reasoning or a refusal that is not text, or a bad call.
+        UserError: reasoning or a refusal is not text, or a call is invalid.
     """
     known = {name: value for name, value in message.items() if value is not None}
     if known.get("role") != "assistant":
@@ -52,7 +52,7 @@ def _text(message: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _refusal_as_text(part: Any) -> Any:
-    """``part``; a refusal becomes a text part."""
+    """Convert a refusal to a text part; return other parts unchanged."""
     match part:
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}

@@ -1,13 +1,12 @@
-"""Pixels to uint8 patches in merge-block order; `prepared.normalise` makes transformers' floats of
-them.
+"""Cut pixels to uint8 patches in merge-block order; `prepared.normalise` converts them to floats.
 
-Images follow ``Qwen2VLImageProcessorPil``: Pillow resizes. (With torchvision installed,
-transformers resizes images with torch instead; single values then differ, by up to 19 levels of 255
-on noise and hard edges.) Channels are resized and cut one by one: the values are the same, and a
-plane is cut in whole rows of a patch. Large images are resized in parts on all cores
-(`resize_channels`), and each part is cut where it was made.
+Images match ``Qwen2VLImageProcessorPil``, which resizes with Pillow. If torchvision is installed,
+transformers resizes with torch instead. Single values then differ, by up to 19 of 255 levels on
+noise and hard edges. Channels are resized and cut one by one: the values are the same, and a plane
+is cut in whole rows of a patch. Large images are resized in parts on all cores
+(`resize_channels`). Each part is cut by the thread that resized it.
 
-No torch here: decoder processes import this module.
+Decoder processes import this module, so it does not import torch.
 """
 
 # Shapes: N patches, C channels, T frames of a patch, H and W pixels, h and w patches, m patches per
@@ -35,15 +34,16 @@ def image_patches(
     policy: MediaPolicy = LOCAL_MEDIA,
     allocate: Allocate | None = None,
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
-    """Resize one RGB image and cut it.
+    """Resize one RGB image and cut it to patches.
 
     Args:
-        policy: bounds the image after it was resized, too.
-        allocate: makes the array of a shape that patches are written to; None: numpy.
+        policy: also bounds the image after resizing.
+        allocate: creates the output array from its shape; None: numpy.
     Returns:
-        (pixels uint8 [N, C, 1, patch * patch] in merge-block order, (1, h, w); of tiles t of them).
+        (pixels uint8 [N, C, 1, patch * patch] in merge-block order, (1, h, w)). With tiles, the
+        grid is (tiles, h, w).
     Raises:
-        UserError: a size that transformers refuses too, or one that the policy excludes.
+        UserError: transformers rejects the size, or the policy excludes it.
     """
     if config.tile_side is not None:
         return tile_patches(image, config, config.tile_side, allocate)

@@ -1,6 +1,4 @@
-"""PixelConfig: how a checkpoint wants its images or videos sized and normalised, read from its
-processor files.
-"""
+"""PixelConfig: sizing and normalisation of images or videos, read from the processor files."""
 
 from __future__ import annotations
 
@@ -36,12 +34,12 @@ VIDEO_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-"""Of each colour channel, as CLIP was trained with."""
+"""Per colour channel, as in CLIP's training."""
 Sampling = Literal["ends", "steps", "middles"]
 Cap = Literal["max_frame_tokens", "max_video_tokens"]
-_MOST = 2**31  # pixels, or anything else here
+_MOST = 2**31  # upper bound of every number here
 _MOST_ENLARGED = 2**26  # bound on the least pixels of an image or video: 65,536 tokens or more
-_FILTERS = range(6)  # Pillow's
+_FILTERS = range(6)  # Pillow's numbers
 
 SHARED_DEFAULTS: Mapping[str, Any] = {
     "temporal_patch_size": 2,
@@ -52,7 +50,7 @@ SHARED_DEFAULTS: Mapping[str, Any] = {
     "do_rescale": True,
     "do_normalize": True,
 }
-"""What transformers' processors of images and videos have in common where a file leaves it out."""
+"""Defaults that transformers' image and video processors share."""
 IMAGE_DEFAULTS: Mapping[str, Any] = {
     **SHARED_DEFAULTS,
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
@@ -60,7 +58,7 @@ IMAGE_DEFAULTS: Mapping[str, Any] = {
     "image_mean": CLIP_MEAN,
     "image_std": CLIP_STD,
 }
-"""Of its ``Qwen2VLImageProcessor``."""
+"""Defaults of transformers' ``Qwen2VLImageProcessor``."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +69,20 @@ class PixelConfig:
         min_pixels, max_pixels: bounds on height * width after resizing; for videos on frames *
             height * width.
         resample: Pillow's number of the filter (3 = bicubic, 2 = bilinear).
-        per_frame: bounds of a video hold for each of its frames.
-        tile_side: pixels along each side of the tiles that every image is resized to and cut into,
-            and of every frame; None: sizes follow the bounds.
-        min_tiles, max_tiles: of an image, its thumbnail not counted.
+        per_frame: the bounds of a video apply to each of its frames.
+        tile_side: side in pixels of the tiles that every image is resized to and cut into. Video
+            frames have this size too. None: sizes depend on the bounds.
+        min_tiles, max_tiles: bounds on the tiles of an image, without its thumbnail.
         fps, min_frames, max_frames: frame sampling; videos only.
-        sampling: which frames. ``ends``: evenly from the first to the last. ``steps``: every so
-            many from the first on, whole temporal patches of them. ``middles``: the middle one of
-            equal pieces.
-        num_frames: as many frames of every video, whatever its rate.
-        first_s, last_s: seconds between which frames of a video file are taken; None: its ends.
+        sampling: which frames are sampled. ``ends``: evenly from the first to the last. ``steps``:
+            at a fixed step from the first, a whole number of temporal patches. ``middles``: the
+            middle frame of equal pieces.
+        num_frames: number of frames of every video, whatever its rate.
+        first_s, last_s: seconds between which a video file is sampled; None: its ends.
         resized: (height, width) in place of an image's or frame's own, before bounds and rounding.
-        max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None:
-            no such cap.
-        max_video_tokens: with it, a video of frames that are bounded each never costs more; None:
-            no such cap. max_total_pixels: the same cap in pixels, of pairs of frames; it comes
-            first.
+        max_frame_tokens: cap on the tokens of one frame of a video; None: no cap.
+        max_video_tokens: cap on the tokens of a video with ``per_frame``; None: no cap.
+        max_total_pixels: the same cap in pixels of frame pairs. It takes precedence.
     """
 
     patch_size: int
@@ -116,13 +112,13 @@ class PixelConfig:
 
     @property
     def factor(self) -> int:
-        """Pixels along one side of one token: height and width are resized to multiples of it."""
+        """Pixels per side of a token. Height and width are resized to multiples of it."""
         return self.patch_size * self.merge_size
 
 
 @dataclass(frozen=True)
 class PixelConfigs:
-    """Of a checkpoint's images, and of its videos."""
+    """The pixel configs of a checkpoint's images and videos."""
 
     image: PixelConfig
     video: PixelConfig
@@ -131,12 +127,12 @@ class PixelConfigs:
 def read_image_config(
     directory: Path, vision: VisionGeometry, defaults: Mapping[str, Any] = IMAGE_DEFAULTS
 ) -> PixelConfig:
-    """From ``processor_config.json`` (nested, transformers 5) or ``preprocessor_config.json``.
+    """Read ``processor_config.json`` (nested, transformers 5) or ``preprocessor_config.json``.
 
-    ``defaults``: of keys that neither has.
+    ``defaults``: values of keys that the file lacks.
 
     Raises:
-        UserError: neither file is there, or what they say contradicts the vision tower.
+        UserError: neither file exists, or a value contradicts the vision tower.
     """
     path, found = find_processor_values(directory, "image_processor", IMAGE_FILES)
     values = {**defaults, **found}
@@ -149,15 +145,18 @@ def read_video_config(
     defaults: Mapping[str, Any],
     cap: Cap,
 ) -> PixelConfig:
-    """From ``processor_config.json`` (nested), ``video_preprocessor_config.json``, else the image
-    file, as HF does.
+    """Read the video config from the same file as transformers.
+
+    The files are ``processor_config.json`` (nested), ``video_preprocessor_config.json``, and last
+    the image file.
 
     Args:
-        defaults: of keys that none has.
-        cap: what ``max_video_tokens`` bounds: a frame of a video whose ``size`` bounds all of it,
-            or a video whose ``size`` (or ``min_pixels`` and ``max_pixels``) bounds each frame.
+        defaults: values of keys that the file lacks.
+        cap: what ``max_video_tokens`` bounds. ``max_frame_tokens``: one frame of a video whose
+            ``size`` bounds the whole video. ``max_video_tokens``: a whole video whose ``size`` (or
+            ``min_pixels`` and ``max_pixels``) bounds each frame.
     Raises:
-        UserError: no such file is there, or what they say contradicts the vision tower.
+        UserError: no such file exists, or a value contradicts the vision tower.
     """
     path, found = find_processor_values(directory, "video_processor", VIDEO_FILES)
     values = {**defaults, **found}
@@ -167,7 +166,7 @@ def read_video_config(
 
 
 def area_bounds(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """``size``, or what older files say instead of it."""
+    """Return ``size``, updated with the keys that older files have in its place."""
     size = size_of(path, values)
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if values.get(old) is not None:
@@ -178,10 +177,10 @@ def area_bounds(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def find_processor_values(
     directory: Path, section: str, names: tuple[str, ...]
 ) -> tuple[Path, dict[str, Any]]:
-    """What a checkpoint's files say of images or videos, and which file says it.
+    """Find a checkpoint's values for images or videos, and the file that holds them.
 
     Raises:
-        UserError: none of them is there.
+        UserError: no such file exists.
     """
     nested = directory / "processor_config.json"
     if nested.exists():
@@ -198,7 +197,7 @@ def find_processor_values(
 
 
 def size_of(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """``size``, an object."""
+    """Return ``size`` after checking that it is an object."""
     size = values["size"] or {}
     if not isinstance(size, dict):
         raise UserError(
@@ -209,7 +208,7 @@ def size_of(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number_above_zero(path: Path, name: str, value: Any) -> float:
-    """A number above zero that pixels can be counted or scaled by."""
+    """Check that ``value`` is a number above zero."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
         raise UserError(
             f"{path}: {name}: expected a number above 0, got {quote(value, 80)}. Copy the file "
@@ -219,7 +218,7 @@ def number_above_zero(path: Path, name: str, value: Any) -> float:
 
 
 def channel_values(path: Path, name: str, values: Any, vision: VisionGeometry) -> tuple[float, ...]:
-    """One number per colour channel."""
+    """Check that ``values`` holds one number per colour channel."""
     numbers = isinstance(values, list | tuple) and all(
         isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < _MOST for v in values
     )
@@ -234,12 +233,12 @@ def channel_values(path: Path, name: str, values: Any, vision: VisionGeometry) -
 def check_processor_values(
     path: Path, values: Mapping[str, Any], geometry: Mapping[str, int]
 ) -> None:
-    """Refuse a file that asks for other work than the tower needs.
+    """Check that the file matches the processing that the tower needs.
 
     Args:
         geometry: keys that must have the values of config.json.
     Raises:
-        UserError: such a key, or a filter that Pillow lacks.
+        UserError: a key has another value, or Pillow lacks the filter.
     """
     for flag in ("do_resize", "do_rescale", "do_normalize"):
         if values[flag] is not True:

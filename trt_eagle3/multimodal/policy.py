@@ -1,6 +1,4 @@
-"""MediaPolicy: where images and videos may come from, and how big they may be before anything is
-decoded.
-"""
+"""MediaPolicy: permitted sources and sizes of images and videos, checked before decoding."""
 
 from __future__ import annotations
 
@@ -11,26 +9,28 @@ __all__ = ["LOCAL_MEDIA", "MediaPolicy"]
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """What a loader may open.
+    """Sources, formats and sizes that a loader accepts.
 
     Attributes:
-        paths: local files and folders, as paths or ``file://`` URLs.
+        paths: whether local files and folders are read, as paths or ``file://`` URLs.
         allowed_hosts: hosts that ``http://`` and ``https://`` URLs are fetched from:
-            ``images.example.com``, ``*.example.com`` for all below it, ``host:8080`` for another
-            port than the scheme's own. Redirects must stay on such hosts. A host that is named is
-            trusted, whatever address it has.
-        formats: the image formats that are decoded, by Pillow's names; None: all that Pillow knows.
-        max_items: images and videos of one prompt; None: any number.
-        max_bytes: of one image or video, encoded; None: any number.
-        max_pixels: of one image or frame, also after resizing; None: Pillow's MAX_IMAGE_PIXELS.
-        max_video_frames: of a list, or decoded from a video file, used or not; None: any number.
-        max_video_pixels: of all frames used of one video, also after resizing; None: any number.
-        max_jpeg_scans: of one JPEG; each goes over the whole picture once more, and none needs a
-            hundred; None: any number.
-        decode_timeout_s: seconds that decoding and resizing one image or frame may take; None: any
-            number.
-        video_timeout_s: the same of one video file.
-        fetch_timeout_s: seconds that one fetch may take in all, redirects included.
+            ``images.example.com``, ``*.example.com`` for all its subdomains, ``host:8080`` for a
+            port that is not the scheme's default. Redirects must stay on such hosts. A listed host
+            is trusted, whatever its address.
+        formats: Pillow's names of the image formats that are decoded; None: all that Pillow reads.
+        max_items: images and videos of one prompt; None: no limit.
+        max_bytes: encoded bytes of one image or video; None: no limit.
+        max_pixels: pixels of one image or frame, also after resizing; None: Pillow's
+            MAX_IMAGE_PIXELS.
+        max_video_frames: frames of a list, or frames decoded from a video file, used or not; None:
+            no limit.
+        max_video_pixels: pixels of all used frames of one video, also after resizing; None: no
+            limit.
+        max_jpeg_scans: scans of one JPEG. Each scan decodes the whole image again, and no image
+            needs a hundred. None: no limit.
+        decode_timeout_s: seconds to decode and resize one image or frame; None: no limit.
+        video_timeout_s: seconds to decode one video file; None: no limit.
+        fetch_timeout_s: seconds for one fetch, including redirects.
     """
 
     paths: bool
@@ -48,4 +48,4 @@ class MediaPolicy:
 
 
 LOCAL_MEDIA = MediaPolicy(paths=True)
-"""For prompts of the machine's own user: any file, nothing remote."""
+"""For prompts of the local user: any file, no remote source."""

@@ -1,8 +1,8 @@
-"""PixelPatches: an image or video as bytes until the vision tower wants numbers.
+"""PixelPatches: an image or video as bytes, normalised to floats only for the vision tower.
 
-A pixel has 256 values per channel, so a table of 256 floats normalises it exactly. Bytes are an
-eighth of the float32 patches of a still: they are what is cut, hashed, kept and carried to a GPU;
-`normalise` is the last step.
+A pixel has 256 values per channel, so a table of 256 floats normalises it exactly. The bytes take
+an eighth of the memory of a still's float32 patches. So bytes are cut, hashed, cached and copied to
+the GPU; `normalise` is the last step.
 
 Shapes: N patches of one image or video, n of all, C channels, T frames kept of each patch, D = C *
 temporal_patch * patch * patch.
@@ -26,9 +26,9 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 
 __all__ = ["PixelPatches", "image_table", "normalise", "video_table"]
 
-_PIECE_BYTES = 2 << 20  # of pixels that one thread hashes at once, in about a millisecond
-_BLOCK = 64  # patches looked up at once on the CPU: what they take fits into its cache
-_DEVICE_BLOCK = 16384  # patches looked up at once on a GPU: 48 MiB of indices
+_PIECE_BYTES = 2 << 20  # of pixels that one thread hashes per task, in about a millisecond
+_BLOCK = 64  # patches per look-up on the CPU: their bytes and floats fit into its cache
+_DEVICE_BLOCK = 16384  # patches per look-up on a GPU: 48 MiB of indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class PixelPatches:
     Attributes:
         pixels: uint8 [N, C, T, patch * patch] in merge-block order. T is ``temporal_patch_size``,
             or 1 for a still, whose one frame stands for all frames of a patch.
-        table: float32 [C, 256], what each value of a channel becomes.
+        table: float32 [C, 256], the normalised value of each byte.
         grid: frames, rows and columns of patches: (t, h, w).
         temporal_patch_size: frames of one patch.
     """
@@ -50,9 +50,9 @@ class PixelPatches:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of everything that the tower sees.
+        """SHA-256 of all inputs of the vision tower.
 
-        Pieces of the pixels are hashed first, so that cores share a photograph.
+        Pieces of the pixels are hashed in parallel first, then their digests.
         """
         found = hashlib.sha256(
             np.array([*self.grid, self.temporal_patch_size], dtype=np.int64).tobytes()
@@ -63,7 +63,7 @@ class PixelPatches:
         return found.digest()
 
     def pinned(self) -> PixelPatches:
-        """The same in page-locked memory, from where a copy to the GPU waits for nobody."""
+        """Return a copy in page-locked memory, which the GPU copies asynchronously."""
         return replace(self, pixels=self.pixels.pin_memory())
 
 
@@ -72,9 +72,9 @@ def normalise(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Tensor:
-    """The vision graph's patches [n, D] of images and videos in order; [0, 0] of none.
+    """Return the vision graph's patches [n, D] of images and videos in order; [0, 0] if none.
 
-    Equal to float32 patches that are rounded to ``dtype``, because the table is rounded instead.
+    The values equal float32 patches rounded to ``dtype``, because the table is rounded instead.
     """
     if not visuals:
         return torch.empty(0, 0, dtype=dtype, device=device)
@@ -91,16 +91,16 @@ def normalise(
 
 
 def image_table(config: PixelConfig) -> Tensor:
-    """float32 [C, 256]: how transformers' ``Qwen2VLImageProcessorPil`` normalises an image."""
+    """Return float32 [C, 256]: the values of transformers' ``Qwen2VLImageProcessorPil``."""
     values = (np.arange(256).astype(np.float64) * config.rescale_factor).astype(np.float32)
     mean, std = np.array(config.mean, dtype=np.float32), np.array(config.std, dtype=np.float32)
     return torch.from_numpy((values - mean[:, None]) / std[:, None])
 
 
 def video_table(config: PixelConfig) -> Tensor:
-    """float32 [C, 256]: how transformers' video processors normalise frames.
+    """Return float32 [C, 256]: the values of transformers' video processors.
 
-    It folds the rescaling into mean and std; folding is part of the exact values.
+    They fold the rescaling into mean and std, which the exact values depend on.
     """
     mean = (torch.tensor(config.mean) * (1.0 / config.rescale_factor))[:, None]
     std = (torch.tensor(config.std) * (1.0 / config.rescale_factor))[:, None]
@@ -117,8 +117,9 @@ def _piece_digests(data: memoryview) -> list[bytes]:
 
 
 def _look_up(pixels: Tensor, table: Tensor, out: Tensor) -> None:
-    """``out [N, C, frames, area]`` on the CPU; numpy's take is the fastest that there is, and
-    copies bits.
+    """Fill ``out [N, C, frames, area]`` on the CPU.
+
+    numpy's take is the fastest look-up, and copies bits exactly.
     """
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[table.element_size()]
     values, source, target = table.view(bits).numpy(), pixels.numpy(), out.view(bits).numpy()
@@ -129,8 +130,9 @@ def _look_up(pixels: Tensor, table: Tensor, out: Tensor) -> None:
 
 
 def _look_up_on_device(pixels: Tensor, table: Tensor, out: Tensor) -> None:
-    """``out`` on a GPU: the bytes cross once, a still's one frame once for all frames of a
-    patch.
+    """Fill ``out`` on a GPU. The bytes are copied to it once.
+
+    The single frame of a still is broadcast to all frames of a patch on the GPU.
     """
     table, pixels = to_device(table, out.device), to_device(pixels, out.device)
     for start in range(0, len(pixels), _DEVICE_BLOCK):

@@ -1,6 +1,4 @@
-"""Processor: a prompt of text, images and videos to what the graphs take; token ids back to
-text.
-"""
+"""Processor: convert prompts of text, images and videos to graph inputs, and token ids to text."""
 
 from __future__ import annotations
 
@@ -50,17 +48,17 @@ _log = logging.getLogger("trt_eagle3")
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """One prompt, ready for the graphs.
+    """The graph inputs of one prompt.
 
     Attributes:
-        token_ids: int64 [P], image and video pads expanded.
+        token_ids: int64 [P], with image and video pads expanded.
         position_ids: int32 [3, P], axes time, height, width.
-        rope_delta: max position + 1 - P; what a decoded token at index c adds to c.
-        visuals: all images and videos in prompt order, as bytes; `prepared.normalise` makes the
+        rope_delta: max position + 1 - P. The position of a decoded token at index c is c plus this.
+        visuals: all images and videos in prompt order, as bytes; `prepared.normalise` computes the
             tower's patches.
         grid_thw: int64 [G, 3], one row per image (t = 1) and per video.
-        visual_rows: bool [P], True where a visual embedding goes, in order.
-        grid_seconds: float32 [G], from one temporal patch of a video to the next; 0 for an image.
+        visual_rows: bool [P], True at the rows of visual embeddings, in order.
+        grid_seconds: float32 [G], seconds between temporal patches of a video; 0 for an image.
     """
 
     token_ids: Tensor
@@ -73,14 +71,17 @@ class ModelInputs:
 
     @cached_property
     def patches(self) -> Tensor:
-        """float32 [N, D] as transformers' processor gives them; [0, 0] for text."""
+        """float32 [N, D], equal to those of transformers' processor; [0, 0] for text."""
         return normalise(self.visuals)
 
 
 @dataclass(frozen=True)
 class _Visual:
-    """One image or video of a prompt: its patches, the text that takes its pad's place, and the
-    seconds from one of a video's temporal patches to the next.
+    """One image or video of a prompt.
+
+    Attributes:
+        text: the text that replaces its pad.
+        seconds: seconds between temporal patches of a video.
     """
 
     name: str
@@ -111,10 +112,13 @@ class Processor:
         eos_token_id: int | None = None,
         tool_format: ToolFormat | None = None,
     ) -> None:
-        """``split_special_tokens``: control tokens in the text of messages are text, and no
-        tokens; ``image_config``, ``video_config``: None where ``rules`` take neither;
-        ``eos_token_id``: the tokenizer's; ``tool_format``: of calls; None: the one that
-        ``template`` teaches.
+        """Check the tokenizer against ``spec``.
+
+        Args:
+            image_config, video_config: None if ``rules`` accept neither.
+            split_special_tokens: control tokens in message texts are encoded as text.
+            eos_token_id: the tokenizer's end token.
+            tool_format: format of calls; None: the one that ``template`` teaches.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -130,7 +134,7 @@ class Processor:
         self.end_token_ids = tuple(
             dict.fromkeys((*spec.eos_token_ids, *((eos_token_id,) if known else ())))
         )
-        """Tokens that end an answer: the end tokens of the configs, and the tokenizer's."""
+        """Tokens that end an answer: the end tokens of the configs and of the tokenizer."""
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
         self._tool_format = tool_format
@@ -154,17 +158,17 @@ class Processor:
         Args:
             spec: the target's token ids and vision geometry.
             rules: how its family writes images and videos into a prompt.
-            max_prompt_len: longest prompt in tokens that the engine takes; None: any.
-            media: where images and videos may come from, and how big they may be.
-            decoders: processes that decode them; None: this one does.
-            split_special_tokens: ``<|im_start|>`` and its like in the text of a message are text,
-                as with transformers' option of that name; False makes control tokens of them, as
-                transformers does by default.
+            max_prompt_len: longest prompt in tokens that the engine accepts; None: no limit.
+            media: permitted sources and sizes of images and videos.
+            decoders: processes that decode them; None: this process.
+            split_special_tokens: encode control tokens such as ``<|im_start|>`` in message texts as
+                text, as transformers' option of that name does. False encodes them as control
+                tokens, which is transformers' default.
             tool_format: name of the format of tool calls; ``auto``: the one that the chat template
                 teaches.
         Raises:
-            UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``;
-                an unknown format.
+            UserError: a file is missing, broken, or of another checkpoint than ``spec``; or the
+                format is unknown.
         """
         directory = Path(directory)
         if not directory.is_dir():
@@ -197,18 +201,18 @@ class Processor:
 
     @property
     def text_arguments(self) -> bool:
-        """Whether the template gets the arguments of past calls as text; otherwise as objects."""
+        """Whether the template gets the arguments of past calls as text. Otherwise, as objects."""
         return self.template.text_arguments and self.tool_format.takes_text_arguments
 
     def answer_format(
         self, options: Mapping[str, Any] = NO_OPTIONS, *, with_tools: bool = False
     ) -> AnswerFormat:
-        """The form of answers under these options of the chat template.
+        """Return the format of answers under these options of the chat template.
 
         ``with_tools``: for requests with tools.
 
         Raises:
-            UserError: the template refuses them.
+            UserError: the template rejects the options.
         """
         return AnswerFormat(
             self.template.reasoning(options, with_tools=with_tools), self.tool_format
@@ -222,10 +226,10 @@ class Processor:
         system: str | None = None,
         caller: Caller = NO_CALLER,
     ) -> ModelInputs:
-        """One user turn: the images, then the videos, then the text.
+        """Prepare one user turn: the images, then the videos, then the text.
 
         Raises:
-            UserError: as `messages`.
+            UserError: as for `messages`.
         """
         content: list[Mapping[str, Any]] = [{"type": "image", "image": image} for image in images]
         content += [{"type": "video", "video": video} for video in videos]
@@ -243,29 +247,29 @@ class Processor:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> ModelInputs:
-        """A conversation; ``content`` is a string or a list of parts, in order.
+        """Prepare a conversation. ``content`` is a string or a list of parts, in order.
 
         Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``,
         ``{"type": "video", "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url":
         {"url": data URI}}`` and ``video_url``, and transformers' ``url``, ``path`` or ``base64`` in
         place of ``image``. The names of `MediaOptions` may stand beside a source or beside its
-        ``url``; a warning names other keys. An assistant's ``content`` may be None beside its
+        ``url``. Other keys cause a warning. An assistant's ``content`` may be None beside its
         ``tool_calls``.
 
         Args:
             tools: functions that the model may call.
             options: further variables of the chat template, such as ``enable_thinking``.
         Raises:
-            UserError: an unknown part, an image or video that is unreadable, unusable or excluded
-                by ``media``, a prompt longer than ``max_prompt_len``; without
-                ``split_special_tokens`` a text that holds an image or video pad.
-            RequestCancelledError: ``caller`` left.
+            UserError: a part is unknown, an image or video is unreadable, unusable or excluded by
+                ``media``, or the prompt is longer than ``max_prompt_len``. Without
+                ``split_special_tokens``, also if a text contains an image or video pad.
+            RequestCancelledError: ``caller`` was cancelled.
         """
         if not messages:
             raise UserError("messages: expected at least one, got none.")
         self._check_count(messages)
         turns, slots = self._reader.read(messages)
-        # a server, which reads no paths, reports them itself
+        # a server reads no paths, and reports the keys itself
         if self.media.paths and (ignored := self.ignored_keys(messages)):
             _log.warning("keys of messages are ignored: %s", ", ".join(ignored[:8]))
         visuals = self._load_all(slots, caller)
@@ -280,7 +284,7 @@ class Processor:
     def ignored_keys(
         self, messages: Sequence[Mapping[str, Any]], where: str = "messages"
     ) -> tuple[str, ...]:
-        """Paths of unknown keys in parts of messages, such as ``messages[0].content[1].uuid``.
+        """Return the paths of unknown keys in message parts, as ``messages[0].content[1].uuid``.
 
         ``where``: path of the list of messages.
         """
@@ -292,18 +296,18 @@ class Processor:
         """Add vLLM's ``mm_processor_kwargs`` to the images and videos of ``messages``.
 
         Returns:
-            The messages, and the names in ``options`` that are unknown.
+            The messages, and the unknown names in ``options``.
         """
         unknown = tuple(name for name in options if name not in PROCESSOR_OPTIONS)
         return with_processor_options(messages, options, tiled=self._tiled), unknown
 
     def raw(self, prompt: str | Sequence[int], caller: Caller = NO_CALLER) -> ModelInputs:
-        """A prompt without chat template: a text, whose control tokens are tokens, or token ids.
+        """Prepare a prompt without chat template: token ids, or a text with control tokens.
 
         Raises:
-            UserError: no token, an id that the tokenizer lacks, an image or video pad, or a prompt
-                longer than ``max_prompt_len``.
-            RequestCancelledError: ``caller`` left.
+            UserError: the prompt has no token, an id that the tokenizer lacks, an image or video
+                pad, or more than ``max_prompt_len`` tokens.
+            RequestCancelledError: ``caller`` was cancelled.
         """
         ids = self.tokenize(prompt, caller) if isinstance(prompt, str) else list(prompt)
         if not ids:
@@ -318,11 +322,11 @@ class Processor:
         return self._inputs(ids, [])
 
     def tokenize(self, text: str, caller: Caller = NO_CALLER) -> list[int]:
-        """Ids of a text; control tokens in it become tokens.
+        """Encode a text to ids. Control tokens in it are encoded as tokens.
 
         Raises:
             UserError: the tokenizer fails, or exceeds its time or memory.
-            RequestCancelledError: ``caller`` left.
+            RequestCancelledError: ``caller`` was cancelled.
         """
         return self._control.encoder.encode(text, caller)
 
@@ -341,7 +345,7 @@ class Processor:
         )
 
     def warm_up(self) -> None:
-        """Start the processes that encode texts, and load the tokenizer there.
+        """Start the encoding processes and load the tokenizer there.
 
         Raises:
             UserError, EnvironmentMissingError: a process cannot start or cannot load it.
@@ -349,13 +353,13 @@ class Processor:
         self._control.warm_up()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
+        """Decode token ids to text, without special tokens."""
         return str(self.tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True))
 
     def stream_decoder(self) -> StreamDecoder:
-        """A fresh decoder for ids that arrive one by one:
+        """Create a decoder for ids that arrive one by one.
 
-        ``push(id) -> str``, at the end ``flush() -> str``.
+        It has ``push(id) -> str``, and ``flush() -> str`` for the end.
         """
         return StreamDecoder(self._token_pieces)
 
@@ -373,9 +377,7 @@ class Processor:
         return TokenPieces(self.tokenizer)
 
     def _load_all(self, slots: Sequence[MediaSlot], caller: Caller) -> list[_Visual]:
-        """Every visual; a prompt that has too many of them, or grows too long by them, is
-        refused on the way.
-        """
+        """Load every visual. Check their number first and the prompt length after each."""
         most = self.media.max_items
         if most is not None and len(slots) > most:
             raise UserError(
@@ -413,37 +415,37 @@ class Processor:
         return _Visual(name, patches, text, frames / taken.fps)
 
     def _expand(self, text: str, slots: Sequence[MediaSlot], visuals: Sequence[_Visual]) -> str:
-        """Put each visual's text in its pad's place."""
+        """Replace each pad by its visual's text."""
         pads = [self.rules.pads[slot.kind] for slot in slots]
         found = self._reader.pads.findall(text)
         if found != pads:
             raise UserError(
                 f"chat template: expected pads for {len(pads)} images and videos in order, got "
-                f"{len(found)}. Images and videos belong in user messages; else the template is "
-                "another model's."
+                f"{len(found)}. Put images and videos into user messages, or use the checkpoint's "
+                "own chat template."
             )
         texts = iter(visual.text for visual in visuals)
         return self._reader.pads.sub(lambda _: next(texts), text)
 
     def _check_count(self, messages: Sequence[Any]) -> None:
-        """Refuse what cannot fit before a template goes through a million of them."""
+        """Check the number of messages and parts before the template renders them."""
         contents = [
             message.get("content") if isinstance(message, Mapping) else None for message in messages
         ]
         count = sum(len(content) if isinstance(content, list) else 1 for content in contents)
         if self.max_prompt_len is not None and count > self.max_prompt_len:
             raise UserError(
-                f"prompt: {count} messages and parts of them, a prompt has at most "
-                f"{self.max_prompt_len} tokens. Send fewer."
+                f"prompt: {count} messages and parts, expected at most {self.max_prompt_len}, the "
+                "limit of a prompt's tokens. Send fewer."
             )
 
     def _check_grid(self, name: str, grid: Grid) -> None:
-        """Refuse a video that fits in no prompt."""
+        """Check that a video fits into a prompt."""
         count = self.rules.num_tokens(grid)
         self._check_len(count, [(name, count)])
 
     def _check_len(self, length: int, visuals: Sequence[tuple[str, int]]) -> None:
-        """``visuals``: names, and the tokens of each."""
+        """Check the prompt length. ``visuals``: the name and the token count of each."""
         if self.max_prompt_len is not None and length > self.max_prompt_len:
             sizes = ", ".join(f"{name} {count}" for name, count in visuals)
             of_these = f" (of these {sizes})" if visuals else ""
@@ -457,8 +459,9 @@ class Processor:
 
 
 def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a tokenizer that can give ids without an embedding: whoever wrote such a token
-    would stop the engine.
+    """Check that every token of the tokenizer has an embedding.
+
+    A token without one would stop the engine.
     """
     token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if last >= vocab_size:

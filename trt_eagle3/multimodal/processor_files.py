@@ -1,4 +1,4 @@
-"""The files of a checkpoint that a processor reads."""
+"""Copy and read the files of a checkpoint that a processor reads."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ PROCESSOR_FILES = (
     "video_preprocessor_config.json",
     "generation_config.json",
 )
-"""Every file of a checkpoint that a `Processor` may read, and how its authors sample from it."""
+"""Files of a checkpoint that a `Processor` may read, and the one with its sampling defaults."""
 
 
 def copy_processor_files(source: Path, target: Path) -> list[Path]:
-    """Copy what `Processor.from_directory` reads from a checkpoint into a folder, which is made if
-    missing.
+    """Copy the files that `Processor.from_directory` reads into a folder.
+
+    The folder is created if missing.
 
     Returns:
         The files written.
     Raises:
-        UserError: the checkpoint holds no tokenizer.
+        UserError: the checkpoint has no tokenizer.
     """
     names = [name for name in PROCESSOR_FILES if (Path(source) / name).is_file()]
     if "tokenizer.json" not in names and "vocab.json" not in names:
@@ -52,7 +53,7 @@ def copy_processor_files(source: Path, target: Path) -> list[Path]:
 
 
 def read_processor_json(path: Path) -> dict[str, Any]:
-    """One JSON object from a file.
+    """Read one JSON object from a file.
 
     Raises:
         UserError: the file is not JSON, or not an object (see ``json_file``).

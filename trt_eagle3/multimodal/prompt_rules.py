@@ -1,5 +1,4 @@
-"""What a family decides about its prompts: the text that stands for images and videos, and rope
-positions.
+"""PromptRules: a family's prompt text for images and videos, and its rope positions.
 
 Shapes: P prompt tokens, G images and videos.
 """
@@ -26,108 +25,110 @@ Grid = tuple[int, int, int]
 
 
 class PromptRules(Protocol):
-    """Rules of one target."""
+    """Prompt rules of one target."""
 
     @property
     def pads(self) -> Mapping[MediaKind, str]:
-        """What the chat template writes where an image or a video goes; a kind that is not among
-        them is refused.
+        """The text that the chat template writes for an image or a video.
+
+        Kinds without a pad are rejected.
         """
         ...
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """Tokens of prompts that users cannot write, beside the tokenizer's special ones."""
+        """Tokens that users cannot write, in addition to the tokenizer's special tokens."""
         ...
 
     @property
     def text_content(self) -> bool:
-        """Whether the chat template takes the content of a message as one text, and no parts."""
+        """Whether the chat template accepts message content only as one text, without parts."""
         ...
 
     def pixels(self, directory: Path, /) -> PixelConfigs | None:
-        """How the processor files in ``directory`` size images and videos; None where there are
-        none.
+        """Read the sizing of images and videos from ``directory``; None if the target has none.
 
         Raises:
-            UserError: such a file is missing, broken, or another checkpoint's.
+            UserError: a processor file is missing, broken, or of another checkpoint.
         """
         ...
 
     def num_tokens(self, grid: Grid, /) -> int:
-        """Visual tokens of an image or video."""
+        """Count the visual tokens of an image or video."""
         ...
 
     def image_text(self, grid: Grid, /) -> str:
-        """What replaces the pad of an image."""
+        """Return the text that replaces the pad of an image."""
         ...
 
     def video_text(self, grid: Grid, times: Sequence[float], /) -> str:
-        """What replaces the pad of a video whose patches stand at ``times``, in seconds."""
+        """Return the text that replaces the pad of a video; ``times`` of its patches in seconds."""
         ...
 
     def visual_rows(self, token_ids: Tensor) -> Tensor:
-        """bool [P]: where visual embeddings go."""
+        """Return bool [P]: the rows of visual embeddings."""
         ...
 
     def positions(
         self, visual_rows: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
     ) -> tuple[Tensor, int]:
-        """Rope positions int32 [3, P] (time, height, width; equal where a family has one axis), and
-        the last position + 1 - P.
+        """Return rope positions int32 [3, P] and the last position + 1 - P.
+
+        The axes are time, height, width. They are equal if the family has one axis.
 
         Args:
-            visual_rows: bool [P]. grid_thw: int64 [G, 3], in prompt order. grid_seconds: float32
-                [G], from one temporal patch of a video to the next.
+            visual_rows: bool [P].
+            grid_thw: int64 [G, 3], in prompt order.
+            grid_seconds: float32 [G], seconds between temporal patches of a video.
         """
         ...
 
 
 RulesOf = Callable[[ProcessorSpec, Tokenizer], PromptRules]
-"""The rules of a target, whose tokens the tokenizer must have."""
+"""Create the rules of a target. The tokenizer must have the target's tokens."""
 
 
 class TextRules:
-    """Of a target that reads text only: every token one further than the one before."""
+    """Rules of a target that reads text only. Positions count up by one per token."""
 
     pads: Mapping[MediaKind, str] = {}
     control_tokens: tuple[str, ...] = ()
     text_content = True
 
     def __init__(self, _spec: ProcessorSpec, _tokenizer: Tokenizer) -> None:
-        """Rules need nothing of either."""
+        """Ignore both arguments."""
 
     def pixels(self, _directory: Path, /) -> None:
-        """There are none."""
+        """Return None: there are no images or videos."""
 
     def num_tokens(self, _grid: Grid, /) -> int:
-        """None: there are no visual tokens."""
+        """Return 0: there are no visual tokens."""
         return 0
 
     def image_text(self, _grid: Grid, /) -> str:
-        """Nothing."""
+        """Return an empty text."""
         return ""
 
     def video_text(self, _grid: Grid, _times: Sequence[float], /) -> str:
-        """Nothing."""
+        """Return an empty text."""
         return ""
 
     def visual_rows(self, token_ids: Tensor) -> Tensor:
-        """Nowhere."""
+        """Return False for every row."""
         return torch.zeros_like(token_ids, dtype=torch.bool)
 
     def positions(
         self, visual_rows: Tensor, _grids: Tensor, _seconds: Tensor, /
     ) -> tuple[Tensor, int]:
-        """0, 1, 2, ... on each axis."""
+        """Return 0, 1, 2, ... on each axis."""
         return torch.arange(len(visual_rows), dtype=torch.int32).repeat(3, 1), 0
 
 
 def token_text(tokenizer: Tokenizer, token_id: int, name: str) -> str:
-    """The text of a token that a config names.
+    """Return the text of a token that a config names.
 
     Raises:
-        UserError: the tokenizer has none of this id.
+        UserError: the tokenizer has no token with this id.
     """
     token = tokenizer.id_to_token(token_id)
     if token is None:

@@ -1,4 +1,4 @@
-"""Reasoning: whether an answer begins with it, and the marks that enclose it."""
+"""Reasoning: whether an answer begins with reasoning, and the marks that enclose it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_REASONING = Reasoning()
 
 
 def reasoning_marks(template: str) -> list[tuple[str, str]]:
-    """Pairs of reasoning marks in the source of a chat template, ``<think>`` first."""
+    """Find pairs of reasoning marks in the source of a chat template, ``<think>`` first."""
     found = {
         (f"{left}{name}{right}", f"{left}/{name}{right}")
         for left, name, right in _MARK.findall(template)

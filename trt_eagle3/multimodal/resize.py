@@ -1,12 +1,12 @@
 """Resize an RGB image channel by channel on all cores, to the bytes that Pillow's ``resize`` gives.
 
-Pillow resamples in two passes with bytes between them, and skips the pass of a side that keeps its
-length. A horizontal pass needs no row but its own, a vertical pass no column but its own. So each
-channel of a large image is resized in bands of rows, then in strips of columns, and each part is
-handed on as soon as it is done. Pillow lets other threads run while it crops and resamples. On up
-to three cores a thread resizes a whole channel: parts cost them a tenth more.
+Pillow resamples in two passes with bytes between them. It skips the pass of a side that keeps its
+length. A horizontal pass reads no other row, a vertical pass no other column. So each channel of a
+large image is resized in bands of rows, then in strips of columns. Each part is emitted as soon as
+it is done. Pillow releases the GIL while it crops and resamples. On up to three cores, a thread
+resizes a whole channel, because parts would take a tenth longer there.
 
-No torch here: decoder processes import this module.
+Decoder processes import this module, so it does not import torch.
 """
 
 # Shapes: H and W pixels of a part
@@ -26,15 +26,15 @@ from PIL import Image
 
 __all__ = ["Emit", "resize_channels"]
 
-_LARGE = 1 << 20  # pixels from which threads pay
-_VERY_LARGE = 6 << 20  # pixels from which more than a thread per channel pays
-_MAX_THREADS = 12  # more wait for each other: copying a channel or a part's bytes holds the GIL
-_TASKS_PER_THREAD = 2  # so that a thread that starts late does not hold all up
+_LARGE = 1 << 20  # pixels above which threads are faster
+_VERY_LARGE = 6 << 20  # pixels above which more than one thread per channel is faster
+_MAX_THREADS = 12  # copying a channel or a part's bytes holds the GIL, so more threads wait
+_TASKS_PER_THREAD = 2  # balances a thread that starts late
 
 Emit = Callable[[int, NDArray[np.uint8], int, int], None]
-"""Takes a channel's number, a part uint8 [H, W] of it, and the part's top and left in pixels.
+"""Receive a channel's number, a part uint8 [H, W] of it, and the part's top and left in pixels.
 
-Several threads call it at once.
+Several threads call it concurrently.
 """
 
 _Pass = Literal["horizontal", "vertical"]
@@ -43,12 +43,12 @@ _Pass = Literal["horizontal", "vertical"]
 def resize_channels(
     image: Image.Image, size: tuple[int, int], resample: Image.Resampling, unit: int, emit: Emit
 ) -> None:
-    """Hand each channel of ``image.resize(size, resample)`` to ``emit``, each pixel in one part.
+    """Pass each channel of ``image.resize(size, resample)`` to ``emit``, in disjoint parts.
 
     Args:
         image: RGB, decoded.
         size: (width, height), multiples of ``unit``.
-        unit: pixels; parts begin and end at multiples of it.
+        unit: parts begin and end at multiples of this many pixels.
     """
 
     def whole(channel: int) -> None:
@@ -84,12 +84,12 @@ def _resize_parts(
 
 
 def _channels(image: Image.Image) -> Iterator[Image.Image]:
-    """One by one, so that threads resize the first while this one copies the second."""
+    """Yield channels lazily: threads resize the first while the second is copied."""
     return (image.getchannel(channel) for channel in range(3))
 
 
 def _passes(old: tuple[int, int], new: tuple[int, int]) -> list[_Pass]:
-    """Passes in Pillow's order, at least one; ``old`` and ``new``: (width, height)."""
+    """Return passes in Pillow's order, at least one; ``old`` and ``new``: (width, height)."""
     shrinks = old[0] - new[0], old[1] - new[1]
     if not shrinks[1]:
         return ["horizontal"]
@@ -102,10 +102,10 @@ def _passes(old: tuple[int, int], new: tuple[int, int]) -> list[_Pass]:
 
 @cache
 def _orders_passes() -> bool:
-    """Whether this Pillow's vertical pass is first where a height shrinks by over twice a width.
+    """Detect whether Pillow begins with the vertical pass if the height shrinks over twice as much.
 
-    So it is in version 13; 10.3 and 12.0 always begin with the horizontal pass. Rounding between
-    the passes shows it.
+    Version 13 does; 10.3 and 12.0 always begin with the horizontal pass. Rounding between the
+    passes reveals the order.
     """
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 16), dtype=np.uint8))
     horizontal_first = image.resize((15, 64)).resize((15, 8))
@@ -120,7 +120,7 @@ def _between(
     resample: Image.Resampling,
     unit: int,
 ) -> Iterator[Image.Image]:
-    """The three channels after the first of two passes; ``size``: after it."""
+    """Return the three channels after the first of two passes; ``size``: after that pass."""
     planes = np.empty((3, size[1], size[0]), dtype=np.uint8)
 
     def store(channel: int, part: NDArray[np.uint8], top: int, left: int) -> None:
@@ -139,7 +139,7 @@ def _run(
     unit: int,
     emit: Emit,
 ) -> None:
-    """One pass over all parts of the three channels; ``size``: after it."""
+    """Run one pass over all parts of the three channels; ``size``: after that pass."""
 
     def resize(channel: int, plane: Image.Image, start: int, stop: int) -> None:
         if kind == "horizontal":
@@ -163,9 +163,9 @@ def _crop(plane: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
 
 
 def _spans(length: int, unit: int) -> list[tuple[int, int]]:
-    """``length`` pixels in parts of about the same size; only the last may end within a unit."""
+    """Split ``length`` pixels into similar parts. Only the last may end within a unit."""
     units = -(-length // unit)
-    count = min(units, -(-_TASKS_PER_THREAD * _num_threads() // 3))  # of each channel
+    count = min(units, -(-_TASKS_PER_THREAD * _num_threads() // 3))  # per channel
     ends = [min(length, unit * (units * index // count)) for index in range(count + 1)]
     return list(pairwise(ends))
 

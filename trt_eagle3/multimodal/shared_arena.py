@@ -1,5 +1,6 @@
-"""SharedArena: memory that two processes see, without a name: when both are gone, however they
-ended, so is it.
+"""SharedArena: anonymous memory that two processes share.
+
+The kernel frees it when both processes have ended, in whatever way.
 """
 
 from __future__ import annotations
@@ -17,28 +18,27 @@ __all__ = ["SharedArena"]
 
 
 class SharedArena:
-    """A file without a name that grows as it is needed, and is mapped in pieces from its beginning.
+    """An unnamed file that grows on demand and is mapped from its beginning.
 
-    It is used again and again, because the first touch of a page costs more than all that is done
-    with it. It does not count against ``/dev/shm``, which containers keep small, and it cannot
-    shrink: a process that went wrong cannot take pages from under the other one.
+    It is reused, because the first access to a page takes longer than all work on it. It does not
+    count against ``/dev/shm``, which is small in containers. It cannot shrink, so a faulty process
+    cannot remove pages that the other process uses.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """``descriptor``: of another process's arena, which is closed with this one; None: a new
-        one.
-        """
+        """``descriptor``: of another process's arena, closed with this object; None: create one."""
         self.descriptor = _new_file() if descriptor is None else descriptor
         self._pages: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it holds."""
+        """Current size in bytes."""
         return os.fstat(self.descriptor).st_size
 
     def array(self, shape: Sequence[int]) -> NDArray[np.uint8]:
-        """uint8 ``shape`` at its beginning; what other arrays of it hold is lost when this one
-        is written.
+        """Return a uint8 array of ``shape`` at the beginning of the memory.
+
+        Writing to it overwrites the other arrays of this arena.
         """
         size = int(np.prod(shape))
         if size > self.num_bytes:
@@ -48,7 +48,7 @@ class SharedArena:
         return self._pages[:size].reshape(shape)
 
     def close(self) -> None:
-        """Let go of it; arrays stay valid as long as somebody holds them."""
+        """Release the memory. Arrays stay valid while they are referenced."""
         self._pages = np.empty(0, dtype=np.uint8)
         os.close(self.descriptor)
 

@@ -1,4 +1,4 @@
-"""What the processor must know of a model; a TargetSpec and a loaded bundle both have it."""
+"""Model properties that the processor needs, in a TargetSpec and in a loaded bundle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ProcessorSpec", "VisionGeometry"]
 
 
 class VisionGeometry(Protocol):
-    """How a vision tower cuts pixels into patches and merges patches into tokens, and their ids."""
+    """How a vision tower cuts pixels into patches and merges them into tokens, and token ids."""
 
     @property
     def patch_size(self) -> int: ...
@@ -29,7 +29,7 @@ class VisionGeometry(Protocol):
 
 
 class ProcessorSpec(Protocol):
-    """Token ids and vision geometry of a target; ``vision`` is None where it reads text only."""
+    """Token ids and vision geometry of a target; ``vision`` is None if it reads text only."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...

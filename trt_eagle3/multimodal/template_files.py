@@ -21,30 +21,30 @@ _LEGACY, _FILE = "chat_template.json", "chat_template.jinja"
 
 @dataclass(frozen=True)
 class TemplateSources:
-    """Texts of the default template and of the one for requests with tools, if that is another."""
+    """The default template, and the one for requests with tools if it differs."""
 
     default: str
     tool_use: str | None = None
 
 
 def find_templates(directory: Path, *, processor: bool) -> TemplateSources:
-    """Read the template that transformers' ``AutoProcessor`` or ``AutoTokenizer`` takes.
+    """Read the template that transformers' ``AutoProcessor`` or ``AutoTokenizer`` uses.
 
-    A processor takes the first of ``processor_config.json``, ``chat_template.json``,
+    A processor uses the first of ``processor_config.json``, ``chat_template.json``,
     ``chat_template.jinja`` with ``additional_chat_templates/``, ``tokenizer_config.json``. A
-    tokenizer takes the first of the last two. Places that transformers does not read come last.
+    tokenizer uses the first of the last two. Places that transformers does not read come last.
 
     Args:
-        processor: whether the checkpoint has a processor, that is, takes images or videos.
+        processor: whether the checkpoint has a processor, that is, accepts images or videos.
     Raises:
         UserError: no place holds a template, the first place lacks a default template, or
-            transformers refuses the combination.
+            transformers rejects the combination.
     """
     tokenizer = _named(directory / _TOKENIZER)
     extra = {file.stem: file for file in sorted((directory / TEMPLATE_FOLDER).glob("*.jinja"))}
     path = directory / _FILE
     file = {"default": path} if path.exists() else {}
-    # of two defaults, a tokenizer takes the folder's and a processor the file's
+    # if there are two defaults, a tokenizer uses the folder's and a processor the file's
     if not processor and (found := file | extra or tokenizer):
         return TemplateSources(_default(found, directory), _text(found.get("tool_use")))
     legacy = _legacy(directory, extra)
@@ -60,14 +60,14 @@ def _legacy(directory: Path, extra: Templates) -> Templates:
     found = _named(directory / _LEGACY)
     if found and extra:
         raise UserError(
-            f"{directory}: {_LEGACY} beside {TEMPLATE_FOLDER}/: transformers refuses the two. "
+            f"{directory}: {_LEGACY} beside {TEMPLATE_FOLDER}/: transformers rejects the two. "
             f"Keep {TEMPLATE_FOLDER}/, with the default template in {_FILE}."
         )
     return found
 
 
 def _named(path: Path) -> Templates:
-    """Templates under ``chat_template`` of a JSON file.
+    """Read the templates under ``chat_template`` of a JSON file.
 
     The value is a text, {name: text}, or a list of {name, template}.
     """

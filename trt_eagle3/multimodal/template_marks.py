@@ -1,4 +1,4 @@
-"""Marks in a conversation, which show what of it a chat template has rendered."""
+"""Marks in a conversation, to detect the parts that a chat template omits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 class Marks:
-    """Replaces texts by marks, and refuses a rendering that lacks one."""
+    """Replace texts by marks, and reject a rendering that lacks one."""
 
     def __init__(self) -> None:
-        self._problems: list[str] = []  # what it means that a mark is missing, by its number
+        self._problems: list[str] = []  # message for a missing mark, by its number
 
     def message(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-        """``message`` with a mark for each text of its content, and for each call."""
+        """Return ``message`` with a mark for each text of its content and for each call."""
         role = quote(message.get("role"), 40)
         problem = (
             f"messages: the checkpoint's chat template leaves out message {index + 1} (role "
@@ -36,16 +36,16 @@ class Marks:
         return marked
 
     def tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """``tool`` with a mark for its name."""
+        """Return ``tool`` with a mark for its name."""
         return self._named(
             tool, "tools: the checkpoint's chat template leaves them out: it is not made for tools."
         )
 
     def check(self, rendered: str) -> None:
-        """Refuse a text that lacks a mark.
+        """Check that a rendered text contains every mark.
 
         Raises:
-            UserError: the first that is missing.
+            UserError: the first missing mark.
         """
         found = set(map(int, _MARK.findall(rendered)))
         for number, problem in enumerate(self._problems):
@@ -53,7 +53,7 @@ class Marks:
                 raise UserError(problem)
 
     def _content(self, content: Any, problem: str) -> Any:
-        """A blank text says nothing, and gets no mark."""
+        """Mark the texts of ``content``. A blank text gets no mark."""
         if isinstance(content, str):
             return self._new(problem) if content.strip() else content
         if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""The one process of this program that renders chat templates (``template_worker.py``)."""
+"""Render chat templates in one separate process (``template_worker.py``)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ __all__ = ["render_template"]
 def render_template(source: str, renders: Sequence[Mapping[str, Any]]) -> list[str]:
     """Render the template ``source`` once for each mapping of variables.
 
-    Variables are JSON values; others are passed as their ``str``. Some 0.1 ms beside the rendering
-    itself.
+    Variables are JSON values; others are converted by ``str``. The process adds about 0.1 ms.
 
     Raises:
-        UserError: it does not parse, refuses the variables, or takes more time or memory than a
-            template may.
+        UserError: the template does not parse, rejects the variables, or exceeds its limit of time
+            or memory.
         EnvironmentMissingError: no process can be started.
     """
     request = json.dumps({"source": source, "renders": renders}, default=str).encode()
     answer = _PROCESS.ask(request)
     if answer is None:
         raise UserError(
-            f"chat template: ended, as it took more than {template_worker.CPU_S:g} s or "
+            f"chat template: stopped, it took more than {template_worker.CPU_S:g} s or "
             f"{template_worker.MEMORY_BYTES >> 20} MiB. Copy it from the checkpoint again."
         )
     if "parse_error" in answer:

@@ -1,10 +1,9 @@
-"""The process that renders chat templates: a script of its own, which imports nothing of this
-package.
+"""The process that renders chat templates: a separate script that imports nothing of this package.
 
-A template is a program that a stranger wrote. Jinja's sandbox keeps it from files and from Python's
-internals, but not from ``'a' * 10**10``, nested ranges or endless text. Here the kernel does: a
-limit on memory, and a timer on processor time that ends the process. Reads one JSON request a line
-from standard input, and writes one JSON answer a line.
+A template is an untrusted program. Jinja's sandbox blocks files and Python's internals, but not
+``'a' * 10**10``, nested ranges or endless text. So the kernel limits the memory, and a timer on
+processor time ends the process. The script reads one JSON request per line from standard input and
+writes one JSON answer per line.
 """
 
 from __future__ import annotations
@@ -22,25 +21,26 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 MEMORY_BYTES = 1 << 30  # of address space; an idle worker has 0.1 GB
-CPU_S = 2.0  # for one request; a long conversation takes some ms
-WALL_S = 60.0  # and should it hang without computing
-MAX_CHARACTERS = 16 << 20  # of rendered text; a prompt of a million tokens has some 5 million
+CPU_S = 2.0  # per request; a long conversation takes a few ms
+WALL_S = 60.0  # per request, in case it hangs without computing
+MAX_CHARACTERS = 16 << 20  # of rendered text; a prompt of a million tokens has about 5 million
 
 
 def main() -> None:
-    """Answer requests until standard input ends; ``sys.argv[1]`` is the parent's ``sys.path`` as
-    JSON.
+    """Answer requests until standard input ends.
+
+    ``sys.argv[1]``: the parent's ``sys.path`` as JSON.
     """
     sys.path[:] = json.loads(sys.argv[1])
-    import jinja2.sandbox  # before the limit, and so that the first request does not pay for it
+    import jinja2.sandbox  # before the limit is set, and before the first request
 
     del jinja2
-    # a system without this limit; the timer holds all the same
+    # some systems lack this limit; the timers still apply
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     templates: dict[str, jinja2.Template] = {}
     for line in sys.stdin.buffer:
-        if line == b"\n":  # a request that was cancelled, and is answered already
+        if line == b"\n":  # cancels a request that is already answered
             continue
         _set_timers(CPU_S, WALL_S)
         answer = _answer(line, templates)
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _set_timers(cpu_s: float, wall_s: float) -> None:
-    """Signals whose default action ends the process, in the middle of C code too."""
+    """Set timers for signals whose default action ends the process, even inside native code."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
 
@@ -60,7 +60,7 @@ def _answer(line: bytes, templates: dict[str, jinja2.Template]) -> bytes:
         request = json.loads(line)
         try:
             template = _compiled(request["source"], templates)
-        except Exception as error:  # a template may fail in any way, also as it is compiled
+        except Exception as error:  # a template may fail in any way, also at compilation
             return _dump({"parse_error": _first_line(error)})
         texts = [template.render(variables) for variables in request["renders"]]
         num_characters = sum(map(len, texts))
@@ -69,7 +69,7 @@ def _answer(line: bytes, templates: dict[str, jinja2.Template]) -> bytes:
                 {"render_error": f"{num_characters} characters, expected at most {MAX_CHARACTERS}"}
             )
         return _dump({"texts": texts})
-    except Exception as error:  # MemoryError and RecursionError among them
+    except Exception as error:  # including MemoryError and RecursionError
         return _dump({"render_error": _first_line(error)})
 
 
@@ -90,16 +90,14 @@ def _compiled(source: str, templates: dict[str, jinja2.Template]) -> jinja2.Temp
 
 
 def _environment() -> jinja2.Environment:
-    """As transformers sets it up."""
+    """Create a Jinja environment as transformers does."""
     import jinja2.ext
     import jinja2.nodes
     import jinja2.parser
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """``{% generation %}`` marks what an assistant wrote, for training; when prompting it
-        does nothing.
-        """
+        """Parse ``{% generation %}``, a mark for training. It has no effect on prompts."""
 
         tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 

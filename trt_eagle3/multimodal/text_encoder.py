@@ -1,4 +1,4 @@
-"""TextEncoder: text to token ids, in bounded processes (``tokenizer_worker.py``)."""
+"""TextEncoder: encode text to token ids, in bounded processes (``tokenizer_worker.py``)."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class TextEncoder:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TextEncoder:
-        """Encode with ``tokenizer`` in its state at the first call of ``encode``."""
+        """Create an encoder for ``tokenizer`` in its state at the first call of ``encode``."""
         return cls(tokenizer.to_str)
 
     def encode(
         self, text: str, caller: Caller = NO_CALLER, *, add_special_tokens: bool = True
     ) -> list[int]:
-        """Ids of ``text``. The process adds about 0.1 ms.
+        """Encode ``text`` to ids. The process adds about 0.1 ms.
 
         Raises:
             UserError: the tokenizer fails, or exceeds its time or memory.
-            RequestCancelledError: ``caller`` left.
+            RequestCancelledError: ``caller`` was cancelled.
             EnvironmentMissingError: no process can be started.
         """
         fields = {"text": text, "add_special_tokens": add_special_tokens}

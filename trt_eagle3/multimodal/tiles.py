@@ -1,9 +1,9 @@
-"""Planes of pixels cut into patches in merge-block order, and images cut into equal tiles.
+"""Cut planes of pixels into patches in merge-block order, and images into equal tiles.
 
-Tiles follow ``GotOcr2ImageProcessorPil``, which transformers' InternVL uses: the image is stretched
-over the grid of tiles whose shape is nearest its own, and a small copy of the whole comes last.
+Tiles match ``GotOcr2ImageProcessorPil``, which transformers' InternVL uses. The image is stretched
+over the grid of tiles with the nearest aspect ratio. A thumbnail of the whole image comes last.
 
-No torch here: decoder processes import this module.
+Decoder processes import this module, so it does not import torch.
 """
 
 # Shapes: N patches, C channels, T frames of a patch, H and W pixels, h and w patches, m patches per
@@ -24,14 +24,15 @@ from trt_eagle3.multimodal.resize import resize_channels
 __all__ = ["Allocate", "cut_plane", "merge_blocks", "tile_grid", "tile_patches"]
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
-"""Makes an array of a shape."""
+"""Create an array from its shape."""
 
 
 def tile_patches(
     image: Image.Image, config: PixelConfig, side: int, allocate: Allocate | None = None
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
-    """Resize one RGB image and cut it into tiles of ``side`` pixels, row by row; of more than one
-    a thumbnail follows.
+    """Resize one RGB image and cut it into tiles of ``side`` pixels, row by row.
+
+    If there is more than one tile, a thumbnail is appended.
 
     Returns:
         (pixels uint8 [N, C, 1, patch * patch], each tile in merge-block order, (tiles, h, w)).
@@ -61,9 +62,10 @@ def tile_patches(
 
 
 def tile_grid(height: int, width: int, config: PixelConfig) -> tuple[int, int]:
-    """Columns and rows of tiles whose ratio is nearest the image's.
+    """Return the columns and rows of tiles whose ratio is nearest the image's.
 
-    Of equally near ones the largest that the image covers half of, else the smallest.
+    Of equally near grids, choose the largest that the image covers at least half, else the
+    smallest.
     """
     assert config.tile_side is not None, "no tiles"
     if config.max_tiles < 2:
@@ -80,7 +82,7 @@ def tile_grid(height: int, width: int, config: PixelConfig) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def _arrangements(least: int, most: int) -> list[tuple[int, int]]:
-    """Columns and rows of every grid of so many tiles, fewest tiles first, then fewest columns."""
+    """List all grids (columns, rows) within the bounds, by tile count, then by columns."""
     grids = [
         (c, count // c)
         for count in range(1, most + 1)
@@ -111,7 +113,7 @@ def cut_plane(plane: NDArray[np.uint8], out: NDArray[np.uint8], config: PixelCon
         out: [h / m, w / m, m, m, patch * patch], a part of `merge_blocks`.
     """
     patch = config.patch_size
-    line = np.dtype((np.void, patch))  # a patch's row moves as one item
+    line = np.dtype((np.void, patch))  # copies a row of a patch as one item
     rows, columns, m, _, _ = out.shape
     blocks = plane.view(line).reshape(rows, m, patch, columns, m)
     out.view(line)[...] = blocks.transpose(0, 3, 1, 4, 2)

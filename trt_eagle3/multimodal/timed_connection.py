@@ -23,10 +23,10 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until the deadline.
+        """Return the seconds until the deadline.
 
         Raises:
-            TimeoutError: the deadline is past.
+            TimeoutError: the deadline has passed.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -35,24 +35,24 @@ class Deadline:
 
 
 class TimedConnection(HTTPConnection):
-    """A connection for one GET of ``url``. Ignores the environment's proxies."""
+    """A connection for one GET of ``url``. It ignores the environment's proxies."""
 
     def __init__(self, url: str, deadline: Deadline) -> None:
-        """Does not connect yet."""
+        """Prepare the connection, without connecting."""
         parts = urlsplit(url)
         scheme = parts.scheme.lower()
         super().__init__(parts.hostname or "", parts.port or PORTS[scheme])
-        self.default_port = PORTS[scheme]  # left out of the Host header
+        self.default_port = PORTS[scheme]  # omitted from the Host header
         self._tls = scheme == "https"
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._deadline = deadline
         self.response_class = _timed_response(deadline)
 
     def get(self) -> HTTPResponse:
-        """Send the request and read the answer's headers. Close the answer before the connection.
+        """Send the request and read the headers. Close the response before the connection.
 
         Raises:
-            OSError, HTTPException, ValueError: no answer; TimeoutError if the deadline is past.
+            OSError, HTTPException, ValueError: no response. TimeoutError: the deadline has passed.
         """
         self.request(
             "GET", self._target, headers={"User-Agent": "trt-eagle3", "Connection": "close"}
@@ -60,7 +60,7 @@ class TimedConnection(HTTPConnection):
         return self.getresponse()
 
     def connect(self) -> None:
-        """Try the host's addresses in order."""
+        """Connect to the host's addresses in order until one succeeds."""
         self.sock = _connected(self.host, self.port, self._deadline)
         if self._tls:
             context = ssl.create_default_context()
@@ -70,7 +70,7 @@ class TimedConnection(HTTPConnection):
 
 def _timed_response(deadline: Deadline) -> type[HTTPResponse]:
     class TimedResponse(HTTPResponse):
-        """An answer whose every read has the time that is left."""
+        """A response whose reads time out at the deadline."""
 
         def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
             super().__init__(sock, *args, **options)
@@ -81,7 +81,7 @@ def _timed_response(deadline: Deadline) -> type[HTTPResponse]:
 
 
 class _TimedReader(io.RawIOBase):
-    """Reads from a socket; each read has the time that is left."""
+    """A socket reader whose reads time out at the deadline."""
 
     def __init__(self, received: io.RawIOBase, sock: socket.socket, deadline: Deadline) -> None:
         self._received, self._sock, self._deadline = received, sock, deadline
@@ -94,7 +94,7 @@ class _TimedReader(io.RawIOBase):
         try:
             return self._received.readinto(buffer)
         except TimeoutError:
-            self._deadline.left()  # raises with a clearer message
+            self._deadline.left()  # raises a clearer message
             raise
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer, and text out of a stream of token ids."""
+"""Load the checkpoint's tokenizer, and decode a stream of token ids to text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trt_eagle3.multimodal.text_encoder import try_tokenizer
 
 __all__ = ["StreamDecoder", "TokenBytes", "TokenPieces", "load_tokenizer"]
 
-_MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have some 35 MB
-_MAX_STRIPPED = 1 << 16  # characters at an end of a token; real ones strip 1
-_MAX_DECODER_FACTOR = 64  # those of models in use replace a character by a character
+_MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have about 35 MB
+_MAX_STRIPPED = 1 << 16  # characters at an end of a token; real decoders strip 1
+_MAX_DECODER_FACTOR = 64  # decoders of models in use replace one character by one
 _OLD_FILES = (
     "vocab.json",
     "merges.txt",
@@ -29,16 +29,16 @@ _OLD_FILES = (
 )
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _HALF_CHARACTER = "\ufffd"
-# ids: an unfinished character has at most three bytes, in as many ids or fewer
+# in ids: an unfinished character has at most three bytes, in at most as many ids
 _TAIL, _MOST_PENDING = 3, 8
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """``tokenizer.json`` of a directory; from ``vocab.json`` and ``merges.txt`` through
-    transformers if it has none.
+    """Load ``tokenizer.json`` of a directory, else ``vocab.json`` and ``merges.txt``.
 
-    A bounded process loads it first. Texts are encoded there too (``TextEncoder``). The tokenizer
-    in this process only looks tokens up and decodes.
+    The latter are loaded by transformers. A bounded process loads a tokenizer first. Texts are
+    encoded there too (``TextEncoder``). The tokenizer in this process only looks up tokens and
+    decodes.
 
     Raises:
         UserError: there is no tokenizer, it is broken, or its decoder could lengthen texts without
@@ -80,13 +80,13 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _check_decoder(tokenizer: Tokenizer) -> None:
-    """Refuse a decoder that could be slow or lengthen texts without bound.
+    """Check that the decoder is fast and cannot lengthen texts without bound.
 
     The decoder runs for every token of every answer, on a thread that all answers share.
 
     Raises:
-        ValueError: the decoder has a regular expression, its parts lengthen a text too much, or a
-            part strips so many characters that the library's count overflows.
+        ValueError: the decoder has a regular expression, lengthens a text too much, or strips so
+            many characters that the library's counter overflows.
     """
     if tokenizer.decoder is None:
         return
@@ -108,7 +108,7 @@ def _check_decoder(tokenizer: Tokenizer) -> None:
 
 
 class TokenBytes:
-    """The bytes that each token stands for; a token may hold a part of a character."""
+    """The bytes of each token. A token may hold a part of a character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -117,7 +117,7 @@ class TokenBytes:
         }
 
     def __call__(self, token_id: int) -> bytes:
-        """The bytes of a token; none of an id that the tokenizer lacks."""
+        """Return the bytes of a token; empty for an id that the tokenizer lacks."""
         if token_id in self._added:
             return self._added[token_id]
         token = self._tokenizer.id_to_token(token_id)
@@ -129,9 +129,9 @@ class TokenBytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The printable character by which byte-level BPE writes each byte (GPT-2's table).
+    """Map each character of byte-level BPE to its byte (GPT-2's table).
 
-    Bytes that Latin-1 prints stand for themselves, the others for the characters from 256 on.
+    Bytes that are printable in Latin-1 map to themselves, all others to the characters from 256.
     """
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printed]
@@ -144,7 +144,7 @@ _BYTE_OF = _byte_characters()
 
 
 class TokenPieces:
-    """What the tokens of one tokenizer add to a text, for its ``StreamDecoder``s to share."""
+    """The text that each token adds, shared by the ``StreamDecoder``s of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -155,8 +155,9 @@ class TokenPieces:
         self._bytes: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        """The bytes that a token of a byte-level tokenizer adds; none of a special one, or of an
-        id that it lacks.
+        """Return the bytes that a token of a byte-level tokenizer adds.
+
+        Empty for a special token, and for an id that the tokenizer lacks.
         """
         found = self._bytes.get(token_id)
         if found is None:
@@ -173,23 +174,23 @@ class TokenPieces:
 
 
 class StreamDecoder:
-    """Text of a growing sequence of ids, piece by piece.
+    """Decode a growing sequence of ids piece by piece.
 
-    The pieces joined equal the decoding of all ids at once: a piece is held back while it ends
-    inside a character, and what was returned is never changed.
+    The joined pieces equal the decoding of all ids at once. A piece is held back while it ends
+    inside a character. Returned text never changes.
     """
 
     def __init__(self, pieces: TokenPieces) -> None:
         self._pieces = pieces
-        # Where tokens are bytes, their text needs no tokenizer: the next bytes alone.
+        # if tokens are bytes, decode the new bytes without the tokenizer
         self._utf8 = _UTF8("replace") if pieces.is_byte_level else None
-        # Ids of the last piece returned, then those not yet returned: the decoder may treat the
-        # start of a text differently, so new ids are decoded behind the previous piece.
+        # Ids of the last returned piece, then those not yet returned. The decoder may treat the
+        # start of a text differently, so new ids are decoded after the previous piece.
         self._ids: list[int] = []
         self._returned = 0
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes; empty while a character is unfinished."""
+        """Append an id and return the text that it completes; empty inside a character."""
         if self._utf8 is not None:
             return self._utf8.decode(self._pieces[token_id])
         if token_id in self._pieces.special:
@@ -201,7 +202,7 @@ class StreamDecoder:
         return self._take_certain() if len(self._ids) - self._returned > _MOST_PENDING else ""
 
     def flush(self) -> str:
-        """The text still held back, an unfinished character as U+FFFD."""
+        """Return the text still held back, with an unfinished character as U+FFFD."""
         if self._utf8 is not None:
             return self._utf8.decode(b"", final=True)
         return self._take(self._pending())
@@ -216,11 +217,10 @@ class StreamDecoder:
         return piece
 
     def _take_certain(self) -> str:
-        """What no later id can change of bytes that make no characters, so that they are not held
-        for ever.
+        """Return text that later ids cannot change, so that invalid bytes are not held forever.
 
-        All but the last ids, cut where the two parts' texts join to the whole: a character may span
-        some ids.
+        This is the text of all but the last ids. They are cut where the texts of both parts join to
+        the whole text, because a character may span several ids.
         """
         whole, context = self._decode(self._ids), self._decode(self._ids[: self._returned])
         for cut in range(len(self._ids) - _TAIL, self._returned, -1):

@@ -1,9 +1,9 @@
 """The process that encodes texts: a separate script that imports nothing of this package.
 
-A tokenizer is untrusted code: a pattern may backtrack without end, a normalizer may multiply a
-text, and the library panics when a pattern backtracks too long. The kernel bounds the memory and
-processor time of this process, and a panic becomes an error answer. The script reads one JSON
-request per line from standard input and writes one JSON answer per line.
+A tokenizer is untrusted code. A pattern may backtrack without end, a normalizer may multiply a
+text, and the library panics if a pattern backtracks too long. The kernel bounds the memory and
+processor time of this process. A panic becomes an error answer. The script reads one JSON request
+per line from standard input and writes one JSON answer per line.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-MEMORY_BYTES = 1 << 30  # of one request, beyond the loaded tokenizers
-MEMORY_PER_BYTE = 512  # added per byte of text; sound tokenizers take about 100
-CPU_S = 2.0  # of one request
-CPU_S_PER_BYTE = 1e-5  # added per byte of text; sound tokenizers take about 1e-6
+MEMORY_BYTES = 1 << 30  # per request, beyond the loaded tokenizers
+MEMORY_PER_BYTE = 512  # added per byte of text; ordinary tokenizers take about 100
+CPU_S = 2.0  # per request
+CPU_S_PER_BYTE = 1e-5  # added per byte of text; ordinary tokenizers take about 1e-6
 LOAD_MEMORY_BYTES = 2 << 30
 LOAD_CPU_S = 20.0  # a tokenizer of 250,000 tokens takes about 2
-MAX_TOKENS = 1 << 22  # of a text; beyond any model's context
+MAX_TOKENS = 1 << 22  # per text; beyond any model's context
 _KEPT = 8  # loaded tokenizers
 
 _Loaded = dict[str, "tuple[Tokenizer, list[int | None]]"]
@@ -38,7 +38,7 @@ _Loaded = dict[str, "tuple[Tokenizer, list[int | None]]"]
 def main() -> None:
     """Answer requests until standard input ends. ``sys.argv[1]``: the parent's ``sys.path``."""
     sys.path[:] = json.loads(sys.argv[1])
-    # a request is a single text, so threads would only take address space
+    # a request is a single text, so threads would only use address space
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     loaded: _Loaded = {}
     for line in sys.stdin.buffer:
@@ -53,8 +53,8 @@ def main() -> None:
 def _answer(line: bytes, loaded: _Loaded) -> dict[str, Any]:
     """Answer one request.
 
-    ``ids``: of ``text``; ``added``: of the tokens that the tokenizer ``key`` adds. ``unknown``:
-    ``key`` is not loaded, send the tokenizer. ``error``: why encoding failed.
+    Keys of the answer: ``ids`` of ``text``; ``added``: ids of the tokens that the tokenizer ``key``
+    adds; ``unknown``: ``key`` is not loaded, send the tokenizer; ``error``: why encoding failed.
     """
     try:
         request = json.loads(line)
@@ -97,8 +97,9 @@ def _load(key: str | None, spec: dict[str, Any], loaded: _Loaded) -> str:
 
 
 def _bound(cpu_s: float, memory_bytes: int | None) -> None:
-    """Let the kernel end this process after ``cpu_s``, even inside native code, and refuse it more
-    than ``memory_bytes`` of new memory. 0 and None lift the bounds.
+    """Limit this process to ``cpu_s``, even in native code, and ``memory_bytes`` of new memory.
+
+    The kernel ends the process after ``cpu_s``. 0 and None lift the limits.
     """
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, 30 * cpu_s)  # if it hangs without computing
@@ -116,7 +117,7 @@ def _bound(cpu_s: float, memory_bytes: int | None) -> None:
 
 @cache
 def _statm() -> int:
-    """An open descriptor: opening it per text would take longer than encoding most texts."""
+    """Open /proc/self/statm once: opening it per text takes longer than encoding most texts."""
     return os.open("/proc/self/statm", os.O_RDONLY)
 
 

@@ -1,4 +1,4 @@
-"""Tools: functions that a model may call, and calls of past messages, as templates take them."""
+"""Tools: functions that a model may call, and past calls in the form of chat templates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trt_eagle3.multimodal.call_arguments import read_arguments
 __all__ = ["MAX_TOOLS", "Tool", "read_tools", "template_calls"]
 
 MAX_TOOLS = 128
-"""Tools of one request, as with OpenAI."""
+"""Maximum number of tools of one request, as at OpenAI."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -27,8 +27,8 @@ class Tool:
 
     Attributes:
         parameters: JSON schema of the arguments, an object.
-        strict: whether every call must match ``parameters``, also where the model decides itself
-            whether to call.
+        strict: whether every call must match ``parameters``, even if ``tool_choice`` lets the model
+            decide whether to call.
     """
 
     name: str
@@ -38,27 +38,29 @@ class Tool:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """JSON schema that a call must match: ``parameters``, which name no argument at all where
-        they name none, as with OpenAI.
+        """JSON schema that a call must match.
+
+        As at OpenAI, ``parameters`` without any named argument allow no argument.
         """
         if dict(self.parameters) == {"type": "object", "properties": {}}:
             return {**self.parameters, "additionalProperties": False}
         return self.parameters
 
     def to_template(self) -> dict[str, Any]:
-        """OpenAI's object, as chat templates take it."""
+        """Return OpenAI's object, the form that chat templates read."""
         described = {"description": self.description} if self.description else {}
         function = {"name": self.name, **described, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 def read_tools(raw: Sequence[Any]) -> tuple[Tool, ...]:
-    """Check OpenAI's ``tools``: ``[{"type": "function", "function": {"name", "description",
-    "parameters", "strict"}}]``.
+    """Check and read OpenAI's ``tools``.
+
+    ``[{"type": "function", "function": {"name", "description", "parameters", "strict"}}]``
 
     Raises:
-        UserError: more than ``MAX_TOOLS``, an unknown type, a bad or repeated name, or parameters
-            that are no JSON schema of an object.
+        UserError: there are more than ``MAX_TOOLS``, a type is unknown, a name is invalid or
+            repeated, or parameters are not the JSON schema of an object.
     """
     if len(raw) > MAX_TOOLS:
         raise UserError(f"tools: {len(raw)} of them, the limit is {MAX_TOOLS}. Offer fewer.")
@@ -104,7 +106,7 @@ def _read_tool(value: Any, where: str) -> Tool:
 
 
 def _check_schema(schema: Any, where: str, depth: int) -> None:
-    """Refuse what is no JSON schema; which keywords are obeyed is the grammar's to say."""
+    """Check that ``schema`` is a JSON schema. The grammar checks the supported keywords."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
@@ -127,7 +129,7 @@ def _check_schema(schema: Any, where: str, depth: int) -> None:
 
 
 def _parts(schema: Mapping[str, Any], where: str) -> list[tuple[Any, str]]:
-    """The schemas inside a schema, and where they stand."""
+    """Return the schemas inside a schema, with their paths."""
     parts = [(schema[key], f"{where}.{key}") for key in ("items", "not") if key in schema]
     for key in _NAMED_SCHEMAS:
         named = schema.get(key, {})
@@ -143,14 +145,14 @@ def _parts(schema: Mapping[str, Any], where: str) -> list[tuple[Any, str]]:
 
 
 def template_calls(calls: Any, where: str, *, as_text: bool) -> list[dict[str, Any]]:
-    """The ``tool_calls`` of a past assistant message, as a chat template takes them.
+    """Convert ``tool_calls`` of a past assistant message to the form of a chat template.
 
     Args:
-        where: what names the calls in errors.
-        as_text: keep text arguments unchanged, even cut ones. Otherwise parse them into an object
-            and repair cut ones.
+        where: path of the calls in errors.
+        as_text: keep text arguments unchanged, even truncated ones. Otherwise parse them into an
+            object, and repair truncated ones.
     Raises:
-        UserError: not a list of calls, or arguments that do not begin a JSON object.
+        UserError: this is not a list of calls, or arguments do not begin a JSON object.
     """
     if not isinstance(calls, list):
         raise UserError(f"{where}: expected a list of calls, got {quote(calls, 80)}")

@@ -1,13 +1,13 @@
-"""A video as frames with times: from a list of images, a folder of frames, or a file (PyAV, the
-``video`` extra).
+"""Load a video as frames with times, from a list of images, a folder of frames, or a file.
 
-A file is given as a path, as its bytes, as a ``data:video/...;base64,`` URI, or as an URL of an
-allowed host. ``data:video/jpeg;base64,FRAME,FRAME,...`` is a list of images.
+A file is given as a path, as its bytes, as a ``data:video/...;base64,`` URI, or as a URL of an
+allowed host. Reading files needs PyAV (the ``video`` extra). A URI
+``data:video/jpeg;base64,FRAME,FRAME,...`` is a list of images.
 
-Lists and folders are taken as already sampled: every frame is used, at ``Video.fps`` frames per
-second (default 2, the rate Qwen3-VL samples at). Files, and a `Video` with ``sample=True``, are
-sampled as transformers does: at the config's rate, between its least and most frames, evenly from
-the first frame to the last.
+Lists and folders count as already sampled: every frame is used, at ``Video.fps`` frames per second
+(default 2, the sampling rate of Qwen3-VL). Files, and a `Video` with ``sample=True``, are sampled
+as transformers does: at the config's rate, within its bounds on frames, evenly from the first frame
+to the last.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 _FRAME_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-_AHEAD = 4  # images of a list that are decoded at once
+_AHEAD = 4  # images of a list decoded concurrently
 
 Frame = NDArray[np.uint8]
 _Item = TypeVar("_Item")
@@ -66,13 +66,13 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Video:
-    """Frames and when they were taken.
+    """Frames and their times.
 
     Attributes:
-        frames: images, a folder of frames, or a video file (a path, bytes, a data URI, an URL).
-        fps: frames per second of what is given. A file knows its own, and this overrides it.
-        sample: take frames at the processor's rate, as from a file, instead of all. Files are
-            always sampled.
+        frames: images, a folder of frames, or a video file (a path, bytes, a data URI, a URL).
+        fps: frames per second of ``frames``; overrides the rate of a file.
+        sample: sample frames at the processor's rate, as from a file, in place of using all. Files
+            are always sampled.
         timestamps: seconds of each frame; replaces ``fps`` and excludes ``sample``.
     """
 
@@ -83,15 +83,19 @@ class Video:
 
 
 VideoSource = Video | Sequence[ImageSource] | str | Path | bytes
-"""A `Video`, a list of images, a folder of frames (natural order of names), or a video file as
-`Video.frames`.
+"""A `Video`, a list of images, a folder of frames (in natural order of names), or a video file as
+in `Video.frames`.
 """
 
 
 @dataclass(frozen=True)
 class LoadedVideo:
-    """Frames that go to the model: uint8 [F, H, W, 3], the second at which each was taken, and
-    how many there are in a second.
+    """The frames for the model.
+
+    Attributes:
+        frames: uint8 [F, H, W, 3].
+        times: the second of each frame.
+        fps: number of these frames per second.
     """
 
     frames: Tensor
@@ -101,11 +105,13 @@ class LoadedVideo:
 
 @dataclass(frozen=True)
 class VideoStream:
-    """Frames as they are decoded.
+    """Frames that are decoded lazily.
 
     Attributes:
-        times: the second of each frame. frames: uint8 [H, W, 3], all of one size; there are fewer
-            than ``times`` where a file ends before it says. fps: how many there are in a second.
+        times: the second of each frame.
+        frames: uint8 [H, W, 3], all of one size. There are fewer than ``times`` if a file ends
+            before its stated length.
+        fps: number of these frames per second.
     """
 
     times: tuple[float, ...]
@@ -116,7 +122,7 @@ class VideoStream:
 def load_video(
     source: VideoSource, config: PixelConfig, name: str = "video", policy: MediaPolicy = LOCAL_MEDIA
 ) -> LoadedVideo:
-    """All frames and times of a video, sampled where the source is to be sampled.
+    """Load all frames and times of a video, sampled if the source requires it.
 
     Raises:
         UserError, EnvironmentMissingError: as for `open_video`.
@@ -138,19 +144,22 @@ def open_video(
     caller: Caller = NO_CALLER,
     options: MediaOptions = NO_MEDIA_OPTIONS,
 ) -> Iterator[VideoStream]:
-    """Decode a video frame by frame; it is sampled where the source is to be sampled.
+    """Decode a video frame by frame, sampled if the source requires it.
 
     Leaving the context ends the decoding, even if frames are unread.
 
     Args:
-        policy: which sources, formats and sizes are taken.
-        run: what decodes. max_frames: use no more than the first ones. caller: for whom.
-        options: of a list or folder, when its frames were taken.
+        policy: permitted sources, formats and sizes.
+        run: runs the decoding jobs.
+        max_frames: use at most the first ``max_frames``.
+        caller: the request.
+        options: times of the frames of a list or folder.
     Raises:
-        UserError: now or with a frame: a source or size that the policy excludes, nothing there,
-            frames of different sizes, a rate or times that make no sense, an undecodable file.
-        EnvironmentMissingError: a file, and PyAV is not installed.
-        RequestCancelledError: ``caller`` left.
+        UserError: raised here or with a frame. The policy excludes the source or a size, there is
+            no frame, frames differ in size, the rate or times are invalid, or the file cannot be
+            decoded.
+        EnvironmentMissingError: PyAV is needed for a file and is not installed.
+        RequestCancelledError: ``caller`` was cancelled.
     """
     video = source if isinstance(source, Video) else Video(source)
     _check(video, name)
@@ -208,13 +217,13 @@ def open_video(
 
 
 def _mean_fps(times: Sequence[float], default: float) -> float:
-    """Of frames of which nothing but their times is said."""
+    """Return the mean rate of frames with known times only."""
     span = times[-1] - times[0]
     return (len(times) - 1) / span if span > 0 else default
 
 
 def patch_times(times: Sequence[float], temporal_patch_size: int) -> list[float]:
-    """Second written before each temporal patch: the mean of its first and its last frame."""
+    """Return the second written before each temporal patch: the mean of its end frames."""
     padded = [*times, *[times[-1]] * (-len(times) % temporal_patch_size)]
     last = temporal_patch_size - 1
     return [(padded[i] + padded[i + last]) / 2 for i in range(0, len(padded), temporal_patch_size)]
@@ -237,7 +246,7 @@ def _check(video: Video, name: str) -> None:
 
 
 def _timed(video: Video, options: MediaOptions) -> Video:
-    """A list or folder of frames with the times that the message sets."""
+    """Apply the message's times to a list or folder of frames."""
     if options.timestamps is not None:
         return replace(video, timestamps=options.timestamps, fps=None)
     if options.sample_fps is not None:
@@ -271,7 +280,7 @@ def _decode_frame(source: ImageSource, job: MediaJob, run: JobRunner, caller: Ca
 
 
 def _ahead(function: Callable[[_Item], _Found], items: Sequence[_Item]) -> Generator[_Found]:
-    """``map``, a few calls at once, and no further ahead than that."""
+    """Like ``map``, with a few concurrent calls and no more ahead."""
     waiting: deque[Future[_Found]] = deque()
     with ThreadPoolExecutor(_AHEAD, "trt-eagle3-frame") as pool:
         try:
@@ -286,7 +295,7 @@ def _ahead(function: Callable[[_Item], _Found], items: Sequence[_Item]) -> Gener
 
 
 def _checked(frames: Iterator[Frame], name: str, policy: MediaPolicy) -> Iterator[Frame]:
-    """Frames of one size, as many as the policy allows."""
+    """Check that all frames have one size and that the policy allows their pixels."""
     first: tuple[int, ...] | None = None
     num_pixels = 0
     for i, frame in enumerate(frames):
@@ -310,7 +319,7 @@ def _folder_frames(folder: Path, name: str) -> list[Path]:
 
 
 def _natural_key(path: Path) -> list[tuple[int, int, str]]:
-    # frame2 before frame10
+    # sorts frame2 before frame10
     parts = re.split(r"(\d+)", path.name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]
 

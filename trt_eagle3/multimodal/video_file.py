@@ -1,6 +1,6 @@
-"""Frames of a video file, one by one as PyAV decodes them.
+"""Decode frames of a video file one by one with PyAV.
 
-No torch here: decoder processes import this module.
+Decoder processes import this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from trt_eagle3.multimodal.policy import MediaPolicy
 __all__ = ["UNKNOWN_FPS", "FrameTimes", "VideoFile", "check_video_pixels", "frame_indices"]
 
 UNKNOWN_FPS = 24.0
-"""What transformers assumes of a video to be sampled that does not say."""
+"""The frame rate that transformers assumes for a sampled video without a stated rate."""
 
-# Containers that hold their own data. FFmpeg would also take playlists, which name further files to
-# open.
+# Self-contained containers. FFmpeg also reads playlists, which name further files to open.
 _CONTAINERS = ((4, b"ftyp", "mp4"), (0, b"\x1a\x45\xdf\xa3", "matroska"), (8, b"AVI ", "avi"))
 
 Frame = NDArray[np.uint8]
 
 
 def frame_indices(total: int, fps: float, config: PixelConfig, first: int = 0) -> NDArray[np.int64]:
-    """Numbers of the frames to use, by the rules of transformers' video processors.
+    """Return the indices of the frames to use, by the rules of transformers' video processors.
 
     ``total`` frames at ``fps`` are available, numbered from ``first`` on.
     """
@@ -49,10 +48,10 @@ def frame_indices(total: int, fps: float, config: PixelConfig, first: int = 0) -
 
 
 def check_num_wanted(name: str, total: int, config: PixelConfig) -> None:
-    """Refuse a number of frames that the video cannot give, as transformers does.
+    """Check, as transformers does, that the video has the requested number of frames.
 
     Raises:
-        UserError: ``config.num_frames`` of ``total`` cannot be taken.
+        UserError: ``config.num_frames`` cannot be taken from ``total``.
     """
     least = 1 if config.sampling == "ends" else config.temporal_patch_size
     wanted = config.num_frames
@@ -63,7 +62,7 @@ def check_num_wanted(name: str, total: int, config: PixelConfig) -> None:
 
 
 def _span(name: str, total: int, fps: float, config: PixelConfig) -> tuple[int, int]:
-    """First frame and number of frames between the requested seconds, by qwen-vl-utils' rule."""
+    """Return the first frame and the frame count between the requested seconds (qwen-vl-utils)."""
     if config.first_s is None and config.last_s is None:
         return 0, total
     first = math.ceil(min(config.first_s or 0.0, total / fps) * fps)
@@ -79,8 +78,9 @@ def _span(name: str, total: int, fps: float, config: PixelConfig) -> tuple[int, 
 
 
 def _every_so_many(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
-    """``Qwen2VLVideoProcessor``'s rule: whole temporal patches of frames; a single frame where
-    there are no more.
+    """Choose frames by ``Qwen2VLVideoProcessor``'s rule: a multiple of the temporal patch size.
+
+    If the video has fewer frames than that, choose a single frame.
     """
     group = config.temporal_patch_size
     if config.num_frames is None:
@@ -93,19 +93,20 @@ def _every_so_many(total: int, fps: float, config: PixelConfig) -> NDArray[np.in
 
 
 def _float32_range(start: float, stop: float, step: float) -> NDArray[np.int64]:
-    """``torch.arange`` of floats, which are rounded to float32, and then down.
+    """Reproduce ``torch.arange`` of floats: rounded to float32, then down.
 
-    Where torch's own vectors round a step otherwise (1 of 18,000 cases), a frame is the next.
+    In 1 of 18,000 cases torch's vector code rounds a step otherwise, and a frame is off by one.
     """
     return np.arange(start, stop, step).astype(np.float32).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """When the frames that are used were taken.
+    """The times of the sampled frames.
 
     Attributes:
-        seconds: of each. fps: how many of them there are in a second.
+        seconds: the second of each frame.
+        fps: number of sampled frames per second.
     """
 
     seconds: tuple[float, ...]
@@ -113,10 +114,10 @@ class FrameTimes:
 
 
 def check_video_pixels(name: str, count: int, policy: MediaPolicy) -> None:
-    """Refuse a video whose used frames have too many pixels in all.
+    """Check the pixels of a video's used frames in all.
 
     Raises:
-        UserError: more than ``policy.max_video_pixels``.
+        UserError: there are more than ``policy.max_video_pixels``.
     """
     if policy.max_video_pixels is not None and count > policy.max_video_pixels:
         raise UserError(
@@ -126,15 +127,13 @@ def check_video_pixels(name: str, count: int, policy: MediaPolicy) -> None:
 
 
 class VideoFile:
-    """A video file that can be opened more than once: a path as it is, anything else as bytes in
-    memory.
-    """
+    """A video file that can be opened more than once, from a path or from bytes in memory."""
 
     def __init__(self, source: Path | bytes, name: str, policy: MediaPolicy) -> None:
-        """Check that there is a file.
+        """Check that the file exists and its container is supported.
 
         Raises:
-            UserError: no such file, or bytes in no container that is read here.
+            UserError: the file does not exist, or the container of the bytes is unsupported.
         """
         self._source, self._name, self._policy = source, name, policy
         self._format: str | None = None
@@ -144,7 +143,7 @@ class VideoFile:
             ]
             if not formats:
                 raise UserError(
-                    f"{name}: not a video that is read here. Give an MP4, MOV, WebM, MKV or AVI."
+                    f"{name}: not a supported video. Give an MP4, MOV, WebM, MKV or AVI."
                 )
             self._format = formats[0]
         elif not source.is_file():
@@ -153,16 +152,16 @@ class VideoFile:
     def sample(
         self, config: PixelConfig, fps: float | None = None, max_frames: int | None = None
     ) -> Generator[FrameTimes | Frame]:
-        """First when each frame that is used was taken, then these frames as uint8 [H, W, 3].
+        """Yield the times of the used frames, then these frames as uint8 [H, W, 3].
 
-        There are fewer frames than seconds where the file ends before it says; ask again with
-        ``max_frames`` then. The file is open until the generator is exhausted or closed.
+        There are fewer frames than times if the file ends before its stated length. Call again with
+        ``max_frames`` then. The file stays open until the generator is exhausted or closed.
 
         Args:
-            fps: frames per second, instead of what the file says. max_frames: use no more than the
-                first ones.
+            fps: frames per second, in place of the file's rate.
+            max_frames: use at most the first ``max_frames``.
         Raises:
-            UserError: an undecodable file, or one that is larger than the policy allows.
+            UserError: the file cannot be decoded, or is larger than the policy allows.
             EnvironmentMissingError: PyAV is not installed.
         """
         try:
@@ -189,14 +188,12 @@ class VideoFile:
     def _choose(
         self, container: Any, config: PixelConfig, fps: float | None
     ) -> tuple[list[int], float, int]:
-        """Numbers of the frames to use, frames per second, and how many frames were available."""
+        """Return the indices of the used frames, their rate, and the number available."""
         if not container.streams.video:
             raise UserError(f"{self._name}: holds no video stream. Give a video file.")
         stream = container.streams.video[0]
         if stream.codec_context is None:
-            raise UserError(
-                f"{self._name}: its video is in a codec unknown here. Encode it as H.264."
-            )
+            raise UserError(f"{self._name}: its video has an unknown codec. Encode it as H.264.")
         check_pixels(self._name, stream.width, stream.height, self._policy)
         rate, total = stream.average_rate, stream.frames or self._count_frames()
         if total <= 0:
@@ -210,9 +207,7 @@ class VideoFile:
         return wanted, fps, count
 
     def _check_num_frames(self, total: int, fps: float, config: PixelConfig) -> None:
-        """Refuse to use too many frames before they are numbered: a file may say that it has any
-        number.
-        """
+        """Check the number of used frames before they are listed: a file may claim any number."""
         most = total if config.sampling == "middles" else min(config.max_frames, total)
         count = config.num_frames or min(
             max(int(total / fps * config.fps), config.min_frames), most
@@ -220,7 +215,7 @@ class VideoFile:
         limit = self._policy.max_video_frames
         if limit is not None and count > limit:
             raise UserError(
-                f"{self._name}: {count} frames of it, the limit is {limit}. Ask for fewer."
+                f"{self._name}: {count} frames to use, the limit is {limit}. Request fewer."
             )
 
     def _open(self) -> Any:
@@ -231,7 +226,7 @@ class VideoFile:
         return av.open(str(self._source))
 
     def _count_frames(self) -> int:
-        """Some containers do not say how many frames they hold; then they are counted."""
+        """Count the frames by decoding: some containers do not state their number."""
         with self._open() as container:
             return sum(1 for _ in self._frames(container))
 
@@ -240,7 +235,7 @@ class VideoFile:
         size = None
         for i, frame in self._frames(container):
             if i in chosen:
-                # what the frames are need not be what the file says
+                # frames may differ in size from the file's stated size
                 check_pixels(self._name, frame.width, frame.height, self._policy)
                 size = size or (frame.width, frame.height)
                 if size != (frame.width, frame.height):

@@ -1,11 +1,11 @@
-"""Frames of a video to uint8 patches, one temporal patch after the other as they come.
+"""Convert frames of a video to uint8 patches, one temporal patch at a time.
 
-Equal to ``Qwen3VLVideoProcessor`` element for element, which exists for torchvision only: its
-resize of uint8 frames on the CPU is ``torch.nn.functional.interpolate`` with antialias, and that is
-what runs here.
+The result equals ``Qwen3VLVideoProcessor`` element for element. That processor needs torchvision.
+Its resize of uint8 frames on the CPU is ``torch.nn.functional.interpolate`` with antialias, which
+this module calls.
 
 Memory: ``t * h * w * patch^2 * temporal_patch * 3`` bytes for the patches, and ``temporal_patch``
-frames at their own size. The frames of the video are never all there.
+frames at their own size. The frames of a video are never all in memory.
 """
 
 # Shapes: N patches, C channels, T frames of a patch, H and W pixels of a frame, (t, h, w) the grid
@@ -32,15 +32,15 @@ _TORCH_FILTERS = {2: "bilinear", 3: "bicubic"}
 
 Frame = NDArray[np.uint8]
 CheckGrid = Callable[[str, tuple[int, int, int]], None]
-"""Takes what errors call a video, and its grid of patches."""
+"""Check the name of a video in errors, and its grid of patches."""
 
 
 def any_grid(_name: str, _grid: tuple[int, int, int]) -> None:
-    """A `CheckGrid` that takes all."""
+    """Accept every grid (a `CheckGrid`)."""
 
 
 class VideoEndedError(Exception):
-    """A video has fewer frames than it says: how many there are decides how large each one is."""
+    """A video has fewer frames than stated. Their true number determines the size of each."""
 
     def __init__(self, num_frames: int) -> None:
         super().__init__(f"{num_frames} frames")
@@ -55,17 +55,16 @@ def video_patches(
     policy: MediaPolicy = LOCAL_MEDIA,
     check: CheckGrid = any_grid,
 ) -> PixelPatches:
-    """Resize and cut frames as they come; the last one is repeated until the count fills whole
-    temporal patches.
+    """Resize and cut frames as they arrive. Repeat the last one to fill the last temporal patch.
 
     Args:
-        frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size; no more than
+        frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size. At most
             ``temporal_patch_size`` are held.
-        policy: bounds frames after they were resized, too.
-        check: raises where so many patches are too many, before there are any.
+        policy: also bounds the frames after resizing.
+        check: raises if the grid has too many patches, before they are allocated.
     Raises:
-        UserError: too few frames, an extreme aspect ratio, a size that the policy excludes, or a
-            filter that torch does not have.
+        UserError: there are too few frames, the aspect ratio is extreme, the policy excludes the
+            size, or torch lacks the filter.
         VideoEndedError: there are fewer than ``num_frames``.
     """
     builder: _Builder | None = None
@@ -99,7 +98,7 @@ class _Builder:
         self._mode = _TORCH_FILTERS.get(config.resample)
         if self._mode is None and self._size != self._shape[:2]:
             raise UserError(
-                f"{name}: resample: expected 2 or 3, got {config.resample}. Mend the video "
+                f"{name}: resample: expected 2 or 3, got {config.resample}. Correct the video "
                 "processor config."
             )
         patch, temporal = config.patch_size, config.temporal_patch_size
@@ -122,10 +121,10 @@ class _Builder:
         self._num_added += 1
 
     def _resize(self, frames: NDArray[np.uint8]) -> torch.Tensor:
-        """uint8 [F, H, W, 3] -> [F, 3, height, width]."""
+        """Resize uint8 [F, H, W, 3] to [F, 3, height, width]."""
         pixels = torch.from_numpy(frames).permute(0, 3, 1, 2)
         if self._size != self._shape[:2]:
-            # in this layout of memory it is twice as fast, and the same
+            # this memory layout is twice as fast, with the same result
             pixels = torch.nn.functional.interpolate(
                 pixels, size=self._size, mode=str(self._mode), align_corners=False, antialias=True
             )

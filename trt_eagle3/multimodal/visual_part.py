@@ -43,7 +43,7 @@ PROCESSOR_OPTIONS: Mapping[str, str] = {
     "min_frames": "min_frames",
     "max_frames": "max_frames",
 }
-"""Keys of vLLM's ``mm_processor_kwargs`` that are honoured -> the equivalent key of a part."""
+"""Supported keys of vLLM's ``mm_processor_kwargs`` -> the equivalent key of a part."""
 _FULL_DETAIL = ("auto", "high", "original")
 """OpenAI's values of ``detail`` that match the default behaviour."""
 _TEXT_KEYS = frozenset({"type", "text", "refusal", "annotations", "logprobs"})
@@ -55,7 +55,7 @@ class VisualPart:
     """An image or video of a message.
 
     Attributes:
-        given: values of the honoured keys.
+        given: values of the supported keys.
         ignored: paths of the other keys: ``uuid``, ``image_url.uuid``.
     """
 
@@ -65,10 +65,10 @@ class VisualPart:
     ignored: tuple[str, ...]
 
     def options(self, where: str) -> MediaOptions:
-        """``given`` as options; ``where``: the part's path in errors.
+        """Convert ``given`` to options; ``where``: the part's path in errors.
 
         Raises:
-            UserError: as `MediaOptions.read`.
+            UserError: as for `MediaOptions.read`.
         """
         return MediaOptions.read(self.given, where)
 
@@ -81,7 +81,7 @@ def read_visual(part: Mapping[Any, Any], *, tiled: bool) -> VisualPart | None:
     may be beside the source or inside that object.
 
     Args:
-        tiled: the target cuts images into tiles of one size, so keys of pixels have no effect.
+        tiled: the target cuts images into tiles of one size, so pixel keys have no effect.
     """
     kind = _kind(part)
     if kind is None:
@@ -110,7 +110,7 @@ def read_visual(part: Mapping[Any, Any], *, tiled: bool) -> VisualPart | None:
 def ignored_keys(
     messages: Sequence[Any], *, where: str = "messages", tiled: bool
 ) -> tuple[str, ...]:
-    """Paths of the keys of parts that are not honoured, such as ``messages[0].content[1].uuid``.
+    """Return the paths of unsupported keys in parts, such as ``messages[0].content[1].uuid``.
 
     ``where``: path of the list of messages. Unknown parts are skipped.
     """
@@ -118,7 +118,7 @@ def ignored_keys(
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             continue
-        for field in ("content", "output"):  # the latter of items of /v1/responses
+        for field in ("content", "output"):  # items of /v1/responses have "output"
             parts = message.get(field)
             if isinstance(parts, list | tuple):
                 for j, part in enumerate(parts):
@@ -130,9 +130,9 @@ def ignored_keys(
 def with_processor_options(
     messages: Sequence[Any], options: Mapping[str, Any], *, tiled: bool
 ) -> list[Any]:
-    """``messages`` with vLLM's ``mm_processor_kwargs`` added to their images and videos.
+    """Add vLLM's ``mm_processor_kwargs`` to the images and videos of ``messages``.
 
-    Keys of a part win over ``options``. Names outside `PROCESSOR_OPTIONS` and nulls are skipped.
+    Keys of a part take precedence. Names outside `PROCESSOR_OPTIONS` and nulls are skipped.
     """
     given = {
         PROCESSOR_OPTIONS[name]: value
@@ -157,7 +157,7 @@ def _with_options(part: Any, options: Mapping[str, Any], *, tiled: bool) -> Any:
         return part
     names = _honoured(visual.kind, visual.source, visual.given, tiled=tiled)
     if not names >= _OF_FILES:
-        names -= {"fps"}  # the frame rate of a list, not a sampling rate
+        names -= {"fps"}  # of a list it is the frame rate, not a sampling rate
     if visual.given.keys() & {"fps", "nframes"}:
         names -= {"fps", "nframes"}  # they conflict
     added = {name: options[name] for name in options.keys() & names - visual.given.keys()}
@@ -195,7 +195,7 @@ def _honoured(
         return pixels | _OF_FILES
     if isinstance(source, str | Path) and not is_frame_list(source):
         return pixels | _OF_FILES | _OF_LISTS  # a local path: a file, or a folder of frames
-    # sample_fps or timestamps win over fps
+    # sample_fps and timestamps take precedence over fps
     return pixels | _OF_LISTS if values.keys() & _OF_LISTS else pixels | {"fps"}
 
 

@@ -237,7 +237,7 @@ def test_claim_over_weights_of_16_bits_is_refused(folders: dict[str, Path], tmp_
     }
     (folder / "model.safetensors").unlink()  # it is the other's too
     save_file(dense, folder / "model.safetensors")
-    assert "says fp8, but no weight is quantised" in refusal(folder)
+    assert "names fp8, but no weight is quantised" in refusal(folder)
 
 
 def test_inspect_names_format_groups_exclusions_and_provenance(folders: dict[str, Path]) -> None:

@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["Qwen3ForSequenceClassification"]},
         "expected a Qwen3 that generates text .*Qwen3ForSequenceClassification",
     ),
-    "quantised": ({"quantization_config": {"quant_method": "awq"}}, "says awq, but no weight is"),
+    "quantised": ({"quantization_config": {"quant_method": "awq"}}, "names awq, but no weight is"),
     "MoE": ({"model_type": "qwen3_moe"}, "expected a Qwen3 that generates text .Qwen3MoeFor"),
     "endless layers": ({"num_hidden_layers": 10**9}, "1000000000 decoder layers"),
     "bias": ({"attention_bias": True}, r"q_proj\.bias.* missing"),

@@ -82,7 +82,7 @@ def test_aux_states_are_captured_at_every_kind_of_layer(kind: str, tmp_path: Pat
 
 def test_graph_refuses_a_layer_that_is_never_computed(tmp_path: Path) -> None:
     save_qwen3_5_text(tmp_path)
-    with pytest.raises(UserError, match="layer 4 is never computed by a target of 4 layers") as e:
+    with pytest.raises(UserError, match="layer 4 does not exist in a target of 4 layers") as e:
         target_graph(read_target(tmp_path), (0, 2, 4), False, "float32", 4, lambda _: "x")
     assert "\n" not in str(e.value)
 

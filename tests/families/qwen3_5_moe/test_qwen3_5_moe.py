@@ -182,7 +182,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "more experts than are stored": (
         {"num_experts": 6},
-        "layers.0.mlp.experts.5.gate_proj.weight missing; its config promises 6 experts.",
+        "layers.0.mlp.experts.5.gate_proj.weight missing; its config has 6 experts.",
     ),
     "layer types that contradict the tensors": (
         {"layer_types": [FULL, LINEAR, FULL, LINEAR]},

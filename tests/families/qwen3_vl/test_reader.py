@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda c: c.update(
             model_type="qwen2_vl", architectures=["Qwen2VLForConditionalGeneration"]
         ),
-        "Qwen2VLForConditionalGeneration.* not supported. Targets that are read: ",
+        "Qwen2VLForConditionalGeneration.* not supported. Supported: ",
     ),
     "unknown": (
         lambda c: c.update(quantization_config={"quant_method": "bitsandbytes"}),
@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "AWQ": (
         _text(quantization_config={"quant_method": "awq"}),
-        "text_config.quantization_config says awq, but no weight is quantised",
+        "text_config.quantization_config names awq, but no weight is quantised",
     ),
     "more layers": (
         _text(num_hidden_layers=3),

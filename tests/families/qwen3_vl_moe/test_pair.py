@@ -9,21 +9,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.families.gates import failed, validate_pair
 from tests.families.qwen3_vl_moe.prompts import PROMPTS, ask
 from tests.moe import upcycled
-from tests.parity.conftest import ask_few_options
 from tests.qwen3 import save_qwen3, save_qwen3_draft
 from tests.tiny import DRAFT, TARGET, build_tiny
-from trt_eagle3 import LLM, SamplingParams
+from trt_eagle3 import LLM
 from trt_eagle3.checkpoint.convert import convert_draft
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.parity import run
-from trt_eagle3.parity.checks import sampling as sampling_check
-from trt_eagle3.parity.record import options
-from trt_eagle3.parity.report import plots
+from trt_eagle3.prompts.prompt_file import Question
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +64,11 @@ def test_torch_backend_gives_the_same_tokens(target: Path, dense: LLM, tmp_path:
             assert ask(engine, prompt).token_ids == ask(dense, prompt).token_ids
 
 
-def test_experts_quantised_by_the_build_pass_every_gate(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling_check, "_DRAWS", 250)  # they have tests of their own
-    monkeypatch.setattr(sampling_check, "_SETTINGS", {"top_k 5": SamplingParams(1.0, top_k=5)})
-    monkeypatch.setattr(options, "NUM_CASES", 1)
-    ask_few_options(monkeypatch)
-    monkeypatch.setattr(run, "MAX_TOKENS", {"quick": 12})
-    monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
+def test_experts_quantised_by_the_build_pass_every_gate(target: Path, tmp_path: Path) -> None:
     path = build_tiny(tmp_path, target=target, engine={"weights": "int4"})
-    prompts = tmp_path / "prompts.json"
-    prompts.write_text(json.dumps([{"prompt": PROMPTS[0].text}]))
-    result = CliRunner().invoke(cli, ["validate", str(path), "--prompts", str(prompts), "--json"])
-    assert result.exit_code == 0, result.output
+    found = validate_pair(path, [Question(PROMPTS[0].text)], made_from=read_target(target))
+    assert failed(found) == []
+    assert found.recorder["weights.made"].taken
 
 
 def test_inspect_names_the_experts(target: Path) -> None:

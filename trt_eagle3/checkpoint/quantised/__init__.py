@@ -1,1 +1,1 @@
-"""Quantised checkpoints: one file per producer, and the layouts that they store weights in."""
+"""Read quantised checkpoints: one file per producer, and the layouts of stored weights."""

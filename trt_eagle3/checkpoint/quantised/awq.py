@@ -1,7 +1,7 @@
 """``quant_method: awq``: AutoAWQ's ``gemm`` layout.
 
 ``X.qweight`` int32 [in, out / 8], packed along ``out`` in the order 0, 2, 4, 6, 1, 3, 5, 7;
-``X.qzeros`` int32 [groups, out / 8] likewise; ``X.scales`` [groups, out].
+``X.qzeros`` int32 [groups, out / 8], packed in the same order; ``X.scales`` [groups, out].
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Awq:
 
 
 def group_columns(claim: Claim, group: object, columns: int) -> int:
-    """Columns of a group; -1 or nothing is one group for all.
+    """Return the columns of a group; -1 or None is one group for all columns.
 
     Raises:
-        UserError: another number below 1.
+        UserError: the number is below 1 and not -1.
     """
     if group is None or group == -1:
         return columns

@@ -1,4 +1,4 @@
-"""What a checkpoint's files claim about its quantisation, and where."""
+"""Find the quantisation that a checkpoint's files claim, and the file and key of the claim."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trt_eagle3.errors import UserError, quote
 __all__ = ["Claim", "find_claim"]
 
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
-"""Files beside ``config.json`` -> ``quant_method`` where they name none."""
+"""Files beside ``config.json`` -> the ``quant_method`` of those that name none."""
 
 
 @dataclass(frozen=True)
@@ -33,44 +33,44 @@ class Claim:
 
     @property
     def told(self) -> str:
-        """The format claimed: the method, and ModelOpt's algorithm."""
+        """The claimed format: the method, and ModelOpt's algorithm."""
         algorithm = self.values.get("quant_algo")
         return f"{self.method} {algorithm}" if isinstance(algorithm, str) else self.method
 
     @property
     def place(self) -> str:
-        """File and key, for people."""
+        """File and key, for messages."""
         return f"{self.file.name}: {self.key}" if self.key else self.file.name
 
     def get(self, key: str, kind: Kind, default: Any = None) -> Any:
-        """The value at a dotted key, or ``default`` where it is absent or null."""
+        """Return the value at a dotted key, or ``default`` if it is absent or null."""
         value = config_value(self.values, key, kind, self.file)
         return default if value is None else value
 
     def error(self, message: str) -> UserError:
-        """An error about this config."""
+        """Create an error about this config."""
         return UserError(f"{self.file}: {self.key + ': ' if self.key else ''}{message}")
 
     def expect(self, key: str, got: object, *known: object) -> None:
-        """Refuse a value that is none of ``known``."""
+        """Check that a value is one of ``known``."""
         if got not in known:
             names = ", ".join(map(str, known))
             raise self.error(f"{key}: expected {names}, got {quote(got)}: not supported")
 
 
 def find_claim(config: ModelConfig, sections: tuple[str, ...] = ("",)) -> Claim | None:
-    """The one quantisation that the files of a checkpoint claim; None where they claim none.
+    """Find the quantisation that the files of a checkpoint claim; None if they claim none.
 
     Raises:
-        UserError: they claim two.
+        UserError: they claim two formats.
     """
     claims = [*_config_claims(config, sections), *_file_claims(config.file.parent)]
     told = dict.fromkeys(claim.told for claim in claims)
     if len(told) > 1:
         both = " and ".join(f"{quote(c.told, 60)} in {c.place}" for c in claims[:2])
         raise UserError(
-            f"{config.file.parent}: two formats are claimed at once: {both}. Remove the one that "
-            "its weights are not in."
+            f"{config.file.parent}: two formats are claimed at once: {both}. Remove the claim that "
+            "does not match its weights."
         )
     return claims[0] if claims else None
 
@@ -91,7 +91,7 @@ def _file_claims(directory: Path) -> list[Claim]:
 
 
 def _inner(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """ModelOpt's own file has its settings in a section."""
+    """Merge the ``quantization`` section of ModelOpt's own file into the top level."""
     inner = values.get("quantization")
     return {**values, **inner} if isinstance(inner, dict) else values
 

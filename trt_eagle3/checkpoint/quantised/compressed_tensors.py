@@ -1,4 +1,4 @@
-"""``quant_method: compressed-tensors``: what llm-compressor writes.
+"""``quant_method: compressed-tensors``, the output of llm-compressor.
 
 FP8 and INT8: ``X.weight`` [out, in] times ``X.weight_scale`` of tensor, channel, group or block.
 W4A16 and W8A16: ``X.weight_packed`` int32 [out, in / 8], a code is the value + 8;
@@ -38,7 +38,7 @@ _PACKED = {4: "int4_packed", 8: "int8_packed"}
 class _Group:
     """A group of ``config_groups``: its modules and their quantisation.
 
-    ``linear``: it covers every linear module that no other group names.
+    ``linear``: the group covers every linear module that no other group names.
     """
 
     name: str
@@ -49,7 +49,7 @@ class _Group:
     format: str
 
     def of(self, key: str, default: object = None) -> Any:
-        """A setting of the weights."""
+        """Return a setting of the weights."""
         value = self.weights.get(key)
         return default if value is None else value
 
@@ -142,7 +142,7 @@ class CompressedTensors:
         return quantised_ref(_PACKED[bits], shape, block, tensors, self._claim.directory)
 
     def _told_shape(self, ref: TensorRef) -> tuple[int, int]:
-        """The values of ``weight_shape``."""
+        """Read the values of ``weight_shape``."""
         told = read_integers(ref).tolist() if ref.shape == (2,) else []
         if len(told) != 2 or min(told) < 1:
             raise UserError(
@@ -166,7 +166,7 @@ class CompressedTensors:
         return quantised_ref("nvfp4_divided", shape, (1, 16), tensors, self._claim.directory)
 
     def _group_of(self, module: str) -> _Group:
-        """The group that means ``module``: by its name before by a class of modules."""
+        """Find the group of ``module``, by its name first, then by its class."""
         named = [g for g in self._groups if g.targets.first(module)]
         classes = [g for g in self._groups if g.linear]
         found = named or classes
@@ -184,7 +184,7 @@ class CompressedTensors:
         strategy = group.of("strategy", "group" if group.of("group_size") else "tensor")
         if strategy == "block":
             block = group.of("block_structure", [])
-            if isinstance(block, str):  # "128x128", as older versions wrote it
+            if isinstance(block, str):  # "128x128", written by older versions
                 block = [int(n) if n.isdecimal() and len(n) < 10 else n for n in block.split("x")]
             wholes = isinstance(block, list) and len(block) == 2
             if not wholes or not all(isinstance(n, int) and n > 0 for n in block):

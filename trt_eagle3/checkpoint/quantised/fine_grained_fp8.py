@@ -1,8 +1,8 @@
-"""``quant_method: fp8``: transformers' fine-grained FP8, as Qwen publishes it.
+"""``quant_method: fp8``: transformers' fine-grained FP8, as published by Qwen.
 
-``X.weight`` e4m3 [out, in] times ``X.weight_scale_inv``, a scale of each block of 128 x 128 (the
-name notwithstanding: it multiplies). The block is the config's: of ragged sizes shape / grid is
-another one.
+``X.weight`` e4m3 [out, in] times ``X.weight_scale_inv``, a scale per block of 128 x 128. Despite
+its name, the scale multiplies. The block size is read from the config: for sizes that are not
+multiples of it, shape / grid differs.
 """
 
 from __future__ import annotations

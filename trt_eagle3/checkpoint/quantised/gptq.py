@@ -1,7 +1,7 @@
 """``quant_method: gptq``: AutoGPTQ's and GPTQModel's layout.
 
-``X.qweight`` int32 [in / 8, out], packed along ``in``; ``X.qzeros`` int32 [groups, out / 8], each
-less 1 in version 1; ``X.scales`` [groups, out]; ``X.g_idx`` int32 [in], the group of each column.
+``X.qweight`` int32 [in / 8, out], packed along ``in``; ``X.qzeros`` int32 [groups, out / 8], in
+version 1 each minus 1; ``X.scales`` [groups, out]; ``X.g_idx`` int32 [in], group of each column.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Gptq:
         return made
 
     def _check_symmetric(self, zeros: TensorRef) -> None:
-        """Zero points of other than 8 would mean that the version is the other one."""
+        """Check that all zero points are 8. Otherwise the version is the other one."""
         if not (read_integers(zeros) & 0xFFFFFFFF == _EIGHTS[self._layout]).all():
             raise UserError(
-                f"{self._claim.directory}: {clip(zeros.name)}: {self._claim.place} says sym, "
+                f"{self._claim.directory}: {clip(zeros.name)}: {self._claim.place} has sym, "
                 f"and as {self._layout} its zero points are not 8. Correct sym or "
                 "checkpoint_format."
             )

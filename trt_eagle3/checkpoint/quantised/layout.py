@@ -1,4 +1,4 @@
-"""Layouts of quantised weights: which tensors a weight [out, in] is stored as, of which shapes.
+"""Layouts of quantised weights: the tensors that store a weight [out, in], and their shapes.
 
 Names and packings are those of the producers' own writers: transformers' FineGrainedFP8,
 compressed-tensors, AutoAWQ, GPTQModel and ModelOpt.
@@ -24,8 +24,10 @@ class Role:
     """One tensor of a weight.
 
     Attributes:
-        shape: row-major. dtypes: in safetensors' spelling. optional: whether it may be absent.
-        squeezed: axes of length 1 may be left out or put between.
+        shape: row-major.
+        dtypes: safetensors names of the permitted types.
+        optional: whether it may be absent.
+        squeezed: axes of length 1 may be omitted or inserted.
     """
 
     shape: Shape
@@ -34,7 +36,7 @@ class Role:
     squeezed: bool = False
 
     def takes(self, shape: Shape) -> bool:
-        """Whether a tensor of ``shape`` can play this role."""
+        """Return whether a tensor of ``shape`` may have this role."""
         if not self.squeezed:
             return shape == self.shape
         long = [n for n in self.shape if n != 1]
@@ -43,11 +45,14 @@ class Role:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a weight is stored.
+    """The storage of a weight.
 
     Attributes:
-        title: what people call it. kind: of its numbers. bits: of one of them.
-        packing: whose order several of them stand in within an element; empty where one does.
+        title: name for messages.
+        kind: kind of its numbers.
+        bits: bits of a number.
+        packing: producer whose order of numbers within an element applies; empty if an element
+            holds one number.
     """
 
     title: str
@@ -56,12 +61,12 @@ class Layout:
     packing: str = ""
 
     def roles(self, shape: tuple[int, int], block: tuple[int, int]) -> Mapping[str, Role]:
-        """The tensors of a weight of ``shape`` [out, in], whose scales serve ``block`` values."""
+        """Return the tensors of a weight of ``shape`` [out, in], with a scale per ``block``."""
         return _ROLES[self.packing or self.kind](self.bits, shape, grid_of(shape, block))
 
 
 def grid_of(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    """Scales on both axes of a weight; the last block of an axis may be short."""
+    """Return the number of scales on both axes of a weight; the last block may be short."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
@@ -71,9 +76,10 @@ def check_layout(
     block: tuple[int, int],
     tensors: Mapping[str, tuple[str, Shape]],
 ) -> None:
-    """Refuse tensors (role -> type in safetensors' spelling, and shape) that are not a weight of
-    layout ``name``.
+    """Check that tensors form a weight of layout ``name``.
 
+    Args:
+        tensors: role -> safetensors name of the type, and shape.
     Raises:
         ValueError: naming the role, what was expected, and what was got.
     """
@@ -97,7 +103,7 @@ def check_layout(
 
 
 _INPUT_SCALE = Role((1,), _FLOATS, optional=True, squeezed=True)
-"""Of activations that were calibrated; no kernel reads it yet."""
+"""Scale of calibrated activations. No kernel reads it yet."""
 
 
 def _scaled(codes: str, shape: tuple[int, int], grid: tuple[int, int]) -> dict[str, Role]:
@@ -171,4 +177,4 @@ LAYOUTS: Mapping[str, Layout] = {
     "nvfp4": Layout("NVFP4", "nvfp4", 4),
     "nvfp4_divided": Layout("NVFP4 (global scale divides)", "nvfp4", 4),
 }
-"""Weight formats beside ``dense``; keys of ``graph.weight_formats.WEIGHT_FORMATS``."""
+"""Weight formats other than ``dense``; keys of ``graph.weight_formats.WEIGHT_FORMATS``."""

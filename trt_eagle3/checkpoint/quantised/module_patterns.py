@@ -1,4 +1,4 @@
-"""ModulePatterns: module name patterns of quantisation configs, matched in linear time."""
+"""ModulePatterns: match the module name patterns of quantisation configs in linear time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS.log_errors = False
 _OPTIONS.never_capture = True
 _OPTIONS.max_mem = 1 << 20
 _OTHERWISE = re.compile(r"\{,\d*\}|\{\d*,?\d{9,}|\[:\^?\w+:\]")
-"""Syntax that RE2 accepts with another meaning than Python's ``re``, which producers use."""
+"""Syntax with another meaning in RE2 than in Python's ``re``, which producers use."""
 _MISSING = {
     "(?=": "lookahead",
     "(?!": "lookahead",
@@ -45,8 +45,8 @@ class ModulePatterns:
         """Compile ``patterns``.
 
         Raises:
-            UserError: an invalid regular expression, or one that RE2 does not support; too large
-                expressions or too many globs.
+            UserError: a regular expression is invalid or not supported by RE2, expressions are too
+                large, or there are too many globs.
         """
         texts = list(dict.fromkeys(patterns))
         self._names = {text for text in texts if not text.startswith(_REGEX)}
@@ -60,7 +60,7 @@ class ModulePatterns:
         self._regexes = _compile_all([text for text in texts if text.startswith(_REGEX)], claim)
 
     def first(self, name: str) -> str | None:
-        """The first pattern that selects the module ``name``; None if there is none."""
+        """Return the first pattern that selects the module ``name``; None if there is none."""
         parts = name.split(".")
         spans = (
             ".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)
@@ -102,7 +102,7 @@ def _error(claim: Claim, text: str, reason: str) -> UserError:
 
 
 def _reason(error: Exception) -> str:
-    """RE2's message, and the name of the unsupported construct."""
+    """Return RE2's message with the name of the unsupported construct."""
     given = error.args[0]
     text = given.decode(errors="replace") if isinstance(given, bytes) else str(given)
     operator = re.search(r"invalid perl operator: (\(\?.)", text)

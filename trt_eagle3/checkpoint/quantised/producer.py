@@ -1,4 +1,4 @@
-"""What a producer's reader is: it says which tensors are its own, and makes weights of them."""
+"""Producer: the interface of the readers of quantised checkpoints."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Found = Mapping[str, TensorRef]
 
 
 class Producer(Protocol):
-    """A reader of one ``quant_method``, made of a checkpoint's claim.
+    """A reader of one ``quant_method``, created from a checkpoint's claim.
 
     Attributes:
-        suffixes: last parts of the names of its tensors, ``weight`` aside.
-        excluded: patterns of modules that it left alone.
+        suffixes: last parts of the names of its tensors, except ``weight``.
+        excluded: patterns of modules that it did not quantise.
     """
 
     suffixes: frozenset[str]
     excluded: tuple[str, ...]
 
     def weight(self, module: str, found: Found) -> QuantisedRef:
-        """The weight of ``module``, by its name in the checkpoint.
+        """Read the weight of ``module``, by its name in the checkpoint.
 
         Raises:
             UserError: its tensors contradict each other or the claim.
@@ -36,27 +36,27 @@ class Producer(Protocol):
         ...
 
     def provenance(self) -> str:
-        """Who wrote it, as far as it says so."""
+        """Describe the program that wrote the checkpoint, as far as it is known."""
         ...
 
     def activations(self) -> str:
-        """How activations were quantised, in words."""
+        """Describe how activations were quantised."""
         ...
 
     def kv_cache(self) -> str:
-        """What it says of the KV cache; empty where nothing."""
+        """Describe the claim about the KV cache; empty if there is none."""
         ...
 
 
 def need(claim: Claim, module: str, found: Found, name: str) -> TensorRef:
-    """The tensor ``module.name``.
+    """Return the tensor ``module.name``.
 
     Raises:
         UserError: it is missing.
     """
     if name not in found:
         raise UserError(
-            f"{claim.directory}: {clip(module)}.{name} is missing; {claim.place} promises it. Use "
+            f"{claim.directory}: {clip(module)}.{name} is missing, required by {claim.place}. Use "
             "the whole checkpoint."
         )
     return found[name]

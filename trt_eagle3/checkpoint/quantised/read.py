@@ -1,4 +1,4 @@
-"""Reading the tensors of a target: a quantised weight's several become one ``QuantisedRef``."""
+"""Read the weights of a target, with the tensors of a quantised weight as one ``QuantisedRef``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoredWeights:
     claim: Claim | None
 
     def only(self, prefix: str) -> StoredWeights:
-        """The tensors under ``prefix``, which is removed from the names."""
+        """Return the tensors under ``prefix``, which is removed from the names."""
         part = {
             name.removeprefix(prefix): ref
             for name, ref in self.tensors.items()
@@ -56,12 +56,12 @@ class StoredWeights:
         return replace(self, tensors=part)
 
     def without(self, prefix: str) -> StoredWeights:
-        """All tensors but those under ``prefix``, which stay unchecked."""
+        """Return all tensors except those under ``prefix``, which stay unchecked."""
         rest = {name: ref for name, ref in self.tensors.items() if not name.startswith(prefix)}
         return replace(self, tensors=rest)
 
     def weights(self) -> dict[str, TensorRef]:
-        """The weights, each quantised one combined from its tensors; without KV scales.
+        """Combine the tensors of each quantised weight. KV scales are omitted.
 
         Raises:
             UserError: a quantisation is not supported, or the tensors contradict it.
@@ -69,19 +69,19 @@ class StoredWeights:
         return self._made(self._producer())
 
     def read(self) -> tuple[dict[str, TensorRef], Quantisation | None]:
-        """``weights``, and the checkpoint's quantisation.
+        """Return ``weights``, and the checkpoint's quantisation.
 
         Raises:
-            UserError: as for ``weights``, or no weight is quantised despite the claim.
+            UserError: as for ``weights``; or no weight is quantised despite the claim.
         """
         claim, producer = self.claim, self._producer()
         made = self._made(producer)
         if claim is None or producer is None:
             return made, None
-        # stacked FP8 experts are not yet recognised as modules
+        # stacked FP8 experts are not counted as modules yet
         if not titles(made.values()) and all(ref.dtype in FLOAT_DTYPES for ref in made.values()):
             raise UserError(
-                f"{claim.directory}: {claim.place} says {clip(claim.told, 80)}, but no weight is "
+                f"{claim.directory}: {claim.place} names {clip(claim.told, 80)}, but no weight is "
                 "quantised. Remove it from the config, or use the checkpoint's own files."
             )
         return made, Quantisation(
@@ -115,10 +115,10 @@ class StoredWeights:
 def open_weights(
     config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
 ) -> tuple[dict[str, TensorRef], Quantisation | None]:
-    """The weights of a checkpoint by canonical name, and its quantisation.
+    """Read the weights of a checkpoint by canonical name, and its quantisation.
 
     Raises:
-        UserError: as ``find_weights`` and ``StoredWeights.read``.
+        UserError: as for ``find_weights`` and ``StoredWeights.read``.
     """
     return find_weights(config, prefixes, sections).read()
 
@@ -126,10 +126,10 @@ def open_weights(
 def find_weights(
     config: ModelConfig, prefixes: Prefixes, sections: tuple[str, ...] = ("",)
 ) -> StoredWeights:
-    """The stored tensors of a checkpoint by canonical name.
+    """Find the stored tensors of a checkpoint by canonical name.
 
     Raises:
-        UserError: no sound weights, or two quantisations are claimed.
+        UserError: there are no valid weights, or two quantisations are claimed.
     """
     tensors = canonical_tensors(open_index(config.file.parent), prefixes)
     return StoredWeights(tensors, find_claim(config, sections))
@@ -142,7 +142,7 @@ def _is_kv_scale(name: str) -> bool:
 def _weights(
     tensors: Mapping[str, TensorRef], producer: Producer, claim: Claim
 ) -> dict[str, TensorRef]:
-    """``tensors`` with every quantised module's as one weight."""
+    """Combine the tensors of every quantised module to one weight."""
     modules: dict[str, dict[str, TensorRef]] = {}
     for name, ref in tensors.items():
         module, _, last = name.rpartition(".")

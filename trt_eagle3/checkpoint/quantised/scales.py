@@ -1,4 +1,4 @@
-"""Checks of quantised weights' small tensors by value: scales and group indices."""
+"""Check the values of quantised weights' small tensors: scales and group indices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SCALES = ("scale", "global_scale", "input_scale")
 
 
 def checked(ref: QuantisedRef, directory: Path) -> QuantisedRef:
-    """``ref``, without a ``g_idx`` that says what ``block`` says already.
+    """Check ``ref``, and drop a ``g_idx`` that only repeats ``block``.
 
     Raises:
-        UserError: a scale that is zero, negative or no number; a column of a group that is not.
+        UserError: a scale is zero, negative or not a number, or a group index is out of range.
     """
     for role in _SCALES:
         if role in ref.tensors:
-            # NVFP4's own scales of 16 values underflow to 0 where all 16 are next to nothing
+            # NVFP4's scale of 16 values underflows to 0 if all 16 are close to 0
             check_scale(ref.tensors[role], directory, zero=ref.tensors[role].dtype == "F8_E4M3")
     index = ref.tensors.get("g_idx")
     if index is None:
@@ -44,10 +44,10 @@ def checked(ref: QuantisedRef, directory: Path) -> QuantisedRef:
 
 
 def check_scale(ref: TensorRef, directory: Path, *, zero: bool = False) -> None:
-    """Refuse a scale tensor that holds anything but positive numbers.
+    """Check that a scale tensor holds only positive numbers.
 
     Raises:
-        UserError: naming the tensor and the first such value.
+        UserError: naming the tensor and the first invalid value.
     """
     values = read_tensor(ref).float().flatten()
     good = (values >= 0 if zero else values > 0) & (values < float("inf"))

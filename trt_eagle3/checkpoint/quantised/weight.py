@@ -1,4 +1,4 @@
-"""QuantisedRef: a quantised weight's place on disk; Quantisation: what a checkpoint says of all."""
+"""QuantisedRef: a quantised weight's place on disk; Quantisation: a checkpoint's claims."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Quantisation", "QuantisedRef", "quantised_ref"]
 
 @dataclass(frozen=True)
 class QuantisedRef(TensorRef):
-    """A weight [out, in] in several tensors.
+    """A weight [out, in] stored in several tensors.
 
-    The fields of ``TensorRef`` are those of its numbers, ``tensors["codes"]``, but for ``shape``,
-    which is the weight's.
+    The fields of ``TensorRef`` describe its numbers, ``tensors["codes"]``, except ``shape``, which
+    is the weight's.
 
     Attributes:
         format: a key of ``LAYOUTS``.
         block: rows and columns of values that share a scale.
         tensors: role -> place on disk.
-        fp8_activations: whether what it is multiplied with shall be FP8 too, quantised by row or by
-            columns of a block when it is known.
+        fp8_activations: whether its input is also quantised to FP8 at run time, by row or by the
+            columns of a block.
     """
 
     format: str
@@ -37,12 +37,12 @@ class QuantisedRef(TensorRef):
 
     @property
     def stored(self) -> tuple[TensorRef, ...]:
-        """Every tensor on disk that it is read from."""
+        """Every tensor on disk that the weight is read from."""
         return tuple(self.tensors.values())
 
     @property
     def title(self) -> str:
-        """Format and what shares a scale."""
+        """The format and the values that share a scale, for messages."""
         rows, columns = self.block
         whole_rows, whole_columns = rows >= self.shape[0], columns >= self.shape[1]
         shared = f"block {rows} x {columns}" if rows > 1 else f"group {columns}"
@@ -55,15 +55,16 @@ class QuantisedRef(TensorRef):
 
 @dataclass(frozen=True)
 class Quantisation:
-    """What a checkpoint says of its quantised weights.
+    """A checkpoint's claims about its quantised weights.
 
     Attributes:
-        method: ``quant_method``. provenance: who wrote it, and in which file it says so.
-        activations: how activations were quantised at calibration or in training, in words.
-        excluded: modules that it lists as left alone.
-        weights: title of a format -> how many weights have it.
+        method: ``quant_method``.
+        provenance: the program that wrote it, and the file with that claim.
+        activations: description of how activations were quantised in calibration or training.
+        excluded: modules that it lists as not quantised.
+        weights: title of a format -> number of weights in it.
         kv_scales: canonical name -> place, of scales of keys and values.
-        kv_cache: what the checkpoint says of the KV cache, in words.
+        kv_cache: description of its KV cache.
     """
 
     method: str
@@ -75,7 +76,7 @@ class Quantisation:
     kv_cache: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
         return {
             "method": self.method,
             "provenance": self.provenance,
@@ -88,7 +89,7 @@ class Quantisation:
 
 
 def titles(refs: Iterable[TensorRef]) -> dict[str, int]:
-    """``Quantisation.weights`` of ``refs``."""
+    """Count ``refs`` by title, for ``Quantisation.weights``."""
     return dict(Counter(ref.title for ref in refs if isinstance(ref, QuantisedRef)))
 
 
@@ -101,10 +102,10 @@ def quantised_ref(
     *,
     fp8_activations: bool = False,
 ) -> QuantisedRef:
-    """The weight of ``shape`` that ``tensors`` (role -> place) store.
+    """Create the weight of ``shape`` that ``tensors`` (role -> place) store.
 
     Raises:
-        UserError: they do not; it names the tensor, what was expected, and what was got.
+        UserError: they do not form a weight. The message has the tensor, the expected and the got.
     """
     codes = tensors["codes"]
     try:

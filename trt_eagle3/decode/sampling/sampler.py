@@ -97,8 +97,10 @@ def _weights(logits: Tensor, most: Tensor, temperature: float) -> Tensor:
 
 
 def _num_within(ordered: Tensor, mass: float) -> Tensor:
-    """int64 [n, 1]: how many of the probabilities of each row, descending, reach ``mass``."""
-    return (ordered.cumsum(dim=1) - ordered < mass).sum(dim=1, keepdim=True)
+    """int64 [n, 1]: how many of the probabilities of each row, descending, reach ``mass``; 1 in a
+    row that is not finite.
+    """
+    return (ordered.cumsum(dim=1) - ordered < mass).sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def _likeliest(probs: Tensor, mass: float) -> Tensor:

@@ -95,7 +95,7 @@ def _chosen_tokens(
     """int64 [B, T]: the token to emit after each node, from ``logits`` [B, T, V] of any type."""
     count, device = len(samplers), logits.device
     allowed = masks.compute(logits.shape[2], device)
-    first = proposal.pruned().first(count)
+    first = proposal.on_device().first(count)
     changed = changed_logits(samplers, logits[:count], first.tokens, first.mask)
     found = _allowed_tokens(changed, allowed) if allowed else greedy_tokens(changed)
     return functional.pad(found, (0, 0, 0, len(logits) - count))

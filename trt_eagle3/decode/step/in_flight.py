@@ -58,7 +58,6 @@ class InFlight:
         drafted: what the drafter knows after it; None without a tree.
         deferred: aux hidden states [B, k * H] to keep for the draft; None where none are wanted.
         waits_for_host: the next trees are proposed once the host knows the tokens.
-        num_backfilled: rows that the draft was given first.
     """
 
     rows: BatchRows
@@ -70,7 +69,6 @@ class InFlight:
     drafted: DraftOutput | None = None
     deferred: Tensor | None = None
     waits_for_host: bool = False
-    num_backfilled: int = 0
 
 
 @dataclass(frozen=True)

@@ -196,14 +196,7 @@ class Stepper:
             assert aux is not None
             paths = verify(Wanted.TOKENS, [], proposal, reduced, TreeMasks([], proposal))
             self._drafter.extend(batch, proposal, paths, aux, ahead=False)
-            self._states.commit(
-                batch.state_inputs,
-                batch.lengths,
-                paths.path,
-                paths.counts,
-                page_size=1,
-                in_place=True,
-            )
+            self._commit(batch, paths, page_size=1, in_place=True)
 
     def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
         """Whether ``sequence`` takes ``tree`` in its next step: near the length limit it decodes
@@ -299,15 +292,7 @@ class Stepper:
         num_rows = max(s.length for s in sequences) + tree.num_nodes + tree.num_draft_rows
         ahead = self._run_ahead and not waits and num_rows <= self._max_seq_len
         drafted = self._drafter.extend(batch, proposal, paths, forward.aux, ahead=ahead)
-        page_size, in_place = sequences[0].pool.page_size, proposal.is_chain
-        self._states.commit(
-            batch.state_inputs,
-            batch.lengths,
-            paths.path,
-            paths.counts,
-            page_size,
-            in_place=in_place,
-        )
+        self._commit(batch, paths, sequences[0].pool.page_size, in_place=proposal.is_chain)
         return replace(
             in_flight,
             tree=tree,

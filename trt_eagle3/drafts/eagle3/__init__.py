@@ -1,4 +1,4 @@
-"""EAGLE-3 drafts, of every producer whose files are known (``checkpoint/draft.py``)."""
+"""EAGLE-3 drafts of all supported producers (``checkpoint/draft.py``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["KIND", "own"]
 
 
 class _Eagle3:
-    """``drafts.kind.DraftKind``."""
+    """Implements ``drafts.kind.DraftKind``."""
 
     title = "EAGLE-3"
     manifest: type[DraftManifest] = Eagle3Manifest
@@ -76,8 +76,9 @@ class _Eagle3:
         convert_draft(own(manifest), folder, layout, architecture)
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
-        """If a runtime takes aux hidden states after deepstack, has pad embeddings at image
-        positions, and shifts no position.
+        """Yield differences to a runtime that reads aux hidden states after deepstack.
+
+        That runtime also uses pad embeddings at image positions, and shifts no position.
         """
         caught = [k for k in manifest.aux_layers if spec.layers[k].visual_level is not None]
         if manifest.aux_pre_deepstack and caught:
@@ -87,15 +88,15 @@ class _Eagle3:
             )
         if manifest.image_rows != "pad":
             yield (
-                "image_rows: its draft sees the pad token's embedding at image positions, here the "
-                "vision rows"
+                "image_rows: its draft reads the pad token's embedding at image positions, here "
+                "the vision rows"
             )
         if manifest.position_shift:
-            yield f"position_shift: it knows none, here {manifest.position_shift}"
+            yield f"position_shift: it has none, here {manifest.position_shift}"
 
 
 def own(manifest: DraftManifest) -> Eagle3Manifest:
-    """``manifest`` as what it is: of this kind."""
+    """Cast ``manifest`` to this kind's class."""
     assert isinstance(manifest, Eagle3Manifest), type(manifest)
     return manifest
 

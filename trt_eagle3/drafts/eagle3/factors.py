@@ -1,4 +1,4 @@
-"""What is ambiguous in EAGLE-3 drafts."""
+"""The ambiguous fields of EAGLE-3 drafts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from trt_eagle3.spec import TargetSpec
 
 __all__ = ["FACTORS"]
 
-# of EAGLE's own code, of Qwen2-VL and of Qwen3-VL
+# bases of EAGLE's own code, of Qwen2-VL and of Qwen3-VL
 ROPE_BASES = (10_000.0, 1_000_000.0, 5_000_000.0)
 
 
 def _aux_layers(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    """One layer up and down (state ids read as output ids, and the reverse), and what producers
-    take by default.
+    """Vary the aux layers: one layer up and down, and the producers' defaults.
+
+    A shift by one corrects state ids that were read as output ids, and the reverse.
     """
     layers, n = manifest.aux_layers, spec.num_layers
     shifted = [tuple(k + step for k in layers) for step in (-1, 1)]
@@ -50,7 +51,7 @@ def _rope_schedule(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change
 
 
 def _rope_layout(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    """One axis, or three with the draft's own sections, else the target's where they fit."""
+    """Use one axis, or three with the draft's own sections, else the target's if they fit."""
     yield {"rope.layout": "1d", "rope.sections": ()}
     positions = {} if manifest.positions == "linear" else {"positions": "3d"}
     sections = manifest.rope.sections or spec.attention.rope.sections
@@ -60,8 +61,7 @@ def _rope_layout(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
 
 
 FACTORS: Mapping[str, Factor] = {
-    # those that leave the draft's graph as it is come first: its session is kept while they are
-    # scored
+    # factors that do not change the draft's graph come first, so that its session is kept for them
     "aux offset": _aux_layers,
     "deepstack": _aux_pre_deepstack,
     "embedding": _embedding,
@@ -74,4 +74,4 @@ FACTORS: Mapping[str, Factor] = {
     "feedback": choice("feedback", "pre_norm", "post_norm"),
     "first norm": choice("first_norm", "single", "double"),
 }
-"""Factor -> the values that it may have."""
+"""Factor -> its possible values."""

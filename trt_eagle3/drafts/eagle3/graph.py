@@ -1,8 +1,7 @@
-"""The draft graphs: ``fuse`` makes features of the target's aux hidden states, ``draft`` is the
-EAGLE-3 decoder.
+"""Build the graphs of an EAGLE-3 draft: ``fuse`` and ``draft``.
 
-Equations: EAGLE-3 (arXiv 2503.01840); layouts and variants as ``checkpoint/manifest.py`` resolves
-them.
+``fuse`` computes features from the target's aux hidden states. ``draft`` is the EAGLE-3 decoder.
+Equations: EAGLE-3 (arXiv 2503.01840). ``checkpoint/manifest.py`` resolves layouts and variants.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from trt_eagle3.spec import AttentionSpec, NormSpec
 
 __all__ = ["draft_graph", "fuse_graph"]
 
-_STREAM = Residual()  # of the compute type: a draft only proposes
+_STREAM = Residual()  # of the compute type, since a draft only proposes tokens
 
 
 def fuse_graph(manifest: Eagle3Manifest, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
-    """``aux_hidden_states [n, k * Ht]`` -> ``features [n, Hd]``: the norms before fc, then fc."""
+    """Build ``aux_hidden_states [n, k * Ht]`` -> ``features [n, Hd]``: norms before fc, then fc."""
     b = GraphBuilder("fuse", dtype, resolve)
     num_aux, width, tensors = (
         len(manifest.aux_layers),
@@ -51,9 +50,7 @@ def fuse_graph(manifest: Eagle3Manifest, dtype: str, resolve: ResolveLocation) -
 def draft_graph(
     manifest: Eagle3Manifest, dtype: str, page_size: int, resolve: ResolveLocation
 ) -> onnx.ModelProto:
-    """Build the draft graph; a draft that shares the target's head finds it under
-    ``lm_head.weight`` too.
-    """
+    """Build the draft graph. ``lm_head.weight`` is the draft's head or the target's."""
     tensors, norm, width = manifest.tensors, NormSpec(manifest.rms_norm_eps), manifest.hidden_size
     b = GraphBuilder("draft", dtype, resolve)
     embeds = rows(
@@ -101,9 +98,7 @@ def draft_graph(
 def _first_layer_input(
     b: GraphBuilder, embeds: Value, features: Value, manifest: Eagle3Manifest
 ) -> tuple[Value, Value]:
-    """``(concat[embedding, hidden] [n, 2 Hd], residual [n, Hd])`` of layer 0: the embedding
-    comes first.
-    """
+    """Return layer 0's input concat[embedding, hidden] [n, 2 Hd] and its residual [n, Hd]."""
     tensors, norm = manifest.tensors, NormSpec(manifest.rms_norm_eps)
     layernorm = tensors["layers.0.input_layernorm.weight"]
     inner = (

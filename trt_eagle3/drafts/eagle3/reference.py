@@ -1,8 +1,7 @@
-"""EAGLE-3 drafts in plain PyTorch, written from the equations: what a draft engine must compute.
+"""EAGLE-3 drafts in plain PyTorch, written from the equations: the reference of a draft engine.
 
 Equations: EAGLE-3 (arXiv 2503.01840) and the variants of ``Eagle3Manifest``. Shapes: T rows, n rows
-before them, k aux states, Ht target hidden, Hd draft hidden, Vd draft vocab, R rows wanted from the
-head.
+before them, k aux states, Ht target hidden, Hd draft hidden, Vd draft vocab, R rows with logits.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["Eagle3Reference"]
 
 @dataclass(frozen=True)
 class Eagle3Reference:
-    """A draft. ``weights``: canonical name -> tensor; everything is computed in ``dtype``."""
+    """A draft, computed in ``dtype``. ``weights``: canonical name -> tensor."""
 
     manifest: Eagle3Manifest
     weights: Mapping[str, Tensor]
@@ -37,9 +36,7 @@ class Eagle3Reference:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> Eagle3Reference:
-        """Read the weights of ``manifest`` from its checkpoint; the vocabulary map stays on the
-        CPU.
-        """
+        """Read the weights of ``manifest``. The vocabulary map stays on the CPU."""
         weights = {
             name: read_values(ref)
             for name, ref in manifest.tensors.items()
@@ -52,7 +49,7 @@ class Eagle3Reference:
 
     @full_float32()
     def fuse(self, aux: Tensor) -> Tensor:
-        """Features [T, Hd] of concatenated aux hidden states [T, k * Ht]."""
+        """Compute features [T, Hd] from concatenated aux hidden states [T, k * Ht]."""
         m = self.manifest
         if m.norm_before_fc:
             aux = self._norm(aux, "input_norm")
@@ -66,9 +63,7 @@ class Eagle3Reference:
     def forward(
         self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits [T, Vd] and features [T, Hd] of rows that see each other as ``mask [T, T]``
-        says.
-        """
+        """Compute logits [T, Vd] and features [T, Hd] of rows under attention ``mask [T, T]``."""
         found = self.run(embeds, features, positions, mask)
         return found.logits, found.features
 
@@ -86,10 +81,12 @@ class Eagle3Reference:
         """Run T rows after ``before``.
 
         Args:
-            embeds: [T, Hd] of the tokens one ahead. features: [T, Hd]. positions: [3, T].
-            mask: bool [T, n + T]: which rows each row sees, those of ``before`` first, itself
-                included.
-            logit_rows: int64 [R]; all rows where left out.
+            embeds: [T, Hd], embeddings of the tokens one ahead.
+            features: [T, Hd].
+            positions: [3, T].
+            mask: bool [T, n + T]: the rows that each row attends to, itself included; those of
+                ``before`` come first.
+            logit_rows: int64 [R], rows to compute logits of; None: all rows.
         """
         m = self.manifest
         embeds, features = embeds.to(self.dtype), features.to(self.dtype)
@@ -112,7 +109,7 @@ class Eagle3Reference:
     def _first_inputs(
         self, embeds: Tensor, features: Tensor, intermediates: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """What the first layer attends over, [T, 2 * Hd], and the normed features in it."""
+        """Return the input of the first layer, [T, 2 * Hd], and the normed features in it."""
         double = self.manifest.first_norm == "double"
         inner = self._norm(features, "layers.0.input_layernorm") if double else features
         normed = intermediates["hidden_norm"] = self._norm(inner, "layers.0.hidden_norm")
@@ -130,7 +127,7 @@ class Eagle3Reference:
         before: tuple[Tensor, Tensor] | None,
         intermediates: dict[str, Tensor],
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The residual ``hidden`` after one layer, and its keys and values."""
+        """Return the residual ``hidden`` after one layer, and its keys and values."""
         name = f"layers.{layer}"
         attended, new = self._attention(
             x, f"{name}.self_attn", positions, mask, before, intermediates

@@ -1,17 +1,18 @@
-"""MTP heads: the draft that a target's own checkpoint holds (``TargetCheckpoint.mtp``).
+"""MTP heads: the draft in a target's own checkpoint (``TargetCheckpoint.mtp``).
 
-Row t takes the embedding of token t + 1 and the target's hidden state of row t; one decoder layer
-follows, and the target's own head. Chained, each step takes the hidden state of the step before:
+The input of row t is the embedding of token t + 1 and the target's hidden state of row t. One
+decoder layer follows, then the target's own head. In a chain, each step uses the hidden state of
+the step before:
 
     x = fc(cat[norm(embedding), norm(hidden)])     norms: pre_fc_norm_embedding, pre_fc_norm_hidden
     y = norm(layer(x))                             logits = head(y); y is the next step's hidden
 
-``pre_fc_norm_hidden`` is ``fuse`` here: features are hidden states behind it, those that the draft
-graph feeds back too.
+``fuse`` is ``pre_fc_norm_hidden`` here: features are hidden states after this norm. The draft graph
+also feeds back hidden states after it.
 
 Facts: vLLM's ``qwen3_5_mtp.py`` (order, norms, vision rows), llama.cpp #24025 and LightLLM #1402
-(the hidden state after the target's final norm: before it, acceptance falls from 2.7 to 1.8 tokens
-and no answer changes).
+(the hidden state after the target's final norm: with the one before it, acceptance falls from 2.7
+to 1.8 tokens, and the answers stay the same).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "NAME", "own"]
 
 NAME = "mtp"
-"""``draft.checkpoint`` of a target's own head."""
+"""Value of ``draft.checkpoint`` for a target's own head."""
 
 
 class _Mtp:
-    """``drafts.kind.DraftKind``."""
+    """Implements ``drafts.kind.DraftKind``."""
 
     title = "MTP head"
     manifest: type[DraftManifest] = MtpManifest
@@ -98,11 +99,11 @@ class _Mtp:
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
         for field, value in as_served(spec).items():
             if getattr(manifest, field) != value:
-                yield f"{field}: it takes {value}, here {getattr(manifest, field)}"
+                yield f"{field}: it uses {value}, here {getattr(manifest, field)}"
 
 
 def own(manifest: DraftManifest) -> MtpManifest:
-    """``manifest`` as what it is: of this kind."""
+    """Cast ``manifest`` to this kind's class."""
     assert isinstance(manifest, MtpManifest), type(manifest)
     return manifest
 

@@ -1,4 +1,4 @@
-"""What is ambiguous in MTP heads: no tensor decides it, and servers have had each of them wrong."""
+"""The ambiguous fields of MTP heads: no tensor determines them, and servers differ in each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trt_eagle3.probe.interpretation import Factor, choice, image_rows, position
 __all__ = ["FACTORS"]
 
 FACTORS: Mapping[str, Factor] = {
-    # those that leave the draft's graph as it is come first, as in other kinds
+    # factors that do not change the draft's graph come first, as in other kinds
     "hidden state": choice("hidden", "normed", "raw"),
     "image rows": image_rows,
     "positions": positions,
@@ -18,4 +18,4 @@ FACTORS: Mapping[str, Factor] = {
     "feedback": choice("feedback", "post_norm", "pre_norm"),
     "norms": choice("norm_offset", 0.0, 1.0),
 }
-"""Factor -> the values that it may have."""
+"""Factor -> its possible values."""

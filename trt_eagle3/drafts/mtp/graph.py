@@ -1,4 +1,4 @@
-"""The graphs of an MTP head, of the blocks that the target's own layers are made of.
+"""Build the graphs of an MTP head from the blocks of the target's own layers.
 
 Shapes: n rows, H hidden of target and head, V vocab.
 """
@@ -15,14 +15,12 @@ from trt_eagle3.graph.residual import Residual
 
 __all__ = ["draft_graph", "fuse_graph"]
 
-_STREAM = Residual()  # of the compute type: a draft only proposes
+_STREAM = Residual()  # of the compute type, since a draft only proposes tokens
 _HIDDEN_NORM = "pre_fc_norm_hidden"
 
 
 def fuse_graph(manifest: MtpManifest, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
-    """``aux_hidden_states [n, H]`` -> ``features [n, H]``: hidden states behind the norm before
-    fc.
-    """
+    """Build ``aux_hidden_states [n, H]`` -> ``features [n, H]``: the hidden norm before fc."""
     b = GraphBuilder("fuse", dtype, resolve)
     width = manifest.hidden_size
     aux = b.input("aux_hidden_states", b.dtype, ("tokens", width))
@@ -33,7 +31,7 @@ def fuse_graph(manifest: MtpManifest, dtype: str, resolve: ResolveLocation) -> o
 def draft_graph(
     manifest: MtpManifest, dtype: str, page_size: int, resolve: ResolveLocation
 ) -> onnx.ModelProto:
-    """Build the draft graph; the target's head is among the tensors."""
+    """Build the draft graph. The tensors include the target's head."""
     tensors, width = manifest.tensors, manifest.hidden_size
     b = GraphBuilder("draft", dtype, resolve)
     embeds = rows(

@@ -1,4 +1,4 @@
-"""MtpManifest: what an MTP head is."""
+"""MtpManifest: the properties of an MTP head."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class MtpManifest(DraftManifest):
     """An MTP head.
 
     Attributes:
-        hidden: which hidden state of the target it takes: behind its final norm, or before it.
+        hidden: the target's hidden state that it reads: after its final norm, or before it.
             ``aux_layers`` is the last layer either way.
-        concat: which half of what ``fc`` takes is the embedding.
-        feedback: whether the next step's hidden state is taken behind the head's own norm.
+        concat: which half of the input of ``fc`` is the embedding.
+        feedback: whether the next step's hidden state is taken after the head's own norm.
         norm_offset: added to the stored weights of all its norms.
-        layer: its decoder layer; ``decoder_layer`` with the norms as ``norm_offset`` has them.
+        layer: its decoder layer; its norms use ``norm_offset``.
         tensors: ``fc.weight``, ``pre_fc_norm_embedding.weight``, ``pre_fc_norm_hidden.weight``,
             ``layers.0.{self_attn,mlp}...``, ``layers.0.input_layernorm.weight``,
             ``layers.0.post_attention_layernorm.weight``, ``norm.weight``, and the target's
@@ -43,7 +43,7 @@ class MtpManifest(DraftManifest):
 
     @property
     def norm(self) -> NormSpec:
-        """Every norm of it."""
+        """Epsilon and weight offset of all its norms."""
         return NormSpec(self.rms_norm_eps, self.norm_offset)
 
     @property
@@ -64,11 +64,11 @@ _SERVED: Mapping[str, Any] = {
     "positions": "3d",
     "position_shift": 0,
 }
-"""Fields that no tensor decides -> as vLLM serves Qwen3.5's heads."""
+"""Fields that no tensor determines -> their values in vLLM for Qwen3.5's heads."""
 
 
 def as_served(target: TargetSpec) -> dict[str, Any]:
-    """The fields that no tensor decides, as servers read a head of ``target``."""
+    """Return the fields that no tensor determines, as servers read a head of ``target``."""
     own = {} if target.vision is not None else {"image_rows": "pad"}
     return {**_SERVED, "norm_offset": target.norm.weight_offset, **own}
 

@@ -1,7 +1,7 @@
 """Read a target's own MTP head into a manifest.
 
-The target's family has found everything already: ``MtpHead`` holds the tensors and the layer, the
-spec holds width, norms and vocabulary. A head with a mixture of experts needs no case of its own:
+The target's family has found all parts already. ``MtpHead`` holds the tensors and the layer, the
+spec holds width, norms and vocabulary. A head with a mixture of experts is not a special case:
 its ``MtpHead.layer`` has a ``SparseMoe``.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["head_shapes", "read_head"]
 _WHY = {
     "hidden": "as servers of Qwen3.5 do; probe measures it",
     "norm_offset": "the target's norms",
-    "image_rows": "the target's own embeddings, vision rows among them",
+    "image_rows": "the target's own embeddings, including vision rows",
     "embedding": "the target's own",
     "head": "the target's own",
     "aux_layers": "the target's last",
@@ -37,7 +37,7 @@ _TABLES = ("embed_tokens.", "lm_head.", "shared_head.")
 
 
 def read_head(target: TargetCheckpoint, overrides: Mapping[str, Any]) -> MtpManifest:
-    """The MTP head of ``target``.
+    """Read the MTP head of ``target``.
 
     Args:
         overrides: manifest field -> value, for fields that no tensor determines.
@@ -87,7 +87,7 @@ def read_head(target: TargetCheckpoint, overrides: Mapping[str, Any]) -> MtpMani
 
 
 def head_shapes(manifest: MtpManifest) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every weight of the head itself."""
+    """Return canonical name and shape of every weight of the head itself."""
     size = manifest.hidden_size
     layer = decoder_shapes([manifest.layer], size, manifest.vocab_size, tied_head=True)
     del layer["embed_tokens.weight"]  # the target's
@@ -96,7 +96,7 @@ def head_shapes(manifest: MtpManifest) -> dict[str, tuple[int, ...]]:
 
 
 def _sources(served: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Source]:
-    """The source of each field that no tensor determines."""
+    """Return the source of each field that no tensor determines."""
     found = {name: Source("convention", _WHY.get(name, _CONVENTION)) for name in (*served, *_WHY)}
     found |= {name: Source("config", f"the target's {name}") for name in _FROM_TARGET}
     found["producer"] = Source("tensor", "mtp.*")
@@ -104,7 +104,7 @@ def _sources(served: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, S
 
 
 def _check_announced(head: MtpHead) -> None:
-    """Refuse a head that the config contradicts."""
+    """Check that the config does not contradict the head."""
     config, names = head.config, head.stored.tensors
     key = f"{head.section}mtp_num_hidden_layers"
     announced = config.get(key, "whole")  # older configs lack it
@@ -128,7 +128,7 @@ def _check_announced(head: MtpHead) -> None:
 
 
 def _check_supported(target: TargetCheckpoint, tensors: Mapping[str, TensorRef]) -> None:
-    """Refuse heads that are not like Qwen3.5's."""
+    """Check that the head is like Qwen3.5's: one layer, without its own tables."""
     numbers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
     if len(numbers) > 1:
         raise UserError(
@@ -144,7 +144,7 @@ def _check_supported(target: TargetCheckpoint, tensors: Mapping[str, TensorRef])
 
 
 def _check_shapes(manifest: MtpManifest) -> None:
-    """Refuse tensors that are missing, surplus or misshapen, by their names on disk."""
+    """Check that the tensors are complete and have the right shapes, by their names on disk."""
     tensors = {f"mtp.{name}": ref for name, ref in manifest.tensors.items()}
     shapes = {f"mtp.{name}": shape for name, shape in head_shapes(manifest).items()}
     check_tensors(tensors, shapes, manifest.path)

@@ -1,7 +1,7 @@
-"""MTP heads in plain PyTorch, written from the formula: what their engine must compute.
+"""MTP heads in plain PyTorch, written from the formula: the reference of their engine.
 
-Shapes: T rows, n rows before them, H hidden, V vocab, R rows wanted from the head, E experts, I
-their inner width.
+Shapes: T rows, n rows before them, H hidden, V vocab, R rows with logits, E experts, I their inner
+width.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _LAYER = "layers.0"
 
 @dataclass(frozen=True)
 class MtpReference:
-    """Implements ``ReferenceDraft``. ``weights``: canonical name -> tensor; everything is computed
-    in ``dtype``.
-    """
+    """Implements ``ReferenceDraft`` in ``dtype``. ``weights``: canonical name -> tensor."""
 
     manifest: MtpManifest
     weights: Mapping[str, Tensor]
@@ -46,7 +44,7 @@ class MtpReference:
         return cls(manifest, weights, dtype)
 
     def fuse(self, aux: Tensor) -> Tensor:
-        """Features [T, H] of the target's hidden states [T, H]."""
+        """Compute features [T, H] from the target's hidden states [T, H]."""
         return self._norm(aux, "pre_fc_norm_hidden")
 
     @torch.no_grad()
@@ -60,7 +58,7 @@ class MtpReference:
         before: KeysValues = (),
         logit_rows: Tensor | None = None,
     ) -> DraftRows:
-        """Run T rows after ``before``; as of ``ReferenceDraft``."""
+        """Run T rows after ``before``; see ``ReferenceDraft``."""
         found: dict[str, Tensor] = {}
         embedded = found["pre_fc_norm_embedding"] = self._norm(embeds, "pre_fc_norm_embedding")
         halves = (embedded, features.to(self.dtype))
@@ -82,7 +80,7 @@ class MtpReference:
         return DraftRows(self._linear(wanted, "lm_head"), self.fuse(next_hidden), [new], found)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        """``x / rms(x) * (offset + weight)``."""
+        """Compute ``x / rms(x) * (offset + weight)``."""
         m = self.manifest
         weight = self.weights[f"{name}.weight"].to(self.dtype) + m.norm_offset
         return rms_norm(x, weight, m.rms_norm_eps, self.dtype)
@@ -100,7 +98,7 @@ class MtpReference:
         before: tuple[Tensor, Tensor] | None,
         found: dict[str, Tensor],
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The layer's attention [T, H], and its keys and values."""
+        """Compute the layer's attention [T, H], and its keys and values."""
         spec, prefix = self.manifest.attention, f"{_LAYER}.self_attn"
         q, k, v = (self._linear(x, f"{prefix}.{p}_proj") for p in "qkv")
         found[f"{prefix}.qkv"] = torch.cat([q, k, v], dim=-1)
@@ -119,7 +117,7 @@ class MtpReference:
         return found[f"{prefix}.output"], (k, v)
 
     def _turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        """``x [T, heads, D]`` with the first channels of each head rotated."""
+        """Rotate the first channels of each head of ``x [T, heads, D]``."""
         rope = self.manifest.attention.rope
         pairs = len(rope.inv_freq)
         inv_freq = torch.tensor(rope.inv_freq, device=x.device)
@@ -142,7 +140,7 @@ class MtpReference:
         return self._linear(silu(gate) * up, f"{prefix}.down_proj")
 
     def _experts(self, x: Tensor, spec: SparseMoe, prefix: str) -> Tensor:
-        """Each row through its best experts, by their probabilities."""
+        """Run each row through its best experts, weighted by their probabilities."""
         best = self._linear(x, f"{prefix}.gate").softmax(-1).topk(spec.top_k, dim=-1)
         total = best.values.sum(-1, keepdim=True) if spec.renormalise else 1.0
         gate_up, down = (

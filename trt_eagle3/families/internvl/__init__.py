@@ -1,4 +1,4 @@
-"""InternVL3.5: Qwen3's decoder over plain positions, and InternViT over tiles of equal size."""
+"""InternVL3.5: Qwen3's decoder with one-axis positions, and InternViT over tiles of equal size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["FAMILY"]
 
 
 class _Vision:
-    """``families.family.FamilyVision``."""
+    """Implements ``families.family.FamilyVision``."""
 
     def graph(
         self, spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation
@@ -70,7 +70,7 @@ class _Vision:
 
 
 class _InternVL:
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "InternVL3.5"
     architecture = "InternVLForConditionalGeneration"

@@ -1,8 +1,8 @@
-"""The prompt as ``transformers`` prepares it.
+"""Prepare InternVL prompts with ``transformers``.
 
-Pixels of images follow Pillow (``GotOcr2ImageProcessorPil``), as the program does. transformers'
-video processor needs torchvision; frames that are tiles already go through the image processor one
-by one, which computes the same values.
+Image pixels are computed with Pillow (``GotOcr2ImageProcessorPil``), as in the engine's processor.
+transformers' video processor needs torchvision. Frames of a tile's size go through the image
+processor one by one instead, which computes the same values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["InternVLProcessorReference"]
 
 
 class _ImageTextProcessor(transformers.InternVLProcessor):  # type: ignore[misc]
-    """InternVLProcessor whose video processor is set afterwards."""
+    """An InternVLProcessor whose video processor is set later."""
 
     @classmethod
     def get_attributes(cls) -> list[str]:
@@ -35,9 +35,9 @@ class _ImageTextProcessor(transformers.InternVLProcessor):  # type: ignore[misc]
 
 
 class InternVLProcessorReference:
-    """``parity.processor.ProcessorReference`` of an InternVL checkpoint.
+    """Implements ``parity.processor.ProcessorReference`` for an InternVL checkpoint.
 
-    As ``reader``, the engine's, files are decoded.
+    ``reader`` is the engine's processor; files are decoded with its settings.
     """
 
     def __init__(self, checkpoint: Path, target: InternVLReference, reader: Processor) -> None:
@@ -47,7 +47,7 @@ class InternVLProcessorReference:
         self._video_config = reader.video_config
 
     def __call__(self, question: Question) -> ReferenceInputs | None:
-        """The inputs of ``question``; None for a video whose frames would have to be resized."""
+        """Prepare ``question``; None if frames of a video would have to be resized."""
         images = [load_image(source) for source in question.images]
         videos = [load_video(s, self._video_config).frames for s in question.videos]
         side = self._target.config.vision_config.image_size[0]
@@ -90,11 +90,11 @@ class InternVLProcessorReference:
         )
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What ``transformers`` makes of the tokens of an answer, special ones left out."""
+        """Decode the tokens of an answer with ``transformers``, without special tokens."""
         return decoded_text(self._processor.tokenizer, token_ids)
 
     def _tiles(self, images: Sequence[Any]) -> list[int]:
-        """Tiles of each image."""
+        """Count the tiles of each image."""
         if not images:
             return []
         made = self._processor.image_processor(images, crop_to_patches=True)
@@ -123,7 +123,7 @@ class InternVLProcessorReference:
 
 
 class _Stills:
-    """Stands where InternVLVideoProcessor would: frames as they are, as stills."""
+    """Replaces InternVLVideoProcessor: frames become images without resizing."""
 
     model_input_names = ("pixel_values_videos",)
 
@@ -131,7 +131,7 @@ class _Stills:
         self._images = images
 
     def __call__(self, videos: Sequence[Any], **_: Any) -> dict[str, Any]:
-        """One video, or several of as many frames each, as transformers needs them."""
+        """Convert one video, or several with equal frame counts, as transformers requires."""
         pixels = [
             torch.cat(
                 [
@@ -149,7 +149,7 @@ class _Stills:
 
 
 def _patches(pixels: Tensor, patch: int, merge: int) -> Tensor:
-    """Tiles [F, C, H, W] as patches [n, C * p * p] in merge-block order."""
+    """Cut tiles [F, C, H, W] into patches [n, C * p * p] in merge-block order."""
     count, channels, height, width = pixels.shape
     unit = patch * merge
     cut = pixels.view(count, channels, height // unit, merge, patch, width // unit, merge, patch)

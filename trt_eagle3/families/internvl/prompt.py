@@ -1,4 +1,4 @@
-"""InternVL's prompts: tokens of an image between marks, each frame of a video behind its number."""
+"""InternVL's prompts: an image's tokens between marks, each frame of a video after its number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["InternVLRules"]
 
 _START, _END, _VIDEO = "<img>", "</img>", "<video>"
 _MOST_TILES = 1024  # or frames
-_NUM_FRAMES = 8  # of a video whose config names no number: transformers' documented example
+_NUM_FRAMES = 8  # of a video if the config has no number: transformers' documented example
 _DEFAULTS: Mapping[str, Any] = {
     **SHARED_DEFAULTS,
     "size": {"height": 384, "width": 384},
@@ -42,16 +42,16 @@ _DEFAULTS: Mapping[str, Any] = {
     "min_patches": 1,
     "max_patches": 12,
 }
-"""Of transformers' ``GotOcr2ImageProcessor`` and ``InternVLVideoProcessor``."""
+"""Defaults of transformers' ``GotOcr2ImageProcessor`` and ``InternVLVideoProcessor``."""
 
 
 class InternVLRules:
-    """``multimodal.prompt_rules.PromptRules`` of an InternVL."""
+    """Implements ``multimodal.prompt_rules.PromptRules`` for an InternVL target."""
 
     text_content = False
 
     def __init__(self, spec: TargetSpec, tokenizer: Tokenizer) -> None:
-        """Find the tokens around and of images.
+        """Find the tokens of images and of the marks around them.
 
         Raises:
             UserError: the tokenizer lacks one of them.
@@ -68,8 +68,9 @@ class InternVLRules:
         self.control_tokens = (self._token, _VIDEO, _START, _END)
 
     def pixels(self, directory: Path) -> PixelConfigs:
-        """Tiles of images, whatever ``crop_to_patches`` says: ``InternVLProcessor`` asks for them
-        itself.
+        """Read the configs. Images are always tiled, regardless of ``crop_to_patches``.
+
+        ``InternVLProcessor`` requests tiles itself.
         """
         image = find_processor_values(directory, "image_processor", IMAGE_FILES)
         video = find_processor_values(directory, "video_processor", VIDEO_FILES)
@@ -116,25 +117,25 @@ class InternVLRules:
         )
 
     def num_tokens(self, grid: Grid) -> int:
-        """Patches, merged."""
+        """Count the merged patches."""
         t, h, w = grid
         return t * h * w // self._vision.spatial_merge_size**2
 
     def image_text(self, grid: Grid) -> str:
-        """The tokens of all tiles between one pair of marks."""
+        """Return the tokens of all tiles between one pair of marks."""
         return f"{_START}{self._token * self.num_tokens(grid)}{_END}"
 
     def video_text(self, grid: Grid, times: Sequence[float]) -> str:
-        """A line for each frame, counted from 1."""
+        """Return one line per frame, numbered from 1."""
         frame = self.image_text((1, *grid[1:]))
         return "\n".join(f"Frame{i}: {frame}" for i in range(1, len(times) + 1))
 
     def visual_rows(self, token_ids: Tensor) -> Tensor:
-        """Where the image token is."""
+        """Return True at image tokens."""
         return token_ids == self._vision.image_token_id
 
     def positions(
         self, visual_rows: Tensor, _grids: Tensor, _seconds: Tensor
     ) -> tuple[Tensor, int]:
-        """0, 1, 2, ... on each axis."""
+        """Return 0, 1, 2, ... on each axis."""
         return torch.arange(len(visual_rows), dtype=torch.int32).repeat(3, 1), 0

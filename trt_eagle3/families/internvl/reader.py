@@ -1,4 +1,4 @@
-"""Reading an InternVL checkpoint in transformers' layout, checked against its tensors."""
+"""Read an InternVL checkpoint in transformers' layout and check it against its tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["read_internvl"]
 
 _ARCHITECTURE = "InternVLForConditionalGeneration"
 _SECTIONS = ("", "text_config.")
-# transformers 4.56 and later, then what older ones wrote
+# transformers 4.56 and later, then older versions
 _PREFIXES = (
     ("model.language_model.", ""),
     ("model.vision_tower.", "visual."),
@@ -35,7 +35,7 @@ def read_internvl(config: ModelConfig) -> TargetCheckpoint:
     """Read an InternVL checkpoint whose language model is a dense Qwen3.
 
     Raises:
-        UserError: another kind of it, or tensors that do not fit.
+        UserError: its kind is not supported, or its tensors do not fit.
     """
     _check_kind(config)
     decoder = DecoderConfig(config, "text_config.")
@@ -147,7 +147,7 @@ def _tiles(config: ModelConfig, side: int) -> Tiles:
 
 
 def _merge_size(config: ModelConfig) -> int:
-    """Patches along a side of a token: one over ``downsample_ratio``."""
+    """Return the patches along a side of a token: one over ``downsample_ratio``."""
     ratio = float(config.get("downsample_ratio", "number", 0.5))
     if not 0 < ratio <= 1 or round(1 / ratio) * ratio != 1:
         raise config.error(f"downsample_ratio: expected one over a whole number, got {ratio:g}")
@@ -155,7 +155,7 @@ def _merge_size(config: ModelConfig) -> int:
 
 
 def _square(config: ModelConfig, key: str, default: int) -> int:
-    """A side in pixels, which the config may give for both sides."""
+    """Return a side in pixels, which the config may give for both sides."""
     name = f"vision_config.{key}"
     if not isinstance(config.get(name, "any"), list):
         return config.whole(name, default)

@@ -1,6 +1,4 @@
-"""InternVL as ``transformers`` computes it: decoder, tower and projector, whose parts load and go
-one by one.
-"""
+"""InternVL as ``transformers`` computes it; its parts are loaded and released one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _MODULES = DecoderModules(
 
 
 class InternVLReference(TargetReference):
-    """An InternVL. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+    """An InternVL target. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
 
     num_visual_levels = 0
 
@@ -47,7 +45,7 @@ class InternVLReference(TargetReference):
     def rope_index(
         self, token_ids: Tensor, _grids: Tensor, _seconds: Tensor, /
     ) -> tuple[Tensor, int]:
-        """0, 1, 2, ... on each axis."""
+        """Return 0, 1, 2, ... on each axis."""
         return torch.arange(len(token_ids)).repeat(3, 1), 0
 
     @torch.no_grad()
@@ -55,8 +53,9 @@ class InternVLReference(TargetReference):
     def vision(
         self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = (), /
     ) -> VisionStates:
-        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
-        vision graph.
+        """Run the tower over packed ``patches [n, D]``.
+
+        ``intermediates``: names in the vision graph.
         """
         with torch.device("meta"):
             model = hf.InternVLModel(self.config).eval().to(self.dtype)
@@ -75,7 +74,7 @@ class InternVLReference(TargetReference):
 
 
 def tiles_from_patches(patches: Tensor, grid_thw: Tensor, vision: object, merge: int) -> Tensor:
-    """Tiles [F, C, H, W] of patches [n, C * p * p] that stand in merge-block order."""
+    """Assemble patches [n, C * p * p] in merge-block order to tiles [F, C, H, W]."""
     channels, side = int(vision.num_channels), int(vision.patch_size[0])  # type: ignore[attr-defined]
     _, rows, columns = grid_thw[0].tolist()
     cut = patches.view(-1, rows // merge, columns // merge, merge, merge, channels, side, side)
@@ -104,4 +103,4 @@ _PLACES: dict[str, Place] = {
     "mlp.fc2": ("mlp.fc2", False),
     "output": ("", False),
 }
-"""Name in the vision graph -> where the tower has it."""
+"""Name in the vision graph -> its place in the tower."""

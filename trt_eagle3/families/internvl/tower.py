@@ -1,4 +1,4 @@
-"""InternViT: its own numbers, and the shapes of its tensors."""
+"""InternViT: its own settings, and the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ __all__ = ["Tiles", "tiles_of", "tower_sizes", "vision_shapes"]
 
 @dataclass(frozen=True)
 class Tiles:
-    """What of the tower is InternViT's own.
+    """The settings of the tower that only InternViT has.
 
     Attributes:
-        side: patches along a side of a tile. rms: norms are RMSNorms. epsilon: of the norms.
-        qkv_bias: whether q, k and v have biases. qk_norm: whether they are normed over all heads.
-        last_norm: whether there is a norm after the last block. projector_act: between the
-            projector's two products.
+        side: patches along a side of a tile.
+        rms: whether norms are RMSNorms.
+        epsilon: epsilon of the norms.
+        qkv_bias: whether q, k and v have biases.
+        qk_norm: whether q and k are normed over all heads.
+        last_norm: whether there is a norm after the last block.
+        projector_act: activation between the projector's two products.
     """
 
     side: int
@@ -33,22 +36,22 @@ class Tiles:
 
     @property
     def num_patches(self) -> int:
-        """Of a tile."""
+        """Patches of a tile."""
         return self.side**2
 
     def to_own(self) -> Mapping[str, Any]:
-        """``VisionSpec.own``."""
+        """Convert to ``VisionSpec.own``."""
         return asdict(self)
 
 
 def tiles_of(vision: VisionSpec) -> Tiles:
-    """What ``Tiles.to_own`` wrote."""
+    """Read the values of ``Tiles.to_own``."""
     own: Any = vision.own
     return Tiles(**own)
 
 
 def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every tensor of the tower and its projector."""
+    """Return canonical name and shape of every tensor of the tower and its projector."""
     own, width, inner = tiles_of(vision), vision.hidden_size, vision.intermediate_size
     joined, side = width * vision.spatial_merge_size**2, vision.patch_size
     shapes: dict[str, tuple[int, ...]] = {
@@ -83,11 +86,11 @@ def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
 
 
 def tower_sizes(vision: VisionSpec) -> TowerSizes:
-    """What the tower takes of memory.
+    """Return the memory that the tower takes.
 
-    Of a patch: at its beginning the pixels and its row four times; in attention the residual
-    stream, the normed rows, q, k and v, the same packed with a chunk more, and the output; in the
-    MLP its inner rows.
+    Per patch. At the start: the pixels, and four times its row. In attention: the residual stream,
+    the normed rows, q, k and v, the same packed with one more chunk, and the output. In the MLP:
+    its inner rows.
     """
     hidden = vision.hidden_size
     embedding = vision.patch_dim + 4 * hidden

@@ -1,6 +1,6 @@
-"""The vision graph: InternViT and its projector over packed tiles of any number of images.
+"""Build the vision graph: InternViT and its projector over packed tiles of any number of images.
 
-Shapes: n patches of all tiles, R rows (a class token more of each tile), N = n / merge**2 visual
+Shapes: n patches of all tiles, R rows (with a class token per tile), N = n / merge**2 visual
 tokens, F tiles.
 Equations: transformers ``modeling_internvl.py`` (InternVLVisionModel, get_image_features).
 """
@@ -28,14 +28,13 @@ _PROJECTOR_EPSILON = 1e-5
 def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """Build the vision graph.
 
-    Inputs (``vision_rows.py`` makes all but the patches from ``grid_thw``):
+    Inputs (``vision_rows.py`` computes all but the patches from ``grid_thw``):
         patches: T [n, C * p * p], tile by tile, each in merge-block order.
-        row_sources: i32 [R]: 0 for the class token, else one more than the patch at each row.
-        position_rows: i32 [R]: the row's entry in the table of positions.
+        row_sources: i32 [R]: 0 for the class token, else 1 + the patch at each row.
+        position_rows: i32 [R]: the row's entry in the position table.
         patch_rows: i32 [n]: the row of each patch.
-        rope_positions: i32 [2, R], zero: nothing is turned.
-        frame_starts: i32 [F + 1]: rows frame_starts[f] to frame_starts[f + 1] - 1 are those of
-            tile f.
+        rope_positions: i32 [2, R], zero: no rotation.
+        frame_starts: i32 [F + 1]: tile f has rows frame_starts[f] to frame_starts[f + 1] - 1.
     Output: ``visual_embeds`` T [N, H].
     """
     vision = spec.require_vision()
@@ -70,15 +69,16 @@ class _Tower:
         self._tiles = b.input("frame_starts", TensorProto.INT32, ("frame_bounds",))
 
     def embeddings(self, patches: Value) -> Value:
-        """The Conv2d whose stride is its kernel is a matrix product; then class tokens, and the
-        table of positions.
+        """Embed the patches, insert class tokens, and add positions.
+
+        A Conv2d whose stride equals its kernel is a matrix product.
         """
         b, vision, prefix = self._b, self._vision, "visual.embeddings."
         proj = f"{prefix}patch_embeddings.projection"
         weight, bias = (self._tensors[f"{proj}.{part}"] for part in ("weight", "bias"))
         flat = dataclasses.replace(weight, shape=(vision.hidden_size, vision.patch_dim))
         embedded = b.linear(patches, [flat], [bias], name="patches_embedded")
-        # as matrices: a tile is no dimension here
+        # as matrices, since tiles are not a dimension here
         first = self._matrix(f"{prefix}cls_token", 1)
         table = self._matrix(f"{prefix}position_embeddings", self._own.num_patches + 1)
         sources = b.input("row_sources", TensorProto.INT32, ("rows",))
@@ -89,7 +89,7 @@ class _Tower:
         return b.op("Add", rows, position, name="embeddings")
 
     def block(self, i: int, hidden: Value) -> Value:
-        """The stream after block ``i``."""
+        """Return the residual stream after block ``i``."""
         b, tensors, prefix = self._b, self._tensors, f"visual.encoder.layer.{i}."
         normed = self._norm(hidden, f"{prefix}layernorm_before", "norm1")
         with b.scope("attn"):
@@ -105,14 +105,14 @@ class _Tower:
         return b.op("Add", scaled, hidden, name="output")
 
     def last_norm(self, hidden: Value) -> Value:
-        """The norm after the last block, of towers that have one."""
+        """Apply the norm after the last block, if the tower has one."""
         if not self._own.last_norm:
             return hidden
         name, epsilon = "visual.layernorm", self._own.epsilon
         return layer_norm(self._b, hidden, self._tensors, name, "last_norm", epsilon)
 
     def projector(self, features: Value) -> Value:
-        """Join the patches of each token, which follow each other, and project them."""
+        """Join the adjacent patches of each token and project them."""
         b, tensors, vision = self._b, self._tensors, self._vision
         joined = b.reshape(features, (-1, vision.hidden_size * vision.spatial_merge_size**2))
         prefix = "visual.projector."

@@ -1,8 +1,8 @@
-"""The vision graph's inputs besides the patches, made from ``grid_thw`` alone.
+"""Compute the vision graph's inputs other than the patches from ``grid_thw``.
 
-Inside the tower the rows of a tile are its class token and its patches row by row, as in
-transformers; outside, patches stand in merge-block order, so that joining the patches of a token
-(``pixel_shuffle``) moves nothing.
+Inside the tower, a tile's rows are its class token and its patches row by row, as in transformers.
+Outside, patches are in merge-block order, so that joining the patches of a token
+(``pixel_shuffle``) copies nothing.
 
 Shapes: n patches and R rows of all tiles, F tiles.
 """
@@ -30,10 +30,11 @@ VISION_INPUTS = (
 
 
 def tile_rows(num_tiles: int, side: int, merge: int) -> dict[str, Tensor]:
-    """By the graph's input names; see ``vision_graph.py`` for what each means.
+    """Return the inputs by name; see ``vision_graph.py`` for their meaning.
 
     Args:
-        side: patches along a side of a tile. merge: patches joined per side.
+        side: patches along a side of a tile.
+        merge: patches joined per side.
     """
     sources, places = _one_tile(side, merge)
     patches, rows = side**2, side**2 + 1
@@ -51,7 +52,7 @@ def tile_rows(num_tiles: int, side: int, merge: int) -> dict[str, Tensor]:
 def padded_rows(
     inputs: Mapping[str, Tensor], num_patches: int, side: int, merge: int
 ) -> dict[str, Tensor]:
-    """``inputs`` of ``tile_rows`` for ``num_patches`` patches: those added are tiles."""
+    """Pad ``inputs`` of ``tile_rows`` to ``num_patches`` patches, by whole tiles."""
     if len(inputs["patch_rows"]) == num_patches:
         return dict(inputs)
     return tile_rows(num_patches // side**2, side, merge)
@@ -59,8 +60,9 @@ def padded_rows(
 
 @lru_cache(maxsize=4)
 def _one_tile(side: int, merge: int) -> tuple[Tensor, Tensor]:
-    """Where each row of a tile comes from, int64 [side**2 + 1]: 0 the class token, else one more
-    than the patch; and the row of each patch, int64 [side**2].
+    """Return the source of each row of a tile, and the row of each patch.
+
+    Sources int64 [side**2 + 1]: 0 the class token, else 1 + the patch. Rows int64 [side**2].
     """
     places = merge_order(side, side, merge) + 1
     sources = torch.zeros(side**2 + 1, dtype=torch.int64)

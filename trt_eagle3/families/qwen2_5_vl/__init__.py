@@ -1,5 +1,6 @@
-"""Qwen2.5-VL: Qwen2.5's decoder over three-axis positions in chunks, and a tower whose blocks see
-windows of a frame.
+"""Qwen2.5-VL: Qwen2.5's decoder with chunked three-axis positions, and a tower with windows.
+
+The tower's blocks attend within windows of a frame, except for some.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["FAMILY"]
 
 
 class _Vision:
-    """``families.family.FamilyVision``."""
+    """Implements ``families.family.FamilyVision``."""
 
     def graph(
         self, spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation
@@ -59,7 +60,7 @@ class _Vision:
 
         patches = vision.spatial_merge_size**2
         least, usual, most = (n // patches for n in patch_ranges(patches, max_tokens)["patches"])
-        # windows at the edges of frames hold fewer tokens: a quarter of 16 on the whole
+        # windows at the edges of frames have fewer tokens: on average a quarter of 16
         windows = 1 << (max_tokens // 4 + 8).bit_length()
         return {
             **patch_ranges(patches, max_tokens),
@@ -69,7 +70,7 @@ class _Vision:
 
 
 class _Qwen25VL:
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen2.5-VL"
     architecture = "Qwen2_5_VLForConditionalGeneration"

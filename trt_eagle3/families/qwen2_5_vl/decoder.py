@@ -24,7 +24,7 @@ class Qwen2Decoder(DecoderConfig):
         return self.hidden_size // heads
 
     def check(self) -> None:
-        """Refuse what this program cannot compute."""
+        """Check that this program can compute the decoder."""
         super().check()
         heads, _ = self._heads()
         if self.hidden_size % heads:
@@ -34,7 +34,7 @@ class Qwen2Decoder(DecoderConfig):
             )
 
     def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-        """Its layers, which are all alike."""
+        """Return the layers, which are all equal."""
         heads, kv_heads = self._heads()
         mixer = AttentionSpec(heads, kv_heads, self.head_dim, rope, None, True, False)
         layer = LayerSpec(mixer, DenseMlp(self._whole("intermediate_size")), self.norm)

@@ -1,5 +1,6 @@
-"""The prompt as ``transformers`` prepares it: as for a Qwen3-VL, but for the time of a video's
-patches, which is in their positions.
+"""Prepare Qwen2.5-VL prompts with ``transformers``.
+
+They differ from Qwen3-VL's in the time of a video's patches, which is in the positions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["Qwen25ProcessorReference", "fits_frame"]
 
 
 class _ImageTextProcessor(transformers.Qwen2_5_VLProcessor):  # type: ignore[misc]
-    """Qwen2_5_VLProcessor whose video processor is set afterwards."""
+    """A Qwen2_5_VLProcessor whose video processor is set later."""
 
     @classmethod
     def get_attributes(cls) -> list[str]:
@@ -27,7 +28,7 @@ class _ImageTextProcessor(transformers.Qwen2_5_VLProcessor):  # type: ignore[mis
 
 
 class _VideoDefaults:
-    """Those of ``Qwen2VLVideoProcessor``, which can be imported with torchvision alone."""
+    """Defaults of ``Qwen2VLVideoProcessor``, whose import needs torchvision."""
 
     size: Mapping[str, int] = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
     patch_size, temporal_patch_size, merge_size = 14, 2, 2
@@ -36,7 +37,7 @@ class _VideoDefaults:
 
 
 class Qwen25ProcessorReference(Qwen3VLProcessorReference):
-    """``parity.processor.ProcessorReference`` of a Qwen2.5-VL checkpoint."""
+    """Implements ``parity.processor.ProcessorReference`` for a Qwen2.5-VL checkpoint."""
 
     _kind = _ImageTextProcessor
 
@@ -53,7 +54,7 @@ class Qwen25ProcessorReference(Qwen3VLProcessorReference):
     def _positions(
         self, token_ids: Tensor, grid_thw: Tensor, out: Mapping[str, Any]
     ) -> tuple[Tensor, int]:
-        """Videos follow the images, as in the question's turn."""
+        """Compute positions. Videos come after the images, as in the question's turn."""
         seconds = torch.zeros(len(grid_thw))
         times = out.get("second_per_grid_ts")
         if times is not None:

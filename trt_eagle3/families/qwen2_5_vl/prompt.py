@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's prompts: a pad per visual token; a video's time is in its positions."""
+"""Qwen2.5-VL's prompts: one pad per visual token. A video's time is in its positions."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _VIDEO_DEFAULTS: Mapping[str, Any] = {
     "patch_size": 14,
     "image_mean": CLIP_MEAN,
     "image_std": CLIP_STD,
-    "fps": 2,  # transformers takes every frame unless it is asked; qwen-vl-utils takes two
+    "fps": 2,  # transformers uses every frame by default; qwen-vl-utils uses 2 fps
     "min_frames": 4,
     "max_frames": 768,
     "cap_pixels_per_frame": False,
     "max_video_tokens": 128000,
 }
-"""Of transformers' ``Qwen2VLVideoProcessor``; a file may leave any of them out."""
+"""Defaults of transformers' ``Qwen2VLVideoProcessor`` for keys that a file lacks."""
 
 
 class Qwen25Rules(VisualRules):
-    """``multimodal.prompt_rules.PromptRules`` of a Qwen2.5-VL."""
+    """Implements ``multimodal.prompt_rules.PromptRules`` for a Qwen2.5-VL target."""
 
     def __init__(self, spec: TargetSpec, tokenizer: Tokenizer) -> None:
         """Read the texts of the visual tokens.
@@ -54,18 +54,18 @@ class Qwen25Rules(VisualRules):
         self._tokens_per_second = windows_of(spec.require_vision()).tokens_per_second
 
     def pixels(self, directory: Path) -> PixelConfigs:
-        """As ``Qwen2VLImageProcessor`` and ``Qwen2VLVideoProcessor`` read their files."""
+        """Read the files as ``Qwen2VLImageProcessor`` and ``Qwen2VLVideoProcessor`` do."""
         image = read_image_config(directory, self._vision)
         video = read_video_config(directory, self._vision, _VIDEO_DEFAULTS, "max_video_tokens")
         return PixelConfigs(image, replace(video, sampling="steps"))
 
     def video_text(self, grid: Grid, _times: Sequence[float]) -> str:
-        """A pad per token."""
+        """Return one pad per token."""
         return self.pads["video"] * self.num_tokens(grid)
 
     def positions(
         self, visual_rows: Tensor, grid_thw: Tensor, grid_seconds: Tensor
     ) -> tuple[Tensor, int]:
-        """As ``rope_index``, in float32 as transformers reckons."""
+        """Compute positions by ``rope_index``, in float32 as transformers does."""
         steps = self._tokens_per_second * grid_seconds
         return rope_index(visual_rows, grid_thw, steps, self._vision.spatial_merge_size)

@@ -1,4 +1,4 @@
-"""Reading a Qwen2.5-VL checkpoint: its config in every spelling, checked against its tensors."""
+"""Read a Qwen2.5-VL checkpoint, in every spelling of its config, and check its tensors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["read_qwen2_5_vl"]
 
 _ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
 _SECTIONS = ("", "text_config.")
-_THETA = 1e6  # of every transformers, where a config leaves it out
+_THETA = 1e6  # default of every transformers version
 
 
 def read_qwen2_5_vl(config: ModelConfig) -> TargetCheckpoint:
     """Read a Qwen2.5-VL checkpoint.
 
     Raises:
-        UserError: another kind of it, or tensors that do not fit.
+        UserError: its kind is not supported, or its tensors do not fit.
     """
     _check_kind(config)
     # published configs are flat; transformers 4.52 and later write a section
@@ -66,7 +66,7 @@ def _check_kind(config: ModelConfig) -> None:
 
 
 def _rope(config: ModelConfig, decoder: Qwen2Decoder) -> RopeSpec:
-    """The first pairs of channels turn by time, the next by row, the last by column."""
+    """Build the rope: the first channel pairs rotate by time, then rows, the last by columns."""
     values = config.get("text_config", "object") if decoder.section else config.values
     rope = read_rope_config(values, config.file)
     kind = rope.kind()

@@ -1,6 +1,4 @@
-"""Qwen2.5-VL as ``transformers`` computes it: its decoder and its tower, whose parts load and go
-one by one.
-"""
+"""Qwen2.5-VL as ``transformers`` computes it; its parts are loaded and released one by one."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _MODULES = DecoderModules(
 
 
 class Qwen25VLReference(TargetReference):
-    """A Qwen2.5-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+    """A Qwen2.5-VL target. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
 
     num_visual_levels = 0
 
@@ -49,9 +47,7 @@ class Qwen25VLReference(TargetReference):
     def rope_index(
         self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
     ) -> tuple[Tensor, int]:
-        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
-        order.
-        """
+        """Return transformers' positions [3, S] and rope_delta; the grids are in prompt order."""
         kinds = (token_ids == self.config.image_token_id).int() + 2 * (
             token_ids == self.config.video_token_id
         ).int()
@@ -68,7 +64,10 @@ class Qwen25VLReference(TargetReference):
 
     @cached_property
     def _weightless(self) -> Any:
-        """The whole model on the meta device: it counts positions, and making it takes longer."""
+        """The whole model on the meta device, kept because its creation is slow.
+
+        It computes positions.
+        """
         with torch.device("meta"):
             return hf.Qwen2_5_VLModel(self.config)
 
@@ -77,8 +76,9 @@ class Qwen25VLReference(TargetReference):
     def vision(
         self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = (), /
     ) -> VisionStates:
-        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
-        vision graph, whose rows stand in the order of windows in both.
+        """Run the tower over packed ``patches [n, D]``.
+
+        ``intermediates``: names in the vision graph, whose rows are in window order as here.
         """
         config = self.config.vision_config
         with torch.device("meta"):
@@ -93,9 +93,7 @@ class Qwen25VLReference(TargetReference):
 
     @cached_property
     def _vision_rotary(self) -> nn.Module:
-        """The tower's rotary embedding, whatever this transformers makes of it: that of a tower
-        of one block.
-        """
+        """The tower's rotary embedding from a tower of one block, in any transformers version."""
         config = copy.deepcopy(self.config.vision_config)
         config.depth, config.fullatt_block_indexes = 1, []
         tower = hf.Qwen2_5_VisionTransformerPretrainedModel(config)
@@ -104,7 +102,7 @@ class Qwen25VLReference(TargetReference):
 
 
 def _is_streamed(name: str) -> bool:
-    """The parts of the tower that load and go one by one."""
+    """Return whether a part of the tower is loaded and released on its own."""
     parts = name.split(".")
     return name in {"patch_embed", "merger"} or (len(parts) == 2 and parts[0] == "blocks")
 
@@ -121,4 +119,4 @@ _PLACES: dict[str, Place] = {
     "mlp.output": ("mlp.down_proj", False),
     "output": ("", False),
 }
-"""Name in the vision graph -> where the tower has it."""
+"""Name in the vision graph -> its place in the tower."""

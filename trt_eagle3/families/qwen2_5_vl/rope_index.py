@@ -1,6 +1,4 @@
-"""Three-axis rope positions of a prompt: what transformers' ``Qwen2_5_VLModel.get_rope_index``
-computes.
-"""
+"""Compute the rope positions of transformers' ``Qwen2_5_VLModel.get_rope_index``."""
 
 # Shapes: P prompt tokens, G grids (one per image or video)
 
@@ -17,17 +15,17 @@ __all__ = ["rope_index"]
 def rope_index(
     visual_rows: Tensor, grid_thw: Tensor, patch_positions: Tensor, merge_size: int
 ) -> tuple[Tensor, int]:
-    """Positions of every prompt token on the axes time, height, width.
+    """Return the positions of every prompt token on the axes time, height, width.
 
     Text advances all axes by one. An image or video of t x h x w patches spreads over time, rows
-    and columns from where it begins, and advances the position by the longer side of a frame.
+    and columns from its start, and advances the position by the longer side of a frame.
 
     Args:
-        visual_rows: bool [P]. True where a visual embedding goes, in prompt order.
+        visual_rows: bool [P]. True at rows of visual embeddings, in prompt order.
         grid_thw: int64 [G, 3]. Patches of each image (t = 1) or video, in prompt order.
-        patch_positions: float32 [G]. Positions in time from one temporal patch to the next; what a
-            patch comes to is rounded down.
-        merge_size: patches along one side of one token.
+        patch_positions: float32 [G]. Time positions between temporal patches; a patch's position is
+            rounded down.
+        merge_size: patches along a side of a token.
     Returns:
         (position_ids int32 [3, P], rope_delta = max position + 1 - P).
     """

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's tower: its own numbers, and the shapes of its tensors."""
+"""Qwen2.5-VL's tower: its own settings, and the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ __all__ = ["Windows", "tower_sizes", "vision_shapes", "window_side", "windows_of
 
 @dataclass(frozen=True)
 class Windows:
-    """What of the tower is Qwen2.5-VL's own.
+    """The settings of the tower that only Qwen2.5-VL has.
 
     Attributes:
-        window_size: pixels along a side of a window. full_blocks: those that see a whole frame.
-        tokens_per_second: rope positions that a second of a video takes.
+        window_size: pixels along a side of a window.
+        full_blocks: blocks that attend over a whole frame.
+        tokens_per_second: rope positions per second of a video.
     """
 
     window_size: int
@@ -26,24 +27,24 @@ class Windows:
     tokens_per_second: int
 
     def to_own(self) -> Mapping[str, Any]:
-        """``VisionSpec.own``."""
+        """Convert to ``VisionSpec.own``."""
         return asdict(self)
 
 
 def windows_of(vision: VisionSpec) -> Windows:
-    """What ``Windows.to_own`` wrote."""
+    """Read the values of ``Windows.to_own``."""
     own: Any = vision.own
     return Windows(own["window_size"], tuple(own["full_blocks"]), own["tokens_per_second"])
 
 
 def window_side(vision: VisionSpec) -> int:
-    """Visual tokens along a side of a window."""
+    """Return the visual tokens along a side of a window."""
     side = windows_of(vision).window_size
     return side // vision.spatial_merge_size // vision.patch_size
 
 
 def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every tensor of the tower."""
+    """Return canonical name and shape of every tensor of the tower."""
     width, inner = vision.hidden_size, vision.intermediate_size
     joined = width * vision.spatial_merge_size**2
     frames, side = vision.temporal_patch_size, vision.patch_size
@@ -70,11 +71,11 @@ def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
 
 
 def tower_sizes(vision: VisionSpec) -> TowerSizes:
-    """What the tower takes of memory.
+    """Return the memory that the tower takes.
 
-    Of a patch: at its beginning the pixels, its row twice; in attention the residual stream, the
-    normed rows, q, k and v, the same packed with a chunk more, and the output; in the MLP its
-    inner rows, three times.
+    Per patch. At the start: the pixels, and twice its row. In attention: the residual stream, the
+    normed rows, q, k and v, the same packed with one more chunk, and the output. In the MLP: three
+    times its inner rows.
     """
     hidden = vision.hidden_size
     embedding = vision.patch_dim + 3 * hidden

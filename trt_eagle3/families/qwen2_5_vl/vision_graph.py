@@ -1,7 +1,7 @@
-"""The vision graph: Qwen2.5-VL's tower over packed patches of any number of images and frames.
+"""Build the vision graph: Qwen2.5-VL's tower over packed patches of any number of frames.
 
-Rows stand in the order of windows from the first block to the last, so that a window is a run of
-rows, and a frame of windows is one too.
+Rows are in window order from the first block to the last. So a window is a contiguous range of
+rows, and so is a frame of windows.
 
 Shapes: n patches of all frames, N = n / merge**2 visual tokens, F frames, W windows.
 Equations: transformers ``modeling_qwen2_5_vl.py`` (Qwen2_5_VisionTransformerPretrainedModel).
@@ -29,13 +29,13 @@ _EPSILON = 1e-6
 def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """Build the vision graph.
 
-    Inputs (``vision_rows.py`` makes all but the patches from ``grid_thw``):
+    Inputs (``vision_rows.py`` computes all but the patches from ``grid_thw``):
         patches: T [n, C * t * p * p], in merge-block order.
-        window_rows: i32 [n]: the patch that stands at each row.
+        window_rows: i32 [n]: the patch at each row.
         token_rows: i32 [N]: the row, in merged blocks, of each visual token.
         rope_positions: i32 [2, n]: row and column in its frame of the patch at each row.
-        frame_starts: i32 [F + 1], window_starts: i32 [W + 1]: rows starts[i] to starts[i + 1] - 1
-            are those of frame or window i, which may have none.
+        frame_starts: i32 [F + 1], window_starts: i32 [W + 1]: frame or window i has rows starts[i]
+            to starts[i + 1] - 1, or none.
     Output: ``visual_embeds`` T [N, H].
     """
     vision = spec.require_vision()
@@ -64,7 +64,10 @@ class _Tower:
         self._windows = b.input("window_starts", TensorProto.INT32, ("window_bounds",))
 
     def embeddings(self, patches: Value) -> Value:
-        """The Conv3d whose stride is its kernel is a matrix product; then the order of windows."""
+        """Embed the patches and sort them by windows.
+
+        A Conv3d whose stride equals its kernel is a matrix product.
+        """
         b, vision = self._b, self._vision
         proj = self._tensors["visual.patch_embed.proj.weight"]
         flat = dataclasses.replace(proj, shape=(vision.hidden_size, vision.patch_dim))
@@ -73,7 +76,7 @@ class _Tower:
         return b.op("Gather", embedded, rows, name="embeddings", axis=0)
 
     def block(self, i: int, hidden: Value) -> Value:
-        """The stream after block ``i``."""
+        """Return the residual stream after block ``i``."""
         b, tensors, prefix = self._b, self._tensors, f"visual.blocks.{i}."
         normed = rms_norm(b, hidden, tensors, f"{prefix}norm1", "norm1", _EPSILON)
         with b.scope("attn"):

@@ -1,5 +1,6 @@
-"""The vision graph's inputs besides the patches, made from ``grid_thw`` alone: the order by
-windows, and the way back.
+"""Compute the vision graph's inputs other than the patches from ``grid_thw``.
+
+They include the order by windows and its inverse.
 
 Shapes: G grids (images and videos), F frames of all grids, W windows of all frames, n patches and N
 visual tokens of all frames.
@@ -31,11 +32,12 @@ VISION_INPUTS = (
 
 
 def window_rows(grid_thw: Tensor, merge: int, side: int) -> dict[str, Tensor]:
-    """By the graph's input names; see ``vision_graph.py`` for what each means.
+    """Return the inputs by name; see ``vision_graph.py`` for their meaning.
 
     Args:
         grid_thw: int64 [G, 3]: frames, patch rows and patch columns of each image or video.
-        merge: patches joined per side. side: tokens along a side of a window.
+        merge: patches joined per side.
+        side: tokens along a side of a window.
     """
     frames = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
     firsts = torch.tensor([0, *(h * w for h, w in frames)]).cumsum(0)
@@ -52,8 +54,9 @@ def window_rows(grid_thw: Tensor, merge: int, side: int) -> dict[str, Tensor]:
 
 
 def padded_rows(inputs: Mapping[str, Tensor], num_patches: int) -> dict[str, Tensor]:
-    """``inputs`` of ``window_rows`` for ``num_patches`` patches: those added stay where they are,
-    a frame and a window of their own.
+    """Pad ``inputs`` of ``window_rows`` to ``num_patches`` patches.
+
+    Added patches keep their order, and form a frame and a window of their own.
     """
     patches, tokens = len(inputs["window_rows"]), len(inputs["token_rows"])
     num_tokens = num_patches // (patches // tokens)
@@ -75,10 +78,11 @@ def _stay(rows: Tensor, total: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Patch of a frame at each of its rows in the order of windows, int64 [h * w]; row and column
-    of each, int32 [2, h * w]; patches of each window.
+    """Return window-order arrays of a frame, cached because frames and images share sizes.
 
-    Kept, because the frames of a video and many images share a size; only to be read.
+    Returns:
+        The patch at each row in window order, int64 [h * w]; its row and column, int32 [2, h * w];
+        the number of patches of each window. The tensors are read-only.
     """
     down, across = h // merge, w // merge
     columns = -(-across // side)

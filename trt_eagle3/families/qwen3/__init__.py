@@ -20,7 +20,7 @@ __all__ = ["FAMILY", "Qwen3Family"]
 
 
 class Qwen3Family:
-    """``families.family.Family``, of text-only models."""
+    """Implements ``families.family.Family`` for text-only models."""
 
     title = "Qwen3"
     architecture = "Qwen3ForCausalLM"

@@ -1,4 +1,4 @@
-"""Qwen3's decoder, which is Qwen3-VL's too: its config as ``LayerSpec``s."""
+"""Read the decoder config of Qwen3 and Qwen3-VL as ``LayerSpec``s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DecoderConfig:
 
     Attributes:
         section: its dotted prefix (``text_config.``).
-        sparse: reads what a sparse layer has instead of an MLP; None: all layers are dense.
+        sparse: reads the mixture of experts of a sparse layer; None: all layers are dense.
     """
 
     default_eps: ClassVar[float] = 1e-6
@@ -48,7 +48,7 @@ class DecoderConfig:
 
     @property
     def max_position_embeddings(self) -> int:
-        """Positions that the decoder was made for."""
+        """Positions that the decoder was trained for."""
         return self._whole("max_position_embeddings")
 
     @property
@@ -58,15 +58,17 @@ class DecoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head; where the config has none, transformers takes 128 in dense models,
-        and in mixtures of experts hidden_size / heads.
+        """Channels of a head.
+
+        transformers' default is 128 in dense models, and hidden_size / heads in mixtures of
+        experts.
         """
         default = 128 if self.sparse is None else self.hidden_size // self._heads()[0]
         return self._whole("head_dim", default)
 
     @property
     def norm(self) -> NormSpec:
-        """The norm of every place."""
+        """The norm that all places share."""
         eps = self.config.get(f"{self.section}rms_norm_eps", "number", self.default_eps)
         if not 0 <= eps < 1:
             raise self.config.error(
@@ -75,7 +77,7 @@ class DecoderConfig:
         return NormSpec(float(eps))
 
     def check(self) -> None:
-        """Refuse what Qwen3's decoder can be and this program cannot compute."""
+        """Check that this program can compute the decoder."""
         act = self.config.get(f"{self.section}hidden_act", "text", "silu")
         if act != "silu":
             raise self.config.error(
@@ -89,7 +91,7 @@ class DecoderConfig:
             )
 
     def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-        """Its layers; all that differs is the MLP."""
+        """Return the layers, which differ only in the MLP."""
         heads, kv_heads = self._heads()
         bias = self.config.get(f"{self.section}attention_bias", "flag", False)
         mixer = AttentionSpec(heads, kv_heads, self.head_dim, rope, self.norm, bias, bias)
@@ -112,13 +114,13 @@ class DecoderConfig:
         vision: VisionSpec | None = None,
         vision_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> TargetCheckpoint:
-        """The target of ``layers``, whose head is tied where it has none of its own.
+        """Create the target of ``layers``. Its head is tied if the checkpoint has no head.
 
         Args:
             tensors: all of the checkpoint, by canonical name.
-            vision_shapes: of the tower's tensors.
+            vision_shapes: shapes of the tower's tensors.
         Raises:
-            UserError: tensors that are missing, surplus or misshapen, by name.
+            UserError: tensors are missing, surplus or misshapen. The message names them.
         """
         directory = self.config.file.parent
         tensors = gather_experts(tensors, layers, self.hidden_size, directory, self.fp8_block())
@@ -147,7 +149,7 @@ class DecoderConfig:
         )
 
     def fp8_block(self) -> tuple[int, int] | None:
-        """Rows and columns that share a scale of an FP8 weight, where the config says so."""
+        """Return the rows and columns that share a scale of an FP8 weight, if configured."""
         claim = find_claim(self.config, tuple(dict.fromkeys(("", self.section))))
         block = None if claim is None else claim.get("weight_block_size", "wholes")
         return None if block is None else (block[0], block[1])

@@ -1,4 +1,4 @@
-"""What a decoder's config says of positions: which rows a layer sees, and a rope of one axis."""
+"""Read the positions of a decoder's config: sliding windows, and a rope of one axis."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ __all__ = ["check_full_attention", "plain_rope", "reach"]
 
 
 def check_full_attention(decoder: DecoderConfig, first: int) -> None:
-    """Refuse layers that see a window only; without ``layer_types``, transformers lets those from
-    ``max_window_layers`` on slide, by default from ``first``.
+    """Check that no layer has a sliding window.
+
+    Without ``layer_types``, transformers lets layers from ``max_window_layers`` on slide. The
+    default is ``first``.
     """
     config, section, num_layers = decoder.config, decoder.section, decoder.num_layers
     slides = config.get(f"{section}use_sliding_window", "flag", False)
@@ -31,7 +33,7 @@ def check_full_attention(decoder: DecoderConfig, first: int) -> None:
 
 
 def plain_rope(decoder: DecoderConfig) -> RopeSpec:
-    """One axis of positions, by the schedule that the config names."""
+    """Build a one-axis rope by the schedule that the config names."""
     config, section = decoder.config, decoder.section
     values = config.get(section[:-1], "object") if section else config.values
     rope = read_rope_config(values, config.file)
@@ -57,7 +59,7 @@ def plain_rope(decoder: DecoderConfig) -> RopeSpec:
 
 
 def reach(decoder: DecoderConfig, rope: RopeSpec) -> int:
-    """Positions that the rope reaches: with yarn, its factor times the original ones."""
+    """Return the positions that the rope supports: with yarn, its factor times the original."""
     trained = decoder.max_position_embeddings
     if rope.kind != "yarn":
         return trained

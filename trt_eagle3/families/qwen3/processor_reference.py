@@ -1,4 +1,4 @@
-"""The prompt as ``transformers`` prepares it for a Qwen3: tokenizer and chat template."""
+"""Prepare Qwen3 prompts with ``transformers``: tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Qwen3ProcessorReference"]
 
 
 class Qwen3ProcessorReference:
-    """``parity.processor.ProcessorReference`` of a Qwen3 checkpoint."""
+    """Implements ``parity.processor.ProcessorReference`` for a Qwen3 checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
         check_transformers()
@@ -28,7 +28,7 @@ class Qwen3ProcessorReference:
         )
 
     def __call__(self, question: Question) -> ReferenceInputs:
-        """Token ids, and positions that count them."""
+        """Return token ids, and positions 0, 1, 2, ..."""
         messages = [{"role": "user", "content": question.prompt}]
         text = self._tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
@@ -44,5 +44,5 @@ class Qwen3ProcessorReference:
         )
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What ``transformers`` makes of the tokens of an answer, special ones left out."""
+        """Decode the tokens of an answer with ``transformers``, without special tokens."""
         return decoded_text(self._tokenizer, token_ids)

@@ -1,4 +1,4 @@
-"""Reading a Qwen3 checkpoint: its config in every spelling, checked against its tensors."""
+"""Read a Qwen3 checkpoint, in every spelling of its config, and check its tensors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ def read_qwen3(
     """Read a text-only Qwen3 checkpoint.
 
     Args:
-        architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
+        architecture: the one that generates text.
+        sparse: reads the layers of a mixture of experts.
     Raises:
-        UserError: another kind of it (sliding window, a classifier), or tensors that do not fit.
+        UserError: its kind is not supported (sliding window, a classifier), or its tensors do not
+            fit.
     """
     decoder = DecoderConfig(config, sparse=sparse)
     _check_kind(config, architecture)

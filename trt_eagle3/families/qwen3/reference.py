@@ -22,19 +22,19 @@ DENSE = DecoderModules(
 
 
 class Qwen3Reference(TargetReference):
-    """A Qwen3, dense or a mixture of experts."""
+    """A Qwen3 target, dense or a mixture of experts."""
 
     num_visual_levels = 0
 
     def rope_index(
         self, token_ids: Tensor, _grids: Tensor, _seconds: Tensor, /
     ) -> tuple[Tensor, int]:
-        """0, 1, 2, ... on each axis."""
+        """Return 0, 1, 2, ... on each axis."""
         return torch.arange(len(token_ids)).repeat(3, 1), 0
 
     def vision(
         self, _patches: Tensor, _grids: Tensor, _intermediates: Sequence[str] = (), /
     ) -> VisionStates:
-        """Nothing: there is no tower."""
+        """Return empty states, since there is no tower."""
         none = torch.zeros(0, self.hidden_size)
         return VisionStates(none, none.expand(0, -1, -1), {})

@@ -1,4 +1,4 @@
-"""Which layers of a Qwen3 decoder are mixtures of experts, and of how many."""
+"""Read the sparse layers of a Qwen3 decoder, and the sizes of their mixtures of experts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _MAX_EXPERTS = 1 << 14
 
 @dataclass(frozen=True)
 class SparseLayers:
-    """Reads the sparse layers of a config's section.
+    """Read the sparse layers of a config's section.
 
-    ``always_renormalises``: whether transformers divides the weights of a token's experts by their
-    sum whatever ``norm_topk_prob`` says; else they are where it says so, and ``by_default``.
-    ``shared_expert``: whether every token goes through an expert of its own width too.
+    Attributes:
+        always_renormalises: whether transformers divides the weights of a token's experts by their
+            sum regardless of ``norm_topk_prob``. Otherwise that key decides.
+        by_default: default of ``norm_topk_prob``.
+        shared_expert: whether every token also goes through a shared expert with its own width.
     """
 
     always_renormalises: bool
@@ -27,10 +29,10 @@ class SparseLayers:
     shared_expert: bool = False
 
     def moe(self, config: ModelConfig, section: str) -> SparseMoe:
-        """What every sparse layer has.
+        """Read the mixture of experts that all sparse layers have.
 
         Raises:
-            UserError: a count that is missing, or contradicts another.
+            UserError: a count is missing, or contradicts another.
         """
         experts = self._num_experts(config, section)
         top_k = config.whole(f"{section}num_experts_per_tok")
@@ -44,18 +46,20 @@ class SparseLayers:
         if self.always_renormalises and not renormalise:
             raise config.error(
                 f"{section}norm_topk_prob: expected true, got false: transformers renormalises in "
-                "this family whatever it says. Correct it."
+                "this family in any case. Correct it."
             )
         width = config.whole(f"{section}moe_intermediate_size")
         shared = self._shared_width(config, section)
         return SparseMoe(experts, top_k, width, renormalise, shared)
 
     def indices(self, config: ModelConfig, section: str) -> set[int]:
-        """Layers whose number, counted from 1, ``decoder_sparse_step`` divides, but for those that
-        ``mlp_only_layers`` names.
+        """Return the indices of the sparse layers.
+
+        These are the layers whose number, counted from 1, is a multiple of ``decoder_sparse_step``,
+        except those in ``mlp_only_layers``.
 
         Raises:
-            UserError: a layer that the decoder does not have.
+            UserError: the decoder lacks a named layer.
         """
         count = config.whole(f"{section}num_hidden_layers")
         step = config.whole(f"{section}decoder_sparse_step", 1)
@@ -73,7 +77,7 @@ class SparseLayers:
         return config.whole(key) if self.shared_expert else 0
 
     def _num_experts(self, config: ModelConfig, section: str) -> int:
-        """``num_experts``, which transformers also writes as ``num_local_experts``."""
+        """Return ``num_experts``, which transformers also writes as ``num_local_experts``."""
         keys = [f"{section}{key}" for key in ("num_experts", "num_local_experts")]
         told = {key: config.whole(key) for key in keys if config.get(key, "any") is not None}
         if len(set(told.values())) > 1:

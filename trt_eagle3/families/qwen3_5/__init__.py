@@ -1,5 +1,6 @@
-"""Qwen3.5, dense: layers of linear attention (gated delta net) between layers of gated full
-attention; with Qwen3-VL's vision tower, which has no visual levels here, or text-only.
+"""Qwen3.5, dense: layers of linear attention (gated delta net) and of gated full attention.
+
+It has Qwen3-VL's vision tower, without visual levels, or is text-only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["FAMILY", "TEXT_FAMILY"]
 
 
 class _Qwen35(Qwen3VLFamily):
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3.5"
     architecture = "Qwen3_5ForConditionalGeneration"
@@ -42,7 +43,7 @@ class _Qwen35(Qwen3VLFamily):
 
 
 class _Qwen35Text(Qwen3Family):
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3.5, text-only"
     architecture = "Qwen3_5ForCausalLM"

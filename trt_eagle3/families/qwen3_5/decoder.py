@@ -26,17 +26,19 @@ class HybridConfig(DecoderConfig):
 
     @property
     def norm(self) -> NormSpec:
-        """The norm of every place but the linear attention's output: weights are stored less
-        one.
+        """The norm of all places except the linear attention's output.
+
+        Its weights are stored minus one.
         """
         return replace(super().norm, weight_offset=1.0)
 
     @property
     def layer_types(self) -> tuple[str, ...]:
-        """What each layer's mixer is.
+        """The mixer of each layer.
 
         Raises:
-            UserError: not as many as layers, an unknown one, or none that attends.
+            UserError: their number differs from the layers', one is unknown, or none is full
+                attention.
         """
         found = tuple(self.config.get(f"{self.section}layer_types", "texts", ()))
         if not found:
@@ -56,14 +58,14 @@ class HybridConfig(DecoderConfig):
         return found
 
     def check(self) -> None:
-        """Refuse what a Qwen3.5's decoder can be and this program cannot compute."""
+        """Check that this program can compute the decoder."""
         super().check()
         key = f"{self.section}attn_output_gate"
         if not self.config.get(key, "flag", True):
             raise self.config.error(f"{key}: expected true, got false: not supported")
 
     def check_layer_types(self, names: Collection[str]) -> None:
-        """Refuse tensors ``names`` of another kind of layer than ``layer_types`` says."""
+        """Check that the tensors ``names`` match the kinds of layers in ``layer_types``."""
         kinds = self.layer_types
         for name in names:
             parts = name.split(".")
@@ -78,7 +80,7 @@ class HybridConfig(DecoderConfig):
                 )
 
     def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-        """Its layers, of both kinds."""
+        """Return the layers, of both kinds."""
         delta = self._delta()
         return tuple(
             replace(layer, mixer=delta if kind == _LINEAR else _gated(layer.mixer))

@@ -1,4 +1,4 @@
-"""Reading a Qwen3.5 checkpoint: its config in every spelling, checked against its tensors."""
+"""Read a Qwen3.5 checkpoint, in every spelling of its config, and check its tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trt_eagle3.spec import AttentionSpec, LayerSpec, RopeSpec, VisionSpec
 __all__ = ["read_qwen3_5"]
 
 _SECTION = "text_config."
-# parts that some uses of a checkpoint do not read; transformers skips them too
+# parts that some uses of a checkpoint do not read; transformers also skips them
 _HEAD, _TOWER = "mtp.", "visual."
 _PART = "partial_rotary_factor"
 _PADS = (248056, 248057)  # transformers' tokens of images and of videos
@@ -32,13 +32,13 @@ _SECTIONS = (11, 11, 10)  # and mrope_section
 def read_qwen3_5(
     config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
 ) -> TargetCheckpoint:
-    """Read a Qwen3.5 checkpoint; one of text alone is of ``<family>_text``.
+    """Read a Qwen3.5 checkpoint. A text-only one has the family ``<family>_text``.
 
     Args:
-        architecture: how its architectures' names begin. sparse: reads the layers of a mixture of
-            experts.
+        architecture: prefix of its architectures' names.
+        sparse: reads the layers of a mixture of experts.
     Raises:
-        UserError: another kind of it, or tensors that do not fit.
+        UserError: its kind is not supported, or its tensors do not fit.
     """
     if _is_text(config, architecture):
         section = _SECTION if config.get(_SECTION[:-1], "object") else ""
@@ -51,10 +51,10 @@ def read_qwen3_5(
 
 
 def _is_text(config: ModelConfig, architecture: str) -> bool:
-    """Whether it has no tower, by its type or its architecture.
+    """Return whether it is text-only, by its type or its architecture.
 
     Raises:
-        UserError: an architecture that does not generate text.
+        UserError: its architecture does not generate text.
     """
     told = (config.get("architectures", "texts") or [None])[0]
     text, whole = (f"{architecture}For{end}" for end in ("CausalLM", "ConditionalGeneration"))
@@ -94,7 +94,7 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
 def _mtp_head(
     decoder: HybridConfig, layers: Sequence[LayerSpec], stored: StoredWeights
 ) -> MtpHead | None:
-    """The head: a layer of full attention with an MLP like the target's."""
+    """Return the MTP head: a layer of full attention with an MLP like the target's."""
     if not stored.tensors:
         return None
     layer = next(x for x in reversed(layers) if isinstance(x.mixer, AttentionSpec))
@@ -102,8 +102,9 @@ def _mtp_head(
 
 
 def _without_default(section: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:
-    """``section`` without a part beside that of ``rope_parameters``, which transformers takes: 5.17
-    writes its own default there.
+    """Remove the section's own ``partial_rotary_factor`` if ``rope_parameters`` has one.
+
+    transformers uses the latter. Version 5.17 writes its default to the former.
     """
     told = config_value(section, f"rope_parameters.{_PART}", "any", config.file)
     return section if told is None else {k: v for k, v in section.items() if k != _PART}

@@ -20,7 +20,7 @@ HYBRID = DecoderModules(
 
 
 class Qwen35Reference(Qwen3VLReference):
-    """A Qwen3.5 with its tower, which is Qwen3-VL's without visual levels."""
+    """A Qwen3.5 target with its tower, which is Qwen3-VL's without visual levels."""
 
     modules = HYBRID
     tower = hf.Qwen3_5VisionModel

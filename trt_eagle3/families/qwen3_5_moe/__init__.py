@@ -1,5 +1,6 @@
-"""Qwen3.5 as a mixture of experts: Qwen3.5, whose layers are sparse and have a shared expert; with
-the vision tower, or text-only.
+"""Qwen3.5 as a mixture of experts: Qwen3.5 with sparse layers that have a shared expert.
+
+It has the vision tower, or is text-only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["FAMILY", "TEXT_FAMILY"]
 
 
 class _Qwen35Moe(Qwen3VLFamily):
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3.5-MoE"
     architecture = "Qwen3_5MoeForConditionalGeneration"
@@ -43,7 +44,7 @@ class _Qwen35Moe(Qwen3VLFamily):
 
 
 class _Qwen35MoeText(Qwen3Family):
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3.5-MoE, text-only"
     architecture = "Qwen3_5MoeForCausalLM"

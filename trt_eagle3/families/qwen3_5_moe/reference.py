@@ -20,7 +20,7 @@ SPARSE = DecoderModules(
 
 
 class Qwen35MoeReference(Qwen3VLReference):
-    """A Qwen3.5-MoE with its tower, which is Qwen3-VL's without visual levels."""
+    """A Qwen3.5-MoE target with its tower, which is Qwen3-VL's without visual levels."""
 
     modules = SPARSE
     tower = hf.Qwen3_5MoeVisionModel

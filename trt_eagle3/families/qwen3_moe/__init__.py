@@ -1,4 +1,4 @@
-"""Qwen3 as a mixture of experts, text-only: Qwen3's decoder, some of whose layers are sparse."""
+"""Qwen3 as a mixture of experts, text-only: Qwen3's decoder with some sparse layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FAMILY"]
 
 
 class _Qwen3Moe(Qwen3Family):
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3-MoE"
     architecture = "Qwen3MoeForCausalLM"

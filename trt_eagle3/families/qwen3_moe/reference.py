@@ -1,4 +1,4 @@
-"""Qwen3-MoE's decoder as ``transformers`` has it."""
+"""Qwen3-MoE's decoder modules in ``transformers``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Qwen3-Omni's thinker: Qwen3-VL-MoE's decoder and tower, with the time of videos in its positions.
+"""Qwen3-Omni's thinker: Qwen3-VL-MoE's decoder and tower, with video times in the positions.
 
-Text, images and videos are read; audio, the talker and its codec are not.
+It reads text, images and videos. Audio, the talker and its codec are not supported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FAMILY"]
 
 
 class _Qwen3Omni(Qwen3VLFamily):
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3-Omni thinker"
     architecture = "Qwen3OmniMoeForConditionalGeneration"

@@ -1,4 +1,4 @@
-"""The prompt as ``transformers`` prepares it for Qwen3-Omni: images and videos, no audio."""
+"""Prepare Qwen3-Omni prompts with ``transformers``: images and videos, no audio."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOKENS = {
 
 
 class _ImageTextProcessor(transformers.Qwen3OmniMoeProcessor):  # type: ignore[misc]
-    """Qwen3OmniMoeProcessor without audio, whose video processor is set afterwards."""
+    """A Qwen3OmniMoeProcessor without audio, whose video processor is set later."""
 
     @classmethod
     def get_attributes(cls) -> list[str]:
@@ -39,7 +39,7 @@ class _ImageTextProcessor(transformers.Qwen3OmniMoeProcessor):  # type: ignore[m
 
 
 class _VideoDefaults:
-    """Those of ``Qwen2VLVideoProcessor`` as ``Qwen3OmniMoeProcessor`` asks for them."""
+    """Defaults of ``Qwen2VLVideoProcessor`` as ``Qwen3OmniMoeProcessor`` sets them."""
 
     size: Mapping[str, int] = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}
     patch_size, temporal_patch_size, merge_size = 16, 2, 2
@@ -47,7 +47,7 @@ class _VideoDefaults:
 
 
 class ThinkerProcessorReference(Qwen25ProcessorReference):
-    """``parity.processor.ProcessorReference`` of a thinker."""
+    """Implements ``parity.processor.ProcessorReference`` for a thinker."""
 
     _kind = _ImageTextProcessor
 
@@ -56,7 +56,7 @@ class ThinkerProcessorReference(Qwen25ProcessorReference):
         return FrameProcessor(self._checkpoint, _VideoDefaults, fits_frame)
 
     def _options(self, videos: Sequence[Frames]) -> dict[str, Any]:
-        """The processor reckons the seconds of a patch from the rate that it is told."""
+        """Pass the frame rate, from which the processor computes the seconds of a patch."""
         return {"fps": videos[0].fps} if videos else {}
 
     def _visual_rows(self, out: Mapping[str, Any]) -> Tensor:
@@ -68,7 +68,7 @@ class ThinkerProcessorReference(Qwen25ProcessorReference):
     def _positions(
         self, token_ids: Tensor, grid_thw: Tensor, out: Mapping[str, Any]
     ) -> tuple[Tensor, int]:
-        """Videos follow the images, as in the question's turn."""
+        """Compute positions. Videos come after the images, as in the question's turn."""
         seconds = torch.zeros(len(grid_thw))
         times = out.get("video_second_per_grid")
         if times is not None:

@@ -1,5 +1,6 @@
-"""The prompts of Qwen3-Omni's thinker: a pad per visual token; a video's time is in its
-positions.
+"""The prompts of Qwen3-Omni's thinker: one pad per visual token.
+
+A video's time is in its positions.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["ThinkerRules"]
 
 _VIDEO_DEFAULTS: Mapping[str, Any] = {**VIDEO_DEFAULTS, "max_video_tokens": 128000}
-"""Of ``Qwen2VLVideoProcessor`` as ``Qwen3OmniMoeProcessor`` sizes videos."""
+"""Defaults of ``Qwen2VLVideoProcessor`` with the video sizes of ``Qwen3OmniMoeProcessor``."""
 
 
 class ThinkerRules(VisualRules):
-    """``multimodal.prompt_rules.PromptRules`` of a thinker."""
+    """Implements ``multimodal.prompt_rules.PromptRules`` for a thinker."""
 
     def __init__(self, spec: TargetSpec, tokenizer: Tokenizer) -> None:
         """Read the texts of the visual tokens.
@@ -41,22 +42,22 @@ class ThinkerRules(VisualRules):
         self._per_second: int = own[POSITIONS_PER_SECOND]
 
     def pixels(self, directory: Path) -> PixelConfigs:
-        """As ``Qwen2VLImageProcessor`` and ``Qwen2VLVideoProcessor`` read their files."""
+        """Read the files as ``Qwen2VLImageProcessor`` and ``Qwen2VLVideoProcessor`` do."""
         image = read_image_config(directory, self._vision)
         video = read_video_config(directory, self._vision, _VIDEO_DEFAULTS, "max_video_tokens")
         return PixelConfigs(image, replace(video, sampling="steps"))
 
     def video_text(self, grid: Grid, _times: Sequence[float]) -> str:
-        """A pad per token."""
+        """Return one pad per token."""
         return self.pads["video"] * self.num_tokens(grid)
 
     def positions(
         self, visual_rows: Tensor, grid_thw: Tensor, grid_seconds: Tensor
     ) -> tuple[Tensor, int]:
-        """As ``rope_index``.
+        """Compute positions by ``rope_index``.
 
         Raises:
-            UserError: a video whose patches do not stand at whole positions.
+            UserError: the patches of a video are not at whole positions.
         """
         steps = self._per_second * grid_seconds
         whole = steps.round()
@@ -64,7 +65,7 @@ class ThinkerRules(VisualRules):
         if bool(apart.any()):
             step = float(steps[apart][0])
             raise UserError(
-                f"video: its patches stand {step:.2f} rope positions apart ({self._per_second} a "
+                f"video: its patches are {step:.2f} rope positions apart ({self._per_second} per "
                 "second), expected a whole number. Sample it at 1 or 2 frames a second."
             )
         merge = self._vision.spatial_merge_size

@@ -1,4 +1,4 @@
-"""Reading the thinker of a Qwen3-Omni checkpoint."""
+"""Read the thinker of a Qwen3-Omni checkpoint."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trt_eagle3.families.qwen3_vl.reader import read_qwen3_vl
 __all__ = ["POSITIONS_PER_SECOND", "read_thinker"]
 
 POSITIONS_PER_SECOND = "position_id_per_seconds"
-"""Key of ``VisionSpec.own``, as in the config: rope positions that a second of a video takes."""
+"""Key of ``VisionSpec.own``, as in the config: rope positions per second of a video."""
 
 _ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 _LINEARS = (("ln_q.", "norm."), ("mlp.0.", "linear_fc1."), ("mlp.2.", "linear_fc2."))
 
 
 def read_thinker(config: ModelConfig) -> TargetCheckpoint:
-    """Read the thinker, whose config is a section of the checkpoint's.
+    """Read the thinker. Its config is a section of the checkpoint's.
 
     Raises:
-        UserError: another kind of it, or tensors that do not fit.
+        UserError: its kind is not supported, or its tensors do not fit.
     """
     section = config.get("thinker_config", "object")
     if not section:

@@ -20,7 +20,7 @@ _MERGER = {"norm.": "ln_q.", "linear_fc1.": "mlp.0.", "linear_fc2.": "mlp.2."}
 
 
 class ThinkerReference(Qwen3VLReference):
-    """A thinker; ``config``: of it alone."""
+    """A thinker target; ``config``: the thinker's section."""
 
     modules = DecoderModules(
         layer=hf.Qwen3OmniMoeThinkerTextDecoderLayer,
@@ -44,9 +44,7 @@ class ThinkerReference(Qwen3VLReference):
     def rope_index(
         self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor | None = None
     ) -> tuple[Tensor, int]:
-        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
-        order.
-        """
+        """Return transformers' positions [3, S] and rope_delta; the grids are in prompt order."""
         kinds = (token_ids == self.config.image_token_id).int() + 2 * (
             token_ids == self.config.video_token_id
         ).int()
@@ -64,7 +62,7 @@ class ThinkerReference(Qwen3VLReference):
 
 
 def _towers_names(tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
-    """The mergers' tensors by the tower's own names."""
+    """Map the mergers' tensors to the tower's own names."""
     found = {}
     for name, ref in tensors.items():
         if "merger" in name:

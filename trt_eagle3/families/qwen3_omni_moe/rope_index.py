@@ -1,6 +1,4 @@
-"""Three-axis rope positions of a prompt: what transformers' ``get_rope_index`` of Qwen3-Omni
-computes without audio.
-"""
+"""Compute the rope positions of Qwen3-Omni's ``get_rope_index`` without audio."""
 
 # Shapes: P prompt tokens, G grids (one per image or video)
 
@@ -17,16 +15,16 @@ __all__ = ["rope_index"]
 def rope_index(
     visual_rows: Tensor, grid_thw: Tensor, patch_positions: Tensor, merge_size: int
 ) -> tuple[Tensor, int]:
-    """Positions of every prompt token on the axes time, height, width.
+    """Return the positions of every prompt token on the axes time, height, width.
 
     Text advances all axes by one. An image or video of t x h x w patches spreads over time, rows
-    and columns from where it begins; what follows begins behind the largest of them.
+    and columns from its start. The next token has the largest of these positions plus one.
 
     Args:
-        visual_rows: bool [P]. True where a visual embedding goes, in prompt order.
+        visual_rows: bool [P]. True at rows of visual embeddings, in prompt order.
         grid_thw: int64 [G, 3]. Patches of each image (t = 1) or video, in prompt order.
-        patch_positions: int64 [G]. Positions in time from one temporal patch to the next.
-        merge_size: patches along one side of one token.
+        patch_positions: int64 [G]. Time positions between temporal patches.
+        merge_size: patches along a side of a token.
     Returns:
         (position_ids int32 [3, P], rope_delta = max position + 1 - P).
     """

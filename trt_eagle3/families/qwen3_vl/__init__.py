@@ -1,5 +1,6 @@
-"""Qwen3-VL: Qwen3's decoder over interleaved three-axis positions, a vision tower, and
-visual levels ("deepstack") added after its first layers.
+"""Qwen3-VL: Qwen3's decoder with interleaved three-axis positions, and a vision tower.
+
+The tower's visual levels ("deepstack") are added after the decoder's first layers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["FAMILY", "Qwen3VLFamily"]
 
 
 class _Vision:
-    """``families.family.FamilyVision``."""
+    """Implements ``families.family.FamilyVision``."""
 
     def graph(
         self, spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation
@@ -61,7 +62,7 @@ class _Vision:
 
 
 class Qwen3VLFamily:
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3-VL"
     architecture = "Qwen3VLForConditionalGeneration"

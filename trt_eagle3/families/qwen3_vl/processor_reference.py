@@ -1,8 +1,8 @@
-"""The prompt as ``transformers`` prepares it.
+"""Prepare Qwen3-VL prompts with ``transformers``.
 
-Pixels follow Pillow (``Qwen2VLImageProcessorPil``), as the program does; frames of videos go
-through it one by one (``parity/reference/frames.py``), and the text and times around them are
-``Qwen3VLProcessor``'s own.
+Image pixels are computed with Pillow (``Qwen2VLImageProcessorPil``), as in the engine's processor.
+Frames of videos go through the same processor one by one (``parity/reference/frames.py``). The text
+and times around them are computed by ``Qwen3VLProcessor``.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = ["Qwen3VLProcessorReference", "SeeingReference"]
 
 
 class SeeingReference(Protocol):
-    """A reference whose config has a Qwen-VL's tower."""
+    """A reference whose config has the tower of a Qwen-VL model."""
 
     config: Any
 
     def rope_index(
         self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
     ) -> tuple[Tensor, int]:
-        """As ``TargetReference``."""
+        """See ``TargetReference``."""
         ...
 
 
 class _ImageTextProcessor(transformers.Qwen3VLProcessor):  # type: ignore[misc]
-    """Qwen3VLProcessor whose video processor is set afterwards."""
+    """A Qwen3VLProcessor whose video processor is set later."""
 
     @classmethod
     def get_attributes(cls) -> list[str]:
@@ -47,9 +47,10 @@ class _ImageTextProcessor(transformers.Qwen3VLProcessor):  # type: ignore[misc]
 
 
 class Qwen3VLProcessorReference:
-    """``parity.processor.ProcessorReference`` of a Qwen3-VL checkpoint.
+    """Implements ``parity.processor.ProcessorReference`` for a Qwen3-VL checkpoint.
 
-    ``target`` knows its positions; as ``reader``, the engine's, files are decoded.
+    ``target`` computes its positions. ``reader`` is the engine's processor; files are decoded with
+    its settings.
     """
 
     _kind: Any = _ImageTextProcessor
@@ -61,7 +62,7 @@ class Qwen3VLProcessorReference:
         self._video_config = reader.video_config
 
     def __call__(self, question: Question) -> ReferenceInputs | None:
-        """The inputs of ``question``; None for a video whose frames would have to be resized."""
+        """Prepare ``question``; None if frames of a video would have to be resized."""
         images = [load_image(source) for source in question.images]
         videos = [self._video(source) for source in question.videos]
         if not all(self._videos.fits(video) for video in videos):
@@ -98,15 +99,15 @@ class Qwen3VLProcessorReference:
         )
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What ``transformers`` makes of the tokens of an answer, special ones left out."""
+        """Decode the tokens of an answer with ``transformers``, without special tokens."""
         return decoded_text(self._processor.tokenizer, token_ids)
 
     def _options(self, _videos: Sequence[Frames]) -> dict[str, Any]:
-        """Of the processor besides."""
+        """Return further options of the processor."""
         return {}
 
     def _visual_rows(self, out: Mapping[str, Any]) -> Tensor:
-        """bool [P]."""
+        """Return bool [P], True at visual rows."""
         rows: Tensor = out["mm_token_type_ids"][0] != 0
         return rows
 
@@ -115,9 +116,7 @@ class Qwen3VLProcessorReference:
         return Frames(loaded.frames, loaded.times, loaded.fps)
 
     def _metadata(self, video: Frames) -> Any:
-        """transformers divides indices by the rate, so that seconds at a rate of one are
-        themselves.
-        """
+        """Return metadata with a rate of 1, so that transformers' index / rate is the second."""
         total = len(video.times)
         return transformers.video_utils.VideoMetadata(
             total_num_frames=total, fps=1.0, frames_indices=list(video.times)

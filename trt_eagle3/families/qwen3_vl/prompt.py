@@ -1,4 +1,4 @@
-"""Qwen3-VL's prompts: a pad per visual token, each frame of a video behind its time."""
+"""Qwen3-VL's prompts: one pad per visual token, each frame of a video after its time."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ VIDEO_DEFAULTS: Mapping[str, Any] = {
     "cap_pixels_per_frame": False,
     "max_video_tokens": 768,
 }
-"""Of transformers' ``Qwen3VLVideoProcessor``; a file may leave any of them out."""
+"""Defaults of transformers' ``Qwen3VLVideoProcessor`` for keys that a file lacks."""
 
 
 class VisualRules:
-    """``multimodal.prompt_rules.PromptRules`` of a Qwen3-VL."""
+    """Implements ``multimodal.prompt_rules.PromptRules`` for a Qwen3-VL target."""
 
     text_content = False
 
@@ -60,44 +60,44 @@ class VisualRules:
         self.control_tokens = (image, video, self._start, self._end)
 
     def pixels(self, directory: Path) -> PixelConfigs:
-        """As ``Qwen2VLImageProcessor`` and ``Qwen3VLVideoProcessor`` read their files."""
+        """Read the files as ``Qwen2VLImageProcessor`` and ``Qwen3VLVideoProcessor`` do."""
         image = read_image_config(directory, self._vision)
         video = read_video_config(directory, self._vision, VIDEO_DEFAULTS, "max_frame_tokens")
         return PixelConfigs(image, video)
 
     def num_tokens(self, grid: Grid) -> int:
-        """Patches, merged."""
+        """Count the merged patches."""
         t, h, w = grid
         return t * h * w // self._vision.spatial_merge_size**2
 
     def image_text(self, grid: Grid) -> str:
-        """A pad per token."""
+        """Return one pad per token."""
         return self.pads["image"] * self.num_tokens(grid)
 
     def video_text(self, grid: Grid, times: Sequence[float]) -> str:
-        """Each frame's time, and its pads between marks.
+        """Return each frame's time, and its pads between marks.
 
-        The template's own marks stay around the video, as in transformers >= 5.10; older ones
-        dropped them.
+        The template's own marks stay around the video, as in transformers 5.10 and later. Older
+        versions removed them.
         """
         pads = self.pads["video"] * (self.num_tokens(grid) // grid[0])
         frame = self._start + pads + self._end
         return "".join(f"<{second:.1f} seconds>{frame}" for second in times)
 
     def visual_rows(self, token_ids: Tensor) -> Tensor:
-        """Where either pad is."""
+        """Return True at image and video pads."""
         vision = self._vision
         return (token_ids == vision.image_token_id) | (token_ids == vision.video_token_id)
 
     def positions(
         self, visual_rows: Tensor, grid_thw: Tensor, _seconds: Tensor
     ) -> tuple[Tensor, int]:
-        """As ``rope_index``: the time of a frame stands in the text before it."""
+        """Compute positions by ``rope_index``: a frame's time is in the text before it."""
         return rope_index(visual_rows, grid_thw, self._vision.spatial_merge_size)
 
 
 def _mark(tokenizer: Tokenizer, token_id: int | None, name: str) -> str:
-    """The text of a token around images, by the config's id or else by transformers' text.
+    """Return the text of a token around images, by the config's id, else transformers' text.
 
     Raises:
         UserError: the tokenizer lacks the token.

@@ -1,6 +1,4 @@
-"""Reading a Qwen3-VL checkpoint: its config in every spelling, checked against its
-tensors.
-"""
+"""Read a Qwen3-VL checkpoint, in every spelling of its config, and check its tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 __all__ = ["PADS", "read_qwen3_vl", "vision_spec"]
 
 PADS = (151655, 151656)
-"""Default tokens of images and of videos for configs of Qwen2.5-VL and Qwen3-VL."""
+"""Default tokens of images and of videos in configs of Qwen2.5-VL and Qwen3-VL."""
 
 _LEVELS = (8, 16, 24)  # transformers' default
 _SECTIONS = ("", "text_config.")
@@ -39,10 +37,12 @@ def read_qwen3_vl(
     """Read a Qwen3-VL checkpoint.
 
     Args:
-        architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
-        prefixes: of its tensors. own: of its tower's spec.
+        architecture: the one that generates text.
+        sparse: reads the layers of a mixture of experts.
+        prefixes: prefixes of its tensors.
+        own: ``VisionSpec.own`` of its tower.
     Raises:
-        UserError: another kind of it, or tensors that do not fit.
+        UserError: its kind is not supported, or its tensors do not fit.
     """
     decoder = DecoderConfig(config, "text_config.", sparse)
     _check_kind(config, architecture)
@@ -80,19 +80,19 @@ def _check_kind(config: ModelConfig, architecture: str) -> None:
 
 
 def _layers(decoder: DecoderConfig, rope: RopeSpec, num_levels: int) -> tuple[LayerSpec, ...]:
-    """The first layers receive the visual levels."""
+    """Build the layers. The first ones receive the visual levels."""
     layers = decoder.layers(rope)
     first = tuple(replace(layer, visual_level=i) for i, layer in enumerate(layers[:num_levels]))
     return first + layers[num_levels:]
 
 
 def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:
-    """transformers 5 has ``rope_parameters``; 4.57 has ``rope_scaling`` beside ``rope_theta``."""
+    """Read ``rope_parameters`` (transformers 5), or ``rope_scaling`` and ``rope_theta`` (4.57)."""
     rope = read_rope_config(config.get("text_config", "object"), config.file)
     if rope.base is None or rope.base <= 1:
         raise config.error(
-            f"text_config.rope_theta: expected a number above 1, got {rope.base} (where it is "
-            "absent, transformers 4.57 takes 5e6 and 5.x 5e5). Write the one it was trained with."
+            f"text_config.rope_theta: expected a number above 1, got {rope.base} (if it is "
+            "absent, transformers 4.57 uses 5e6 and 5.x 5e5). Write the one it was trained with."
         )
     kind = rope.kind()
     # 4.57 writes "mrope" in some configs; both mean the unscaled schedule
@@ -109,13 +109,13 @@ def vision_spec(
     level_blocks: tuple[int, ...],
     pads: tuple[int, int] = PADS,
 ) -> VisionSpec:
-    """The tower of ``vision_config``.
+    """Read the tower of ``vision_config``.
 
     Args:
-        level_blocks, pads: defaults of transformers' config class. pads: the tokens of images and
-            of videos.
+        level_blocks: default of transformers' config class.
+        pads: default tokens of images and of videos.
     Raises:
-        UserError: sizes that do not fit each other or the decoder.
+        UserError: sizes do not fit each other or the decoder.
     """
     pad_id = partial(checked_token_id, config, decoder.vocab_size)
     mark_id = partial(mark_token_id, config, decoder.vocab_size)

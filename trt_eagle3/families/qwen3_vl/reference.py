@@ -1,6 +1,4 @@
-"""Qwen3-VL as ``transformers`` computes it: its decoder and its tower, whose parts load and go one
-by one.
-"""
+"""Qwen3-VL as ``transformers`` computes it; its parts are loaded and released one by one."""
 
 from __future__ import annotations
 
@@ -30,11 +28,11 @@ _MODULES = DecoderModules(
 
 
 class Qwen3VLReference(TargetReference):
-    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``).
+    """A Qwen3-VL target. ``tensors``: canonical name -> place (``TargetCheckpoint``).
 
     Attributes:
         modules, tower, whole: transformers' classes of the decoder, the tower, and the model that
-            knows positions.
+            computes positions.
     """
 
     modules = _MODULES
@@ -54,15 +52,13 @@ class Qwen3VLReference(TargetReference):
 
     @property
     def num_visual_levels(self) -> int:
-        """Deepstack levels, which the first decoder layers receive."""
+        """Number of deepstack levels, which the first decoder layers receive."""
         return len(getattr(self.config.vision_config, "deepstack_visual_indexes", ()))
 
     def rope_index(
         self, token_ids: Tensor, grid_thw: Tensor, _seconds: Tensor | None = None
     ) -> tuple[Tensor, int]:
-        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
-        order.
-        """
+        """Return transformers' positions [3, S] and rope_delta; the grids are in prompt order."""
         kinds = (token_ids == self.config.image_token_id).int() + 2 * (
             token_ids == self.config.video_token_id
         ).int()
@@ -75,7 +71,10 @@ class Qwen3VLReference(TargetReference):
 
     @cached_property
     def _weightless(self) -> Any:
-        """The whole model on the meta device: it counts positions, and making it takes longer."""
+        """The whole model on the meta device, kept because its creation is slow.
+
+        It computes positions.
+        """
         with torch.device("meta"):
             return self.whole(self.config)
 
@@ -84,8 +83,9 @@ class Qwen3VLReference(TargetReference):
     def vision(
         self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = ()
     ) -> VisionStates:
-        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
-        vision graph.
+        """Run the tower over packed ``patches [n, D]``.
+
+        ``intermediates``: names in the vision graph.
         """
         with torch.device("meta"):
             tower = self.tower(self.config.vision_config).eval()
@@ -102,9 +102,7 @@ class Qwen3VLReference(TargetReference):
 
     @cached_property
     def _vision_rotary(self) -> nn.Module:
-        """The tower's rotary embedding, whatever this transformers makes it of: that of a tower
-        of one block.
-        """
+        """The tower's rotary embedding from a tower of one block, in any transformers version."""
         config = copy.deepcopy(self.config.vision_config)
         config.depth, config.deepstack_visual_indexes = 1, []
         rotary: nn.Module = self.tower(config).rotary_pos_emb.to(self.device)
@@ -112,7 +110,7 @@ class Qwen3VLReference(TargetReference):
 
 
 def _is_streamed(name: str) -> bool:
-    """The parts of the tower that load and go one by one."""
+    """Return whether a part of the tower is loaded and released on its own."""
     parts = name.split(".")
     lists = {"blocks", "deepstack_merger_list", "merger_list"}
     return name in {"patch_embed", "pos_embed", "merger"} or (len(parts) == 2 and parts[0] in lists)
@@ -130,4 +128,4 @@ _PLACES: dict[str, Place] = {
     "mlp.fc2": ("mlp.linear_fc2", False),
     "output": ("", False),
 }
-"""Name in the vision graph -> where the tower has it."""
+"""Name in the vision graph -> its place in the tower."""

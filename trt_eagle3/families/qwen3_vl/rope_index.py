@@ -1,6 +1,4 @@
-"""Three-axis rope positions of a prompt: what transformers' ``Qwen3VLModel.get_rope_index``
-computes.
-"""
+"""Compute the rope positions of transformers' ``Qwen3VLModel.get_rope_index``."""
 
 # Shapes: P prompt tokens, G grids (one per image or video), F frames (a video has t of them), V
 # visual tokens
@@ -14,17 +12,16 @@ __all__ = ["rope_index"]
 
 
 def rope_index(visual_rows: Tensor, grid_thw: Tensor, merge_size: int) -> tuple[Tensor, int]:
-    """Positions of every prompt token on the axes time, height, width.
+    """Return the positions of every prompt token on the axes time, height, width.
 
-    Text advances all axes by one. A frame of h x w patches stands at one time, spreads over rows
-    and columns of merged patches from there, and advances the position by the longer side. Frames
-    of a video are frames like any other: their time is written in the text before them.
+    Text advances all axes by one. A frame of h x w patches has one time, spreads over rows and
+    columns of merged patches from its start, and advances the position by the longer side. Frames
+    of a video are treated like images, because their time is in the text before them.
 
     Args:
-        visual_rows: bool [P]. True where a visual embedding goes; frames follow each other in
-            prompt order.
+        visual_rows: bool [P]. True at rows of visual embeddings; frames are in prompt order.
         grid_thw: int64 [G, 3]. Patches of each image (t = 1) or video, in prompt order.
-        merge_size: patches along one side of one token.
+        merge_size: patches along a side of a token.
     Returns:
         (position_ids int32 [3, P], rope_delta = max position + 1 - P).
     """
@@ -38,8 +35,8 @@ def rope_index(visual_rows: Tensor, grid_thw: Tensor, merge_size: int) -> tuple[
     ends = sizes.cumsum(0)
     frame_V = torch.repeat_interleave(torch.arange(sizes.numel()), sizes)
     within_V = torch.arange(places.numel()) - (ends - sizes)[frame_V]
-    # How far each token moves the position for those after it: text 1, the last token of a frame
-    # its longer side.
+    # How far each token advances the position of later tokens: text by 1, the last token of a frame
+    # by its longer side.
     advance_P = (~visual_rows).long()
     advance_P[places[ends - 1]] = torch.maximum(heights, widths)
     positions_3P = (advance_P.cumsum(0) - advance_P).repeat(3, 1)

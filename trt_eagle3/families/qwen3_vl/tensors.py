@@ -1,4 +1,4 @@
-"""The tensors of a Qwen3-VL checkpoint: what they are called, and the shapes of its tower's."""
+"""The tensors of a Qwen3-VL checkpoint: name prefixes, and the shapes of its tower's tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trt_eagle3.spec import VisionSpec
 
 __all__ = ["PREFIXES", "tower_sizes", "vision_shapes"]
 
-# transformers 4.57 and 5.x, then what older tools wrote
+# transformers 4.57 and 5.x, then older tools
 PREFIXES = (
     ("model.language_model.", ""),
     ("model.visual.", "visual."),
@@ -20,7 +20,7 @@ PREFIXES = (
 
 
 def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every tensor of the tower."""
+    """Return canonical name and shape of every tensor of the tower."""
     width, inner = vision.hidden_size, vision.intermediate_size
     wide = width * vision.spatial_merge_size**2
     patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
@@ -52,11 +52,11 @@ def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
 
 
 def tower_sizes(vision: VisionSpec) -> TowerSizes:
-    """What the tower takes of memory.
+    """Return the memory that the tower takes.
 
-    Of a patch: at its beginning the pixels and four corners of the position table, twice; in
-    attention the residual stream, the normed rows, q, k and v, the same packed with a chunk more,
-    and the output; in the MLP its inner rows.
+    Per patch. At the start: the pixels, and four corners of the position table, twice. In
+    attention: the residual stream, the normed rows, q, k and v, the same packed with one more
+    chunk, and the output. In the MLP: its inner rows.
     """
     hidden = vision.hidden_size
     embedding = vision.patch_dim + 9 * hidden

@@ -1,4 +1,4 @@
-"""The vision graph: Qwen3-VL's tower over packed patches of any number of images and frames.
+"""Build the vision graph: Qwen3-VL's tower over packed patches of any number of frames.
 
 Shapes: n patches of all frames, N = n / merge**2 visual tokens, F frames, L_ds levels.
 Equations: transformers ``modeling_qwen3_vl.py`` (Qwen3VLVisionModel).
@@ -35,15 +35,15 @@ _LAYER_NORM_EPSILON = 1e-6
 def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """Build the vision graph.
 
-    Inputs (``vision_rows.py`` makes all but the patches from ``grid_thw``):
+    Inputs (``vision_rows.py`` computes all but the patches from ``grid_thw``):
         patches: T [n, C * t * p * p], in merge-block order.
         pos_embed_rows: i32 [4, n], pos_embed_weights: f32 [4, n]: the bilinear corners of the
         position table.
         rope_positions: i32 [2, n]: row and column of each patch.
-        frame_starts: i32 [F + 1]: patches frame_starts[f] to frame_starts[f + 1] - 1 are those of
-            frame f, which may have none.
-    Outputs: ``visual_embeds`` T [N, H]; ``deepstack`` T [L_ds, N, H] (left out when there are no
-    levels).
+        frame_starts: i32 [F + 1]: frame f has patches frame_starts[f] to frame_starts[f + 1] - 1,
+            or none.
+    Outputs: ``visual_embeds`` T [N, H]; ``deepstack`` T [L_ds, N, H], omitted if there are no
+    levels.
     """
     assert spec.vision is not None, "a target without a tower"
     vision, tensors = spec.vision, spec.tensors
@@ -98,8 +98,9 @@ def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -
 def _patch_embedding(
     b: GraphBuilder, patches: Value, tensors: Mapping[str, TensorRef], vision: VisionSpec
 ) -> Value:
-    """The Conv3d whose stride is its kernel is a matrix product; then the interpolated position
-    embedding.
+    """Embed the patches and add the interpolated position embedding.
+
+    A Conv3d whose stride equals its kernel is a matrix product.
     """
     proj = tensors["visual.patch_embed.proj.weight"]
     flat = dataclasses.replace(proj, shape=(vision.hidden_size, vision.patch_dim))
@@ -132,9 +133,7 @@ def _merger(
     *,
     after: bool,
 ) -> Value:
-    """Join each merge x merge block and project it; the norm stands before the joining or
-    ``after`` it.
-    """
+    """Join each merge x merge block and project it; the norm is before or ``after`` the joining."""
     wide = vision.hidden_size * vision.spatial_merge_size**2
     if after:
         joined = layer_norm(

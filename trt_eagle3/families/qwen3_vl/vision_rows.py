@@ -1,4 +1,4 @@
-"""The vision graph's position inputs, made from ``grid_thw`` alone.
+"""Compute the vision graph's position inputs from ``grid_thw``.
 
 Shapes: G grids (images and videos), F frames of all grids, n patches of all frames.
 Equations: transformers ``modeling_qwen3_vl.py`` (``fast_pos_embed_interpolate``, ``rot_pos_emb``).
@@ -20,9 +20,7 @@ __all__ = ["VisionRows", "merge_order", "padded_rows", "vision_rows"]
 
 @dataclass(frozen=True)
 class VisionRows:
-    """Inputs of the vision graph besides the patches; see ``vision_graph.py`` for what each
-    means.
-    """
+    """Inputs of the vision graph other than the patches; see ``vision_graph.py``."""
 
     pos_embed_rows: Tensor
     pos_embed_weights: Tensor
@@ -30,12 +28,12 @@ class VisionRows:
     frame_starts: Tensor
 
     def inputs(self) -> dict[str, Tensor]:
-        """By the graph's input names."""
+        """Return the inputs by name."""
         return dict(vars(self))
 
 
 def vision_rows(grid_thw: Tensor, merge: int, table_side: int) -> VisionRows:
-    """Positions of every patch, frame by frame, in merge-block order.
+    """Return the positions of every patch, frame by frame, in merge-block order.
 
     Args:
         grid_thw: int64 [G, 3]: frames, patch rows and patch columns of each image or video.
@@ -50,8 +48,9 @@ def vision_rows(grid_thw: Tensor, merge: int, table_side: int) -> VisionRows:
 
 
 def padded_rows(inputs: Mapping[str, Tensor], num_patches: int) -> dict[str, Tensor]:
-    """``inputs`` of ``VisionRows`` for ``num_patches`` patches: those added are a frame, followed
-    by empty ones.
+    """Pad ``inputs`` of ``VisionRows`` to ``num_patches`` patches.
+
+    The added patches form a frame, followed by empty frames.
     """
     padded = {n: pad_columns(x, num_patches) for n, x in inputs.items() if n != "frame_starts"}
     return {**padded, "frame_starts": pad_starts(inputs["frame_starts"], num_patches)}
@@ -59,10 +58,12 @@ def padded_rows(inputs: Mapping[str, Tensor], num_patches: int) -> dict[str, Ten
 
 @lru_cache(maxsize=32)
 def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Table rows i32 [4, h * w], their weights f32 [4, h * w], and row and column i32 [2, h * w] of
-    each packed patch.
+    """Return the table rows, weights and positions of each packed patch of a frame.
 
-    Kept, because the frames of a video and many images share a size; only to be read.
+    Cached because frames and images share sizes; the tensors are read-only.
+
+    Returns:
+        Table rows i32 [4, h * w], their weights f32 [4, h * w], row and column i32 [2, h * w].
     """
     order = merge_order(h, w, merge)
     corner_rows, corner_weights = _bilinear_corners(h, w, side)
@@ -71,16 +72,15 @@ def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, 
 
 
 def merge_order(h: int, w: int, merge: int) -> Tensor:
-    """int64 [h * w]: row-major patch index of each packed patch; every merge x merge block is
-    contiguous.
-    """
+    """Return int64 [h * w]: the row-major index of each packed patch, in merge-block order."""
     index = torch.arange(h * w).view(h // merge, merge, w // merge, merge)
     return index.permute(0, 2, 1, 3).reshape(-1)
 
 
 def _bilinear_corners(h: int, w: int, side: int) -> tuple[Tensor, Tensor]:
-    """Table rows int64 [4, h * w] and weights f32 [4, h * w] that stretch the side x side table
-    over h x w.
+    """Return table rows int64 [4, h * w] and weights f32 [4, h * w] of a bilinear resize.
+
+    The side x side table is stretched over h x w.
     """
     down, right = torch.linspace(0, side - 1, h), torch.linspace(0, side - 1, w)
     top, left = down.int(), right.int()

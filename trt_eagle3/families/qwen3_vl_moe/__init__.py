@@ -1,4 +1,4 @@
-"""Qwen3-VL as a mixture of experts: Qwen3-VL, some of whose decoder layers are sparse."""
+"""Qwen3-VL as a mixture of experts: Qwen3-VL with some sparse decoder layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FAMILY"]
 
 
 class _Qwen3VLMoe(Qwen3VLFamily):
-    """``families.family.Family``."""
+    """Implements ``families.family.Family``."""
 
     title = "Qwen3-VL-MoE"
     architecture = "Qwen3VLMoeForConditionalGeneration"

@@ -11,7 +11,7 @@ __all__ = ["Qwen3VLMoeReference"]
 
 
 class Qwen3VLMoeReference(Qwen3VLReference):
-    """A Qwen3-VL-MoE."""
+    """A Qwen3-VL-MoE target."""
 
     modules = DecoderModules(
         layer=hf.Qwen3VLMoeTextDecoderLayer,

@@ -1,1 +1,1 @@
-"""Weight formats, one file each: how stored numbers become values."""
+"""Weight formats, one file each: conversion of stored numbers to values."""

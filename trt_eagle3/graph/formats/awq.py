@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["AWQ_ORDER", "AwqFormat"]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight rows stands in each place of an int32, lowest bits first."""
+"""The row in each place of an int32, of eight rows, lowest bits first."""
 _PLACES = tuple(AWQ_ORDER.index(row) for row in range(8))
 
 
 class AwqFormat(IntegerFormat):
-    """Zero points are packed as the numbers are."""
+    """AWQ. Zero points are packed like the numbers."""
 
     def rows(self, part: Quantised, stored: Stored, rows: slice) -> IntegerRows:
-        """``IntegerFormat.rows``."""
+        """Implement ``IntegerFormat.rows``."""
         scales = stored["scale"][:, rows].T.float()
         zeros = _columns(stored["zero_point"], rows).T
         codes = _columns(stored["codes"], rows).T
@@ -35,7 +35,7 @@ class AwqFormat(IntegerFormat):
 
 
 def _columns(words: Tensor, wanted: slice) -> Tensor:
-    """uint8 [r, n]: the ``wanted`` columns of the numbers in ``words`` int32 [r, c / 8]."""
+    """Return uint8 [r, n]: the ``wanted`` columns of the numbers in ``words`` int32 [r, c / 8]."""
     first, end, _ = wanted.indices(words.shape[1] * 8)
     start = first // 8
     taken = words[:, start : -(-end // 8)]

@@ -1,4 +1,4 @@
-"""What a weight format is, and what the formats share.
+"""WeightFormat: the interface of weight formats, and code that they share.
 
 Shapes: n rows of a weight [out, in], G groups of columns.
 """
@@ -22,18 +22,18 @@ Stored = Mapping[str, "Tensor"]
 
 
 class WeightNodes(Protocol):
-    """Adds standard nodes that make a weight (``graph/weight_nodes.py``)."""
+    """Add standard nodes that compute a weight (``graph/weight_nodes.py``)."""
 
     def stored(self, role: str) -> str:
-        """The tensor of a role, as it is stored."""
+        """Return the tensor of a role, as stored."""
         ...
 
     def constant(self, values: Any) -> str:
-        """A small constant, of a NumPy array."""
+        """Add a small constant from a NumPy array."""
         ...
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """A node with one output."""
+        """Add a node with one output."""
         ...
 
 
@@ -41,7 +41,7 @@ class WeightFormat(Protocol):
     """One way in which checkpoints store quantised weights. Formats have no state."""
 
     def dequantise(self, part: Quantised, stored: Stored, rows: slice) -> Tensor:
-        """The values of ``rows``: float32 [n, in]."""
+        """Return the values of ``rows``: float32 [n, in]."""
         ...
 
 
@@ -49,7 +49,7 @@ class NodeFormat(WeightFormat, Protocol):
     """A format that standard nodes can dequantise."""
 
     def dequantise_nodes(self, part: Quantised, nodes: WeightNodes) -> str:
-        """Add the nodes that compute ``dequantise`` of all rows; returns the values' name."""
+        """Add the nodes that compute ``dequantise`` of all rows. Return the values' name."""
         ...
 
 
@@ -58,7 +58,9 @@ class IntegerRows:
     """Rows of a weight of whole numbers: value = (code - zero) * scale.
 
     Attributes:
-        codes: uint8 [n, in]. zeros: uint8 [n, G]. scales: float32 [n, G].
+        codes: uint8 [n, in].
+        zeros: uint8 [n, G].
+        scales: float32 [n, G].
         groups: int64 [in], the group of each column.
     """
 
@@ -68,28 +70,28 @@ class IntegerRows:
     groups: Tensor
 
     def values(self) -> Tensor:
-        """float32 [n, in]."""
+        """Return float32 [n, in]."""
         whole = self.codes.float() - self.zeros.float()[:, self.groups]
         return whole * self.scales[:, self.groups]
 
 
 class IntegerFormat(ABC):
-    """A format of whole numbers of ``bits``, in groups of columns; ``rows`` unpacks them."""
+    """A format of whole numbers of ``bits``, in groups of columns. ``rows`` unpacks them."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
 
     @abstractmethod
     def rows(self, part: Quantised, stored: Stored, rows: slice) -> IntegerRows:
-        """The whole numbers of ``rows``, with their zero points and scales."""
+        """Return the whole numbers of ``rows``, with their zero points and scales."""
 
     def dequantise(self, part: Quantised, stored: Stored, rows: slice) -> Tensor:
-        """``WeightFormat.dequantise``."""
+        """Implement ``WeightFormat.dequantise``."""
         return self.rows(part, stored, rows).values()
 
 
 def groups_of(part: Quantised, stored: Stored) -> Tensor:
-    """int64 [in]: the group of each column."""
+    """Return int64 [in]: the group of each column."""
     import torch
 
     if "g_idx" in stored:
@@ -99,7 +101,7 @@ def groups_of(part: Quantised, stored: Stored) -> Tensor:
 
 
 def scale_rows(part: Quantised, scale: Tensor, rows: slice) -> Tensor:
-    """float32 [n, in] or [n, 1]: the scale of every value of ``rows``."""
+    """Return float32 [n, in] or [n, 1]: the scale of every value of ``rows``."""
     import torch
 
     first, end, _ = rows.indices(part.shape[0])
@@ -111,7 +113,7 @@ def scale_rows(part: Quantised, scale: Tensor, rows: slice) -> Tensor:
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """uint8 [..., w * 32 / bits]: the numbers in ``words`` int32 [..., w], lowest bits first."""
+    """Unpack ``words`` int32 [..., w] to uint8 [..., w * 32 / bits], lowest bits first."""
     import torch
 
     shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)

@@ -22,17 +22,17 @@ class Fp8Format:
     """Implements ``NodeFormat``."""
 
     def dequantise(self, part: Quantised, stored: Stored, rows: slice) -> Tensor:
-        """code * scale."""
+        """Return code * scale."""
         return stored["codes"][rows].float() * scale_rows(part, stored["scale"], rows)
 
     def dequantise_nodes(self, part: Quantised, nodes: WeightNodes) -> str:
-        """The same as nodes."""
+        """Add nodes for code * scale."""
         codes = nodes.op("Cast", nodes.stored("codes"), to=FLOAT)
         return nodes.op("Mul", codes, scale_nodes(part, nodes))
 
 
 def scale_nodes(part: Quantised, nodes: WeightNodes) -> str:
-    """float32 [out, in], or of a shape that broadcasts to it: the scale of every value."""
+    """Add the scale of every value: float32 [out, in], or of a shape that broadcasts to it."""
     (out, inner), (rows, columns) = part.shape, part.block
     grid = np.array([-(-out // rows), -(-inner // columns)], dtype=np.int64)
     scale = nodes.op("Cast", nodes.stored("scale"), to=FLOAT)

@@ -1,4 +1,4 @@
-"""INT8: signed numbers, one in a byte."""
+"""INT8: signed numbers, one per byte."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Int8Format"]
 
 
 class Int8Format(IntegerFormat):
-    """compressed-tensors' ``int-quantized``, with zero points or without."""
+    """compressed-tensors' ``int-quantized``, with or without zero points."""
 
     def rows(self, part: Quantised, stored: Stored, rows: slice) -> IntegerRows:
-        """Codes are the numbers + 128."""
+        """Implement ``IntegerFormat.rows``. Codes are the numbers + 128."""
         import torch
 
         codes = _raised(stored["codes"][rows])
@@ -28,7 +28,7 @@ class Int8Format(IntegerFormat):
         return IntegerRows(codes, zeros, scales, groups_of(part, stored))
 
     def _grid(self, part: Quantised, values: Tensor, rows: slice) -> Tensor:
-        """[n, G]: what the grid of scales says of each row."""
+        """Return [n, G]: the row of the scale grid for each of ``rows``."""
         import torch
 
         first, end, _ = rows.indices(part.shape[0])

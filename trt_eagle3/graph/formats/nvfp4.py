@@ -1,4 +1,4 @@
-"""NVFP4: e2m1 numbers, two in a byte, times a scale of each 16 and one of all."""
+"""NVFP4: e2m1 numbers, two per byte, times a scale per 16 numbers and a global scale."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ E2M1 = (*_SIZES, *(-size for size in _SIZES))
 
 
 class Nvfp4Format:
-    """Implements ``NodeFormat``; ``divides``: whether the scale of all is a divisor."""
+    """Implements ``NodeFormat``. ``divides``: whether the global scale is a divisor."""
 
     def __init__(self, *, divides: bool) -> None:
         self._divides = divides
 
     def dequantise(self, part: Quantised, stored: Stored, rows: slice) -> Tensor:
-        """code * scale * global scale, or / global scale."""
+        """Return code * scale * global scale, or code * scale / global scale."""
         import torch
 
         codes = self.codes(stored, rows)[:, : part.shape[1]]
@@ -37,19 +37,19 @@ class Nvfp4Format:
         return table[codes.int()] * (scales / whole if self._divides else scales * whole)
 
     def codes(self, stored: Stored, rows: slice) -> Tensor:
-        """uint8 [n, in]: the e2m1 numbers of ``rows``, 0 to 15."""
+        """Return uint8 [n, in]: the e2m1 numbers of ``rows``, 0 to 15."""
         import torch
 
         pairs = stored["codes"][rows]
         return torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(1)
 
     def whole_scale(self, stored: Stored) -> Tensor:
-        """float32 [1, 1]: the factor of all values."""
+        """Return float32 [1, 1]: the factor of all values."""
         whole = stored["global_scale"].float().reshape(1, 1)
         return 1 / whole if self._divides else whole
 
     def dequantise_nodes(self, part: Quantised, nodes: WeightNodes) -> str:
-        """The same as nodes; a byte is looked up as a pair of values."""
+        """Add nodes for ``dequantise``. A byte is looked up as a pair of values."""
         pairs = np.array([[E2M1[b & 15], E2M1[b >> 4]] for b in range(256)], dtype=np.float32)
         index = nodes.op("Cast", nodes.stored("codes"), to=7)
         found = nodes.op("Gather", nodes.constant(pairs), index, axis=0)

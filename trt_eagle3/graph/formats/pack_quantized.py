@@ -15,10 +15,10 @@ __all__ = ["PackQuantizedFormat"]
 
 
 class PackQuantizedFormat(IntegerFormat):
-    """A code is the number + 2^(bits - 1), a zero point too; zero points are packed along rows."""
+    """Codes and zero points are the numbers + 2^(bits - 1). Zero points are packed along rows."""
 
     def rows(self, part: Quantised, stored: Stored, rows: slice) -> IntegerRows:
-        """``IntegerFormat.rows``."""
+        """Implement ``IntegerFormat.rows``."""
         import torch
 
         codes = unpacked(stored["codes"][rows], self.bits)[:, : part.shape[1]]

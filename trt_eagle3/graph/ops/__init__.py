@@ -1,8 +1,8 @@
 """Our op set: one file per op, and the registry of all of them.
 
-A file declares an op's schema, its reference lowerings (opset 24, so that any ONNX runtime that
-knows it can run our graphs, and opset 17), its torch function, its CUDA kernel's arguments and its
-TensorRT plugin. ``op.py`` says what each of these is.
+A file declares an op's schema, its reference lowerings, its torch function, its CUDA kernel's
+arguments and its TensorRT plugin (see ``op.py``). The lowerings are for opset 24, which other ONNX
+runtimes can run, and for opset 17.
 
 Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
 head_dim, H hidden; of the vision tower n patches, F frames, H heads.
@@ -63,14 +63,14 @@ EVERY_OP: Mapping[str, Op] = {
     "FusedMoeFp8": FUSED_MOE_FP8,
     "FusedMoeInt4": FUSED_MOE_INT4,
 }
-"""Those of our graphs, and products that a backend puts in their place."""
+"""The ops of our graphs, and products that a backend substitutes."""
 
 _WITHOUT_PLUGIN = ("FusedMoeFp8", "FusedMoeInt4")
 PLUGINS: Mapping[str, Op] = {n: op for n, op in EVERY_OP.items() if n not in _WITHOUT_PLUGIN}
-"""The ops that the TensorRT plugin library has."""
+"""The ops in the TensorRT plugin library."""
 
 
 @cache
 def reference_function(op_type: str, overload: str) -> onnx.FunctionProto:
-    """The reference lowering of one overload as an ONNX function."""
+    """Return the reference lowering of one overload as an ONNX function."""
     return OPS[op_type].function(overload)

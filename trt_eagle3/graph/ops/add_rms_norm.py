@@ -1,7 +1,7 @@
-"""``y = RMSNorm(x [+ residual]) * weight``, in float32 inside; ``sum = x + residual``.
+"""``y = RMSNorm(x [+ residual]) * weight``, computed in float32; ``sum = x + residual``.
 
-The forms ``offset`` multiply by ``weight + weight_offset``, the product in float32 too (Gemma's and
-Qwen3.5's norms, whose weights are stored less one).
+The ``offset`` forms multiply by ``weight + weight_offset``, also in float32. Gemma's and Qwen3.5's
+norms need them, since their weights are stored minus one.
 
 Shapes: x, residual, y, sum [n, H]; weight [H]. T is the type of weight and y; x is X; residual and
 sum are R. X and R are T, or float32 where the residual stream is.
@@ -32,13 +32,13 @@ __all__ = [
 KERNEL = Kernel(
     name="add_rms_norm",
     params="AddRmsNormParams",
-    doc="""sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data)
-y is that of x, and there is no sum. The residual stream may be float32 where T is not: residual and
-sum, with x of either type; without a residual, x.""",
+    doc="""sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data),
+y = RMSNorm(x) * weight, and there is no sum. The residual stream may be float32 if T is not:
+residual and sum, with x of either type; without a residual, x.""",
     tensors={
         "x": "T or float32 [n, H]",
         "residual": "T or float32 [n, H], or null data with sum's",
-        "weight": "T [H]; what is multiplied is weight + weight_offset",
+        "weight": "T [H]; the factor is weight + weight_offset",
         "y": "T [n, H]",
         "sum": "[n, H], of residual's type",
     },
@@ -48,7 +48,7 @@ sum, with x of either type; without a residual, x.""",
     int32_t num_rows;
     int32_t hidden;
     DType dtype;           // T
-    DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
+    DType x_dtype;         // X: T or float32; T if there is a 16-bit residual
     DType residual_dtype;  // R: T or float32; not read without a residual
     """,
 )
@@ -61,7 +61,7 @@ _UNIT_17 = """
     {x}_root = Sqrt ({x}_shifted)
     {x}_unit = Div ({x}_f32, {x}_root)
 """
-# RMSNorm of {x} in opset 17; eps is declared before it
+# RMSNorm of {x} in opset 17; requires eps
 NORM_17 = (
     _UNIT_17
     + """
@@ -69,7 +69,7 @@ NORM_17 = (
     {y} = Mul ({x}_typed, {weight})
 """
 )
-# the same of weights that are stored less an offset
+# the same for weights that are stored minus an offset
 NORM_OFFSET_17 = (
     _UNIT_17
     + """
@@ -107,8 +107,9 @@ def add_rms_norm(
     epsilon: float,
     weight_offset: float = 0.0,
 ) -> Any:
-    """``RMSNorm(x) * weight``, or with a residual ``(RMSNorm(x + residual) * weight, x +
-    residual)``; f32 inside.
+    """Compute ``RMSNorm(x) * weight`` in float32.
+
+    With a residual: ``(RMSNorm(x + residual) * weight, x + residual)``.
     """
     import torch
 
@@ -131,12 +132,13 @@ def add_rms_norm_call(
     weight_offset: float = 0.0,
     out: tuple[Tensor, Tensor | None] | None = None,
 ) -> KernelCall[tuple[Tensor, Tensor | None]]:
-    """``(RMSNorm(x + residual) * weight, x + residual)``; without a residual ``(RMSNorm(x) *
-    weight, None)``.
+    """Build the kernel call for ``(RMSNorm(x + residual) * weight, x + residual)``.
+
+    Without a residual: ``(RMSNorm(x) * weight, None)``.
 
     Args:
-        x, residual: T [n, H], or float32 where the residual stream is; weight: T [H]. ``y`` has the
-            weight's type, ``sum`` the residual's.
+        x, residual: T [n, H], or float32 if the residual stream is.
+        weight: T [H]. ``y`` has the weight's type, ``sum`` the residual's.
         out: tensors for the two results; ``sum`` may be ``residual`` itself and ``y`` may be ``x``.
     Raises:
         ValueError: a tensor does not fit; the message names it.
@@ -158,7 +160,7 @@ def _node_call(
     epsilon: float,
     weight_offset: float = 0.0,
 ) -> KernelCall[Any]:
-    """The call of a node, which has one output where there is no residual."""
+    """Build the call of a node, which has one output if there is no residual."""
     call = add_rms_norm_call(x, weight, residual, epsilon=epsilon, weight_offset=weight_offset)
     result = call.result if residual is not None else call.result[0]
     return KernelCall(KERNEL, call.tensors, call.scalars, result)

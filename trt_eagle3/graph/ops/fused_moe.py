@@ -1,11 +1,11 @@
-"""A mixture of experts: each row goes through the ``top_k`` experts that its router prefers.
+"""A mixture of experts: each row goes through the ``top_k`` experts that its router ranks highest.
 
     p = softmax(router_logits) over all experts, in float32
     y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x))
 
-where w is p, with ``renormalise`` divided by the sum of the row's top_k. Of equal probabilities the
-expert with the lower index comes first, in every implementation. The inner values are
-rounded to T once, sums and the weighted sum over experts are float32, and y is rounded once.
+where w is p, divided by the sum of the row's top_k with ``renormalise``. Equal probabilities are
+ordered by expert index in every implementation. The inner values are rounded to T once. Sums and
+the weighted sum over experts are float32. y is rounded once.
 
 Shapes: n rows, H hidden, E experts, I inner width. x T [n, H]; router_logits T [n, E]; gate_up T
 [E, 2 I, H], gate first; down T [E, H, I]; y T [n, H].
@@ -26,7 +26,7 @@ __all__ = ["FUSED_MOE", "fused_moe", "mixture", "moe_lowering", "renamed", "rout
 
 
 def routing(router_logits: Tensor, top_k: int, renormalise: int) -> tuple[Tensor, Tensor]:
-    """Which experts a row goes through, int64 [n, k], and what each counts, float32 [n, k]."""
+    """Return the experts of each row, int64 [n, k], and their weights, float32 [n, k]."""
     import torch
 
     probabilities = torch.softmax(router_logits.float(), dim=-1)
@@ -44,7 +44,7 @@ def fused_moe(
     top_k: int,
     renormalise: int,
 ) -> Tensor:
-    """The weighted sum of what each row's experts make of it."""
+    """Compute the weighted sum of the outputs of each row's experts."""
     parts = (gate_up.__getitem__, down.__getitem__)
     return mixture(x, router_logits, parts, top_k=top_k, renormalise=renormalise)
 
@@ -57,10 +57,10 @@ def mixture(
     top_k: int,
     renormalise: int,
 ) -> Tensor:
-    """``fused_moe`` of experts whose gate_up and down ``weights_of`` make by number.
+    """Compute ``fused_moe`` with gate_up and down weights from ``weights_of``, by expert index.
 
-    On the CPU the weights of experts that no row goes through are not read. On CUDA, where no
-    kernel of ours is, every expert multiplies every row: no shape waits for the device.
+    On the CPU, weights of experts without rows are not read. On CUDA (only without our kernel),
+    every expert multiplies every row: no shape depends on device values.
     """
     import torch
 
@@ -81,7 +81,7 @@ def mixture(
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T`` in float32."""
+    """Compute ``x @ weight.T`` in float32."""
     import torch
 
     if x.is_cuda and x.dtype != torch.float32:
@@ -89,7 +89,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return x.float() @ weight.to(x.dtype).float().T
 
 
-# Experts that any row goes through, one after the other; what no row needs is not read.
+# Runs the experts that have rows, one after the other. Weights of other experts are not read.
 _ROUTING = """
     wide_logits = Cast <to = 1> (router_logits)
     probabilities = Softmax <axis = -1> (wide_logits)
@@ -156,11 +156,11 @@ _OPSET_17 = {
 
 
 def moe_lowering(gate_up: str, down: str, *, opset_17: bool = False) -> str:
-    """The reference lowering.
+    """Build the reference lowering.
 
     Args:
-        gate_up, down: nodes that make ``gate_up_weight`` [2 I, H] and ``down_weight`` [H, I], of
-            x's type, of the expert whose index is ``expert``.
+        gate_up, down: nodes that compute ``gate_up_weight`` [2 I, H] and ``down_weight`` [H, I],
+            of x's type, of the expert with index ``expert``.
     """
     body = _ROUTING.replace("GATE_UP", gate_up).replace("DOWN", down)
     for name, nodes in (_OPSET_17 if opset_17 else _MODERN).items():
@@ -169,7 +169,7 @@ def moe_lowering(gate_up: str, down: str, *, opset_17: bool = False) -> str:
 
 
 def renamed(nodes: str, prefix: str, inputs: tuple[str, ...]) -> str:
-    """``nodes`` with ``prefix`` before every name that they define, and before ``inputs``."""
+    """Prefix every name that ``nodes`` define, and ``inputs``, with ``prefix``."""
     lines = re.findall(r"^\s*([\w, ]+) = [A-Z]", nodes, re.MULTILINE)
     defined = [name.strip() for line in lines for name in line.split(",")]
     names = "|".join(map(re.escape, (*defined, *inputs)))

@@ -1,7 +1,7 @@
-"""``FusedMoe`` of experts whose weights are FP8: what it is where a plugin computes it.
+"""``FusedMoe`` of experts with FP8 weights, for a plugin.
 
-No graph of ours has it: a backend puts it in where it keeps weights packed. Weights and scales of
-an expert are those of ``LinearFp8``.
+No graph of ours contains it. A backend that keeps weights packed substitutes it. Weights and scales
+of an expert are those of ``LinearFp8``.
 
 Shapes: as ``fused_moe.py``; gate_up int32 [E, 2 I, H / 4], down int32 [E, H, I / 4]; a scale of a
 weight [E, N, K]: float32 [E, N or ceil(N / 128) or 1, 1 or K / 128].
@@ -33,7 +33,7 @@ def fused_moe_fp8(
     top_k: int,
     renormalise: int,
 ) -> Tensor:
-    """``fused_moe`` with ``weight * scale``, rounded to x's type."""
+    """Compute ``fused_moe`` with ``weight * scale``, rounded to x's type."""
     parts = (_values(gate_up, gate_up_scale), _values(down, down_scale))
     return mixture(x, router_logits, parts, top_k=top_k, renormalise=renormalise)
 
@@ -49,7 +49,7 @@ def _values(weight: Tensor, scale: Tensor) -> Callable[[int], Tensor]:
 
 
 def _nodes(name: str, cast: str) -> str:
-    """Nodes that make ``<name>_weight`` of an expert."""
+    """Build the nodes that compute ``<name>_weight`` of an expert."""
     nodes = renamed(BYTES + NUMBERS + SCALES, f"{name}_of_", ("weight", "scale"))
     return f"""
         {name}_of_weight = Gather ({name}, expert)

@@ -1,7 +1,7 @@
-"""``FusedMoe`` of experts whose weights are INT4: what it is where a plugin computes it.
+"""``FusedMoe`` of experts with INT4 weights, for a plugin.
 
-No graph of ours has it: a backend puts it in where it keeps weights packed. Weights, scales and
-zero points of an expert are those of ``LinearInt4``, as int32 that carry bytes.
+No graph of ours contains it. A backend that keeps weights packed substitutes it. Weights, scales
+and zero points of an expert are those of ``LinearInt4``, as int32 that hold bytes.
 
 Shapes: as ``fused_moe.py``; gate_up int32 [E, 2 I, H / 8], down int32 [E, H, I / 8]; of a weight
 [E, N, K] in G groups of columns: scale int32 [E, N / 2, G], zero_point int32 [E, N / 4, G].
@@ -36,8 +36,9 @@ def fused_moe_int4(
     renormalise: int,
     scale_type: int,
 ) -> Tensor:
-    """``fused_moe`` with ``(weight - zero_point) * scale``, rounded to x's type; ``scale_type``:
-    10 (float16) or 16 (bfloat16).
+    """Compute ``fused_moe`` with ``(weight - zero_point) * scale``, rounded to x's type.
+
+    ``scale_type``: 10 (float16) or 16 (bfloat16).
     """
     parts = (
         _values(gate_up, gate_up_scale, gate_up_zero_point, scale_type),
@@ -57,7 +58,7 @@ def _values(
 
 
 def _nodes(name: str, overload: str, cast: str) -> str:
-    """Nodes that make ``<name>_weight`` of an expert."""
+    """Build the nodes that compute ``<name>_weight`` of an expert."""
     inputs = ("weight", "scale", *(["zero_point"] if overload else []))
     nodes = renamed(INT4_VALUES[overload], f"{name}_of_", inputs)
     gathered = [f"{name}_of_{i} = Gather ({name}_{i}, expert)" for i in inputs[1:]]

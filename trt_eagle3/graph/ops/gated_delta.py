@@ -1,32 +1,33 @@
 """Linear attention by the gated delta rule, over the state of each sequence and a tree of new rows.
 
-Of every new row i: a causal convolution over its own path (silu after it), heads of q and k of
-length one, q times Dk^-1/2, ``beta = sigmoid(b)``, ``g = -exp(a_log) * softplus(a + dt_bias)``, and
-along the row's path
+For every new row i: a causal convolution over its own path (silu after it), heads of q and k
+normalised to length one, q times Dk^-1/2, ``beta = sigmoid(b)``,
+``g = -exp(a_log) * softplus(a + dt_bias)``, and along the row's path
 
     S_i = exp(g_i) * (I - beta_i * k_i k_i^T) S_parent + beta_i * k_i v_i^T,    o_i = S_i^T q_i
 
 (Yang et al. 2024, arXiv 2412.06464; transformers, ``models/qwen3_5``), then RMSNorm(o) * silu(z) by
-heads. The new rows of a sequence are solved together: with G_i the sum of g along the path of i,
-``D_ij = exp(G_i - G_j)`` where j is on the path of i (0 elsewhere), and S the state before them,
+heads. The new rows of a sequence are solved as one system. G_i is the sum of g along the path of i,
+``D_ij = exp(G_i - G_j)`` if j is on the path of i (else 0), and S the state before the new rows:
 
     (I + beta * strict(D) * K K^T) U = beta * (V - exp(G) * K S),    O = exp(G) * Q S + D * Q K^T U
 
-so a chain is the tree whose paths are triangular, and no state is kept per row.
+So a chain is a tree with triangular paths, and no state is stored per row.
 
-A state is read at ``state_reads[b]`` and written at ``state_writes[b]``, which differ: the state
-after the first ``certain[b]`` rows, a run from the first. A forward that fails leaves what it read.
-Of the first T = min(S, ``TREE_ROWS``) rows it also gives what brings the states further along a
-path (``replay_delta``, ``replay_window``). More rows than ``TREE_ROWS`` are a chain.
+A state is read at ``state_reads[b]`` and written at ``state_writes[b]``, which differ. The written
+state is the one after the first ``certain[b]`` rows. A failed forward leaves the read state intact.
+The op also returns the rows that advance the states along a path (``replay_delta``,
+``replay_window``), for the first T = min(S, ``TREE_ROWS``) rows. More than ``TREE_ROWS`` rows must
+be a chain.
 
-Shapes: B sequences, S new rows of each, N = B * S, M masked tail, of which the new rows are the
-last S columns; Hk key heads of Dk, Hv value heads of Dv, Hv a multiple of Hk; C = 2 Hk Dk + Hv Dv
-channels of q, k and v; W the convolution's width; E entries. qkvz T [N, C + Hv Dv]; ba T [N, 2 Hv];
-conv_weight T [C, 1, W], the last tap is the row's own; a_log, dt_bias float32 [Hv]; norm T [Dv];
-conv_state T [E, W - 1, C], the newest row last, before the convolution; delta_state float32 [E, Hv,
-Dk, Dv]; state_reads, state_writes, certain int32 [B]; tree_mask bool [B, S, M]; out T [N, Hv Dv];
-conv_rows T [B, T, C]; delta_rows float32 [B, T, Hk Dk + Hv Dv + 2 Hv]: k, v, g, beta. Rows that are
-padding have outputs without meaning.
+Shapes: B sequences, S new rows of each, N = B * S, M masked tail, whose last S columns are the new
+rows; Hk key heads of Dk, Hv value heads of Dv, Hv a multiple of Hk; C = 2 Hk Dk + Hv Dv channels of
+q, k and v; W the convolution's width; E entries. qkvz T [N, C + Hv Dv]; ba T [N, 2 Hv]; conv_weight
+T [C, 1, W], the last tap is the row's own; a_log, dt_bias float32 [Hv]; norm T [Dv]; conv_state T
+[E, W - 1, C], the newest row last, before the convolution; delta_state float32 [E, Hv, Dk, Dv];
+state_reads, state_writes, certain int32 [B]; tree_mask bool [B, S, M]; out T [N, Hv Dv]; conv_rows
+T [B, T, C]; delta_rows float32 [B, T, Hk Dk + Hv Dv + 2 Hv]: k, v, g, beta. Outputs of padding rows
+are undefined.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = [
     "replay_window",
 ]
 
-_CHUNK = 64  # rows that are solved together where paths are a chain
+_CHUNK = 64  # rows of a chain that are solved as one system
 
 
 def gated_delta(
@@ -76,7 +77,7 @@ def gated_delta(
     num_v_heads: int,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``out``, both states, updated in place, and the rows of both; see above for shapes."""
+    """Return ``out``, both states, updated in place, and the rows of both; see above for shapes."""
     import torch
     from torch.nn import functional
 
@@ -111,8 +112,9 @@ def gated_delta(
 
 
 def replay_window(window: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    """A convolution's windows ``[..., W - 1, C]`` after the first ``counts`` int64 [n] of further
-    ``rows`` ``[..., n, K, C]``.
+    """Return a convolution's windows ``[..., W - 1, C]`` after ``counts`` int64 [n] more rows.
+
+    The rows are the first of ``rows`` ``[..., n, K, C]``.
     """
     import torch
 
@@ -122,8 +124,10 @@ def replay_window(window: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
 
 
 def replay_delta(state: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
-    """The states float32 ``[..., n, Hv, Dk, Dv]`` after the first ``counts`` int64 [n] of further
-    ``rows`` float32 ``[..., n, K, Hk Dk + Hv Dv + 2 Hv]``, one after the other.
+    """Return the states float32 ``[..., n, Hv, Dk, Dv]`` after ``counts`` int64 [n] more rows.
+
+    The rows are the first of ``rows`` float32 ``[..., n, K, Hk Dk + Hv Dv + 2 Hv]``, applied in
+    order.
     """
     heads, key_dim, value_dim = state.shape[-3:]
     key_width = rows.shape[-1] - heads * (value_dim + 2)
@@ -148,7 +152,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _convolved(extended: Tensor, paths: Tensor, weight: Tensor) -> Tensor:
-    """T [B, S, C]: silu of the convolution of each row over the last rows of its path.
+    """Compute T [B, S, C]: silu of the convolution of each row over the last rows of its path.
 
     ``extended`` T [B, W - 1 + S, C]: the state's rows, then the new ones.
     """
@@ -159,7 +163,7 @@ def _convolved(extended: Tensor, paths: Tensor, weight: Tensor) -> Tensor:
     before = extended.shape[1] - new
     row = torch.arange(new, device=paths.device)
     ancestors = torch.where(paths & (row < row[:, None]), row, -1)
-    parents = ancestors.amax(-1) + before  # the state's newest row where there is none
+    parents = ancestors.amax(-1) + before  # the state's newest row if there is no ancestor
     old = (torch.arange(before, device=paths.device) - 1).clamp(min=0).expand(batch, -1)
     parents = torch.cat([old, parents], dim=1)
     place = (row + before).expand(batch, -1)
@@ -175,11 +179,13 @@ def _convolved(extended: Tensor, paths: Tensor, weight: Tensor) -> Tensor:
 def _delta_rule(
     parts: Sequence[Tensor], state: Tensor, certain: Tensor, paths: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
-    """float32 [B, S, Hv, Dv], and the states [B, Hv, Dk, Dv] after the first ``certain`` rows.
+    """Return outputs float32 [B, S, Hv, Dv] and the states after the first ``certain`` rows.
+
+    The states are [B, Hv, Dk, Dv].
 
     Args:
         parts: q, k, v, g, beta of [B, S] rows.
-        size: rows that are solved together; a later run of them follows the state after it.
+        size: rows solved as one system. Each system starts from the state after the one before.
     """
     import torch
 
@@ -201,8 +207,9 @@ def _delta_rule(
 def _solved(
     parts: Sequence[Tensor], state: Tensor, paths: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """``_delta_rule`` of rows that are solved together, by the equations above, and what gives the
-    states after the first ``counts`` [B] of them, 1 or more each.
+    """Compute ``_delta_rule`` of one system of rows, by the equations above.
+
+    The returned function gives the states after the first ``counts`` [B] rows, 1 or more each.
     """
     import torch
 

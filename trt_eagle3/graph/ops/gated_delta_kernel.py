@@ -15,14 +15,14 @@ __all__ = ["KERNEL", "gated_delta_call"]
 KERNEL = Kernel(
     name="gated_delta",
     params="GatedDeltaParams",
-    doc="""A causal convolution over the path of each row and silu, q and k of length one, the gated
-delta rule along the path, and RMSNorm by heads times silu(z). Reads the states at state_reads[b],
-writes those after the first certain[b] rows at state_writes[b], which differs from every entry that
-is read, and keeps of the first 64 rows what brings states further (te3_commit_delta,
-te3_commit_window). Rows see whom tree_mask shows; more than 64 rows are a chain, of which it is not
-read. In 16 bits more than 16 rows go through tensor cores, whose operands are rounded to T.
-TE3_NOT_SUPPORTED for heads wider than 128 or no multiple of 4, more than 8 taps, and before
-Hopper for trees that shared memory does not hold.""",
+    doc="""A causal convolution over the path of each row and silu, q and k normalised to length
+one, the gated delta rule along the path, and RMSNorm by heads times silu(z). Reads the states at
+state_reads[b]. Writes those after the first certain[b] rows at state_writes[b], which differs from
+every entry that is read. Also outputs the first 64 rows, which advance states later
+(te3_commit_delta, te3_commit_window). Rows attend as in tree_mask; more than 64 rows must be a
+chain, and the mask is not read. In 16 bits, more than 16 rows use tensor cores, whose operands are
+rounded to T. TE3_NOT_SUPPORTED for heads wider than 128 or not a multiple of 4, for more than 8
+taps, and before Hopper for trees that do not fit into shared memory.""",
     tensors={
         "qkvz": "T [B * S, C + Hv * Dv], C = 2 * Hk * Dk + Hv * Dv",
         "ba": "T [B * S, 2 * Hv]",
@@ -47,9 +47,9 @@ Hopper for trees that shared memory does not hold.""",
         "epsilon": (float, ""),
         "blocks_per_head": (
             int,
-            "tests and measurements alone set this and chunk_rows, without tensor cores; 0: chosen",
+            "only for tests and measurements, as chunk_rows; without tensor cores; 0: chosen",
         ),
-        "chunk_rows": (int, "of a chain, solved together"),
+        "chunk_rows": (int, "rows of a chain, solved as one system"),
         "prefetch_safe": (
             int,
             "1: states, entries, certain, tree_mask, conv_weight are (te3_linear_args)",
@@ -67,9 +67,9 @@ Hopper for trees that shared memory does not hold.""",
     int32_t rows_at_once;  // set by the launcher
     DType dtype;
     """,
-    workspace="""Bytes of device memory, aligned to 16, that te3_gated_delta wants beside its
-tensors: for more than 16 rows of 16 bits. No more for smaller shapes, the same on any device;
-nothing in it outlives a launch.""",
+    workspace="""Bytes of device memory, aligned to 16, that te3_gated_delta needs besides its
+tensors, for more than 16 rows of 16 bits. Smaller shapes need no more. The size is the same on
+every device. Its contents are not kept between launches.""",
 )
 
 
@@ -82,13 +82,13 @@ def gated_delta_call(
     chunk_rows: int = 0,
     prefetch_safe: bool = True,
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """The op's ``inputs`` -> its outputs, states updated in place.
+    """Build the kernel call for the op's ``inputs``. States are updated in place.
 
     Args:
-        blocks_per_head, chunk_rows: for tests and measurements; 0: chosen.
+        blocks_per_head, chunk_rows: for tests and measurements; 0: chosen by the launcher.
         prefetch_safe: states, entries, ``certain``, ``tree_mask`` and ``conv_weight`` are older
-            than any launch that may still run (see ``linear``): a graph writes a layer's states in
-            that layer's own launch alone.
+            than any launch that may still run (see ``linear``). In a graph, only a layer's own
+            launch writes its states.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: no kernel computes this on this device.

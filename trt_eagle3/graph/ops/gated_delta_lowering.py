@@ -5,10 +5,10 @@ from __future__ import annotations
 __all__ = ["L2_EPSILON", "LOWERING", "LOWERING_17", "TREE_ROWS"]
 
 L2_EPSILON = 1e-6
-"""Added to the squares of a head of q and k (flash-linear-attention, ``l2norm``)."""
+"""Added to the sum of squares of a head of q and k (flash-linear-attention, ``l2norm``)."""
 
 TREE_ROWS = 64
-"""Rows of a tree at most."""
+"""Maximum number of rows of a tree."""
 
 _SIZES = """
     zero = Constant <value_int = 0> ()
@@ -54,7 +54,7 @@ _SIZES = """
     on_path = And (paths, is_not_after)
 """
 
-# the row at each tap: the one as many steps up the path, which goes on through the state's rows
+# the row at each tap: that many steps up the path, which continues into the state's rows
 _CONVOLUTION = """
     cut_z = Concat <axis = 0> (channels, value_width)
     qkvz_rows = Reshape (qkvz, rows_shape)
@@ -116,8 +116,8 @@ _HEADS = """
     {p} = Transpose <perm = [0, 2, 1, 3]> ({p}_all)
 """
 
-# beta by Exp: ONNX Runtime's Sigmoid is off by 2e-4 of its value at -8 and by 1e-2 at -12, which
-# long prompts add up
+# beta uses Exp: ONNX Runtime's Sigmoid has a relative error of 2e-4 at -8 and 1e-2 at -12, which
+# accumulates over long prompts
 _GATES = f"""
     l2_epsilon = Constant <value_float = {L2_EPSILON}> ()
     group = Div (v_heads, k_heads)

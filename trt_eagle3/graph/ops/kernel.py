@@ -1,7 +1,7 @@
-"""What the C library's interface is made of, as data: its numbers, and a kernel's arguments.
+"""The C library's interface as data: its constants, and the arguments of its kernels.
 
-The ctypes structures of ``engine/capi`` and the C header ``plugins/capi/kernels.h`` are both
-made from this. Importing it does not import torch.
+The ctypes structures of ``engine/capi`` and the C header ``plugins/capi/trt_eagle3_kernels.h`` are
+generated from it. Importing it does not import torch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Status(IntEnum):
-    """What a call returns.
+    """Return value of a call.
 
-    INVALID_ARGUMENT: a shape, dtype, alignment, or a null pointer. NOT_SUPPORTED: well-formed, but
-    no kernel computes it on this device. WRONG_DEVICE: no CUDA device, or memory that is not on the
-    current one. CUDA_ERROR: the launch failed.
+    INVALID_ARGUMENT: an invalid shape, dtype or alignment, or a null pointer. NOT_SUPPORTED: valid,
+    but no kernel computes it on this device. WRONG_DEVICE: no CUDA device, or memory of another
+    device than the current one. CUDA_ERROR: the launch failed.
     """
 
     OK = 0
@@ -60,16 +60,16 @@ class ElementType(IntEnum):
 
 
 class Mask(IntEnum):
-    """Who sees whom in the tail: an explicit mask, or token i sees slots up to its own."""
+    """Mask of the tail: an explicit mask, or token i attends to slots up to its own."""
 
     TREE = 0
     CAUSAL = 1
 
 
 class AttentionPath(IntEnum):
-    """How attention multiplies; anything but AUTO is for tests and measurements.
+    """Implementation of attention. Values other than AUTO are for tests and measurements.
 
-    PROMPT is ``TreeAttention``'s alone: the kernel for many new tokens, on Hopper.
+    PROMPT is only for ``TreeAttention``: the kernel for many new tokens, on Hopper.
     """
 
     AUTO = 0
@@ -84,16 +84,16 @@ class Kernel:
     """A function of the C library, ``te3_<name>``, and its arguments ``te3_<name>_args``.
 
     Attributes:
-        params: the C++ struct of what it is launched with: a pointer for each tensor, ``sizes``,
-            and the scalars (``plugins/kernels/kernel_params.h``).
-        doc: what it computes, as the headers say it.
+        params: the C++ struct of the launch parameters: a pointer for each tensor, ``sizes``, and
+            the scalars (``plugins/kernels/kernel_params.h``).
+        doc: description for the headers.
         tensors: name -> type and shape, in the order of the struct.
         writes: the tensors that it writes.
-        scalars: name -> ``int`` (int32), ``float`` or an enum, and a comment; they follow the
+        scalars: name -> ``int`` (int32), ``float`` or an enum, and a comment. They come after the
             tensors.
-        sizes: what ``params`` tells it of the tensors, as declarations in C++.
-        workspace: what the header says about device memory that it wants beside its tensors; ""
-            where it wants none.
+        sizes: the fields of ``params`` with sizes of the tensors, as declarations in C++.
+        workspace: the header's description of the device memory needed besides its tensors; "" if
+            none.
     """
 
     name: str
@@ -108,14 +108,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelCall(Generic[Result_co]):
-    """One call of a kernel, as data: nothing runs until ``engine.capi.launch`` takes it.
+    """One call of a kernel, as data. ``engine.capi.launch`` executes it.
 
     Attributes:
-        tensors: by the kernel's names, on one CUDA device, the first one that is there; None is a
-            null pointer. A tensor on the meta device has a shape and a null pointer.
-        scalars: by the kernel's names; 0 where absent.
-        result: what the caller gets: tensors that the kernel writes.
-        workspace: uint8; allocated where the kernel wants one and none is given.
+        tensors: by the kernel's names, all on one CUDA device; None is a null pointer. A tensor on
+            the meta device has a shape and a null pointer.
+        scalars: by the kernel's names; 0 if absent.
+        result: the caller's result: tensors that the kernel writes.
+        workspace: uint8; allocated if the kernel needs one and none is given.
     """
 
     kernel: Kernel

@@ -1,10 +1,10 @@
-"""Keys and values as FP8: e4m3 numbers, a byte each, times their head's scale.
+"""Keys and values as FP8: e4m3 numbers, one byte each, times their head's scale.
 
     stored = e4m3(clip(x * (1 / scale), -448, 448)),  x = stored * scale
 
-Inverse and product are float32, rounding is to nearest even: a row's bytes depend on nothing but
-the row.
-e4m3 is OFP8's (bias 7, largest 448, no infinities): Micikevicius et al. 2022, arXiv 2209.05433.
+Inverse and product are float32, rounding is to nearest even. A row's bytes depend only on the row.
+The e4m3 type is OFP8's (bias 7, largest 448, no infinities): Micikevicius et al. 2022, arXiv
+2209.05433.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["decode", "decode_lowering", "encode", "encode_lowering"]
 
 
-_EXPONENTS = range(-6, 9)  # of normal numbers; below them steps are as of the first
+_EXPONENTS = range(-6, 9)  # of normal numbers; subnormals have the steps of the first
 
 
 def encode(x: Tensor, scales: Tensor) -> Tensor:
-    """uint8 [..., Hkv, D], the e4m3 numbers of ``x`` [..., Hkv, D]; ``scales``: float32 [Hkv]."""
+    """Encode ``x`` [..., Hkv, D] to e4m3, uint8 [..., Hkv, D]; ``scales``: float32 [Hkv]."""
     import torch
 
     held = (x.float() * scales.reciprocal()[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8)
@@ -32,17 +32,18 @@ def encode(x: Tensor, scales: Tensor) -> Tensor:
 
 
 def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """``dtype`` [..., Hkv, D] of uint8 ``codes``; ``scales``: float32 [Hkv]."""
+    """Decode uint8 ``codes`` to ``dtype`` [..., Hkv, D]; ``scales``: float32 [Hkv]."""
     import torch
 
     return (codes.view(torch.float8_e4m3fn).float() * scales[:, None]).to(dtype)
 
 
 def encode_lowering(x: str, codes: str, kind: int) -> str:
-    """Nodes from ``x`` [n, Hkv, D] to uint8 ``codes``; ``kind``: row of ``kv_scales``.
+    """Build nodes from ``x`` [n, Hkv, D] to uint8 ``codes``; ``kind``: row of ``kv_scales``.
 
-    ONNX has no node that shows a number's bits: a code is 8 for each power of two that the number
-    reaches past the first, and the steps from there; 16 steps are the next power's first.
+    ONNX has no node that reads a number's bits. So a code is computed as 8 for each power of two
+    from the second on that the number reaches, plus its steps above the last power. 16 steps equal
+    the first step of the next power.
     """
     bounds = ", ".join(str(2.0**e) for e in _EXPONENTS)
     steps = ", ".join(str(2.0 ** (max(e, _EXPONENTS[0]) - 3)) for e in (-7, *_EXPONENTS))
@@ -79,7 +80,7 @@ def encode_lowering(x: str, codes: str, kind: int) -> str:
 
 
 def decode_lowering(codes: str, x: str, kind: int, *, like: str) -> str:
-    """Nodes from uint8 ``codes`` [..., Hkv, D] to ``x``, of the type of ``like``."""
+    """Build nodes from uint8 ``codes`` [..., Hkv, D] to ``x``, of the type of ``like``."""
     table = ", ".join(map(str, _values()))
     return f"""{_scale(codes, kind)}
     {codes}_index = Cast <to = 6> ({codes})
@@ -90,7 +91,7 @@ def decode_lowering(codes: str, x: str, kind: int, *, like: str) -> str:
 
 
 def _scale(prefix: str, kind: int) -> str:
-    """``<prefix>_scale`` float32 [1, Hkv, 1]."""
+    """Build ``<prefix>_scale`` float32 [1, Hkv, 1]."""
     return f"""
     {prefix}_kind = Constant <value_ints = [{kind}]> ()
     {prefix}_by_head = Gather <axis = 0> (kv_scales, {prefix}_kind)
@@ -99,6 +100,6 @@ def _scale(prefix: str, kind: int) -> str:
 
 
 def _values() -> list[float]:
-    """What each byte stands for; NaN's stands for 480, as if it were a number."""
+    """Return the value of each byte. NaN's byte has the value 480."""
     sizes = [2.0 ** (max(b >> 3, 1) - 7) * ((b & 7) / 8 + (b > 7)) for b in range(128)]
     return [*sizes, *(-size for size in sizes)]

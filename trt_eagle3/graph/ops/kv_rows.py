@@ -30,13 +30,14 @@ def write_kv_rows(
 ) -> None:
     """Write new token i of row b to slot ``past + (tail - num_new) + i`` of that row.
 
-    Padding, i >= query_lengths[b], goes to page 0, which no row owns.
+    Padding, i >= query_lengths[b], is written to page 0, which belongs to no row.
 
     Args:
         new: keys and values, T [N, Hkv * D].
         caches: of keys and of values, T or uint8 (e4m3) [pages * page_size, Hkv, D]; updated.
-        past_lengths, query_lengths: int32 [B]; page_table: int32 [B, P].
-        kv_scales: float32 [2, Hkv] where the caches hold e4m3 numbers.
+        past_lengths, query_lengths: int32 [B].
+        page_table: int32 [B, P].
+        kv_scales: float32 [2, Hkv] if the caches hold e4m3 numbers.
     """
     import torch
 

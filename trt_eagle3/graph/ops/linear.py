@@ -1,6 +1,6 @@
-"""``y = x . weight^T``: what a Gemm without a bias is where a plugin computes it.
+"""``y = x . weight^T``: a Gemm without a bias, for a plugin.
 
-No graph of ours has it: ``graph/trt_export.py`` puts it in where it is asked for.
+No graph of ours contains it: ``graph/trt_export.py`` substitutes it on request.
 
 Shapes: x T [n, K]; weight T [N, K]; y T [n, N].
 """
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 __all__ = ["KERNEL", "LINEAR", "MAX_LINEAR_ROWS", "linear", "linear_call"]
 
-MAX_LINEAR_ROWS = 64  # of ``x``
+MAX_LINEAR_ROWS = 64  # rows of ``x``
 
 KERNEL = Kernel(
     name="linear",
     params="LinearParams",
-    doc="""y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for
-float32, for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16
-whose x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and of more than
-16 a weight of 64 MiB or more. Before Hopper x must fit.
+    doc="""y = x . weight^T, for few rows of x, as in decoding. TE3_NOT_SUPPORTED for float32, for K
+that is not a multiple of 32, and for more than 64 rows. On Hopper, 9 to 16 rows whose x does not
+fit into shared memory are computed only if K is a multiple of 128. More than 16 rows also need a
+weight of 64 MiB or more. Before Hopper x must fit.
 
-prefetch_safe = 1 promises that no launch which may still be running writes the weight, so that it
-is read while the launch before this one drains. Launches of this library start before the one
-before them has ended; any other launch, copy or CUDA graph waits for all that stand before it, and
-what was written before such a one is prefetch_safe.""",
+prefetch_safe = 1 promises that no launch that may still be running writes the weight, so that it is
+read while the launch before this one drains. Launches of this library start before the one before
+them has ended. Any other launch, copy or CUDA graph waits for all earlier ones, and memory written
+before it is prefetch-safe.""",
     tensors={"x": "T [M, K]", "weight": "T [N, K]", "y": "T [M, N]"},
     writes=("y",),
     scalars={"prefetch_safe": (int, "")},
@@ -44,7 +44,7 @@ what was written before such a one is prefetch_safe.""",
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T``."""
+    """Compute ``x @ weight.T``."""
     from torch.nn import functional
 
     return functional.linear(x, weight)
@@ -53,18 +53,19 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def linear_call(
     x: Tensor, weight: Tensor, *, prefetch_safe: bool = False, out: Tensor | None = None
 ) -> KernelCall[Tensor]:
-    """``x @ weight.T`` for a few rows: what decoding multiplies.
+    """Build the kernel call for ``x @ weight.T`` with few rows, as in decoding.
 
     Args:
-        x: T [M, K], M at most ``MAX_LINEAR_ROWS``; weight: T [N, K], K a multiple of 32.
-        prefetch_safe: no launch that may still be running writes ``weight``, so it is read while
-            the launch before drains. Our launches start before the one before them has ended; any
-            other launch, copy or CUDA graph waits for all before it, and what was written before
-            such a one is prefetch_safe.
+        x: T [M, K], M at most ``MAX_LINEAR_ROWS``.
+        weight: T [N, K], K a multiple of 32.
+        prefetch_safe: no launch that may still run writes ``weight``, so it is read while the
+            launch before drains. Our launches start before the one before them has ended. Any other
+            launch, copy or CUDA graph waits for all earlier ones. Memory written before it is
+            prefetch-safe.
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: float32, too many rows, another K, or what cuBLAS computes as fast
-            (``KERNEL.doc``).
+        NotImplementedError: float32, too many rows, an unsupported K, or a shape that cuBLAS
+            computes equally fast (``KERNEL.doc``).
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     tensors = {"x": x, "weight": weight, "y": out}

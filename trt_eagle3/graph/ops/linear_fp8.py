@@ -1,8 +1,8 @@
-"""``y = x . (weight * scale)^T``: what a Gemm with an FP8 weight is where a plugin computes it.
+"""``y = x . (weight * scale)^T``: a Gemm with an FP8 weight, for a plugin.
 
-No graph of ours has it: ``engine/trt/packed_products.py`` puts it in. The weight's bytes lie in the
-order of ``plugins/kernels/packed_weight.cuh``, four in an int32, because not every TensorRT has
-FP8.
+No graph of ours contains it: ``engine/trt/packed_products.py`` substitutes it. The weight's bytes
+are in the order of ``plugins/kernels/packed_weight.cuh``, four per int32, because not every
+TensorRT has FP8.
 
 Shapes: x T [n, K]; weight int32 [N, K / 4]; scale float32 [N or ceil(N / 128) or 1, 1 or K / 128];
 y T [n, N].
@@ -29,34 +29,34 @@ __all__ = [
     "linear_fp8",
 ]
 
-_SPAN = 64  # columns whose order the kernels change
+_SPAN = 64  # columns that the kernels reorder as a unit
 
 
 def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """``x @ (weight * scale).T``."""
+    """Compute ``x @ (weight * scale).T``."""
     import torch
 
     return byte_linear(x, weight.contiguous().view(torch.float8_e4m3fn).float(), scale)
 
 
 def byte_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """``x @ (codes * scale).T``; codes: float32 [N, K], columns in the kernels' order."""
+    """Compute ``x @ (codes * scale).T``; codes: float32 [N, K], in the kernels' column order."""
     from torch.nn import functional
 
     return functional.linear(x, byte_values(codes, scale).to(x.dtype))
 
 
 def byte_values(codes: Tensor, scale: Tensor) -> Tensor:
-    """``codes * scale`` [N, K], columns in their own order; codes in the kernels'."""
+    """Compute ``codes * scale`` [N, K] in natural column order; codes have the kernels' order."""
     rows, inner = codes.shape
-    # [lanes, 16s, halves, pairs] -> columns in their own order
+    # [lanes, 16s, halves, pairs] -> natural column order
     ordered = codes.view(rows, inner // _SPAN, 4, 4, 2, 2).permute(0, 1, 3, 4, 2, 5)
     each = scale.repeat_interleave(inner // scale.shape[1], 1)
     block = rows if len(scale) == 1 else 1 if len(scale) == rows else 128
     return ordered.reshape(rows, inner) * each.repeat_interleave(block, 0)[:rows]
 
 
-# A byte is what is left of a word by 256: opset 17 shifts no int32.
+# A byte is a word's remainder modulo 256: opset 17 cannot shift int32.
 BYTES = """
     base = Constant <value_int = 256> ()
     base32 = Cast <to = 6> (base)
@@ -83,7 +83,7 @@ BYTES = """
     flat = Reshape (ordered, rows_shape)
     codes = Cast <to = 1> (flat)
 """
-# The number is the byte's sign, four bits of exponent with a bias of 7, and three of a fraction.
+# A byte has a sign, four bits of exponent with a bias of 7, and a fraction of three bits.
 NUMBERS = """
     half = Constant <value_float = 128.0> ()
     eight = Constant <value_float = 8.0> ()
@@ -107,7 +107,7 @@ NUMBERS = """
     negative = Neg (unsigned)
     values = Where (is_positive, unsigned, negative)
 """
-# A row has the scale of its own number, of its block of 128, or the only one; a column likewise.
+# A row has its own scale, that of its block of 128, or the only one. So has a column.
 SCALES = """
     span = Constant <value_int = 128> ()
     none = Constant <value_int = 0> ()

@@ -1,12 +1,12 @@
-"""``y = x . ((weight - zero_point) * scale)^T``: what a Gemm with an INT4 weight is where a plugin
-computes it.
+"""``y = x . ((weight - zero_point) * scale)^T``: a Gemm with an INT4 weight, for a plugin.
 
-No graph of ours has it: ``engine/trt/packed_products.py`` puts it in. Its constants are int32 that
-carry bytes, because not every TensorRT has the types: eight codes of four bits in the order of
-``plugins/kernels/packed_weight.cuh``, two scales of ``scale_type``, or four zero points.
+No graph of ours contains it: ``engine/trt/packed_products.py`` substitutes it. Its constants are
+int32 that hold bytes, because not every TensorRT has the types. One int32 has eight codes of four
+bits in the order of ``plugins/kernels/packed_weight.cuh``, two scales of ``scale_type``, or four
+zero points.
 
 Shapes: G groups of 32, 64 or 128 columns; x T [n, K]; weight int32 [N, K / 8]; scale int32
-[N / 2, G], the bytes of [N, G]; zero_point int32 [N / 4, G] likewise, 8 where absent; y T [n, N].
+[N / 2, G], the bytes of [N, G]; zero_point int32 [N / 4, G], also bytes, 8 if absent; y T [n, N].
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["INT4_VALUES", "LINEAR_INT4", "int4_values", "linear_int4"]
 
-_SPAN = 128  # columns whose order the kernels change
+_SPAN = 128  # columns that the kernels reorder as a unit
 _BFLOAT16 = 16  # of ``TensorProto``; else FLOAT16
 
 
 def linear_int4(
     x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, scale_type: int
 ) -> Tensor:
-    """``x @ ((weight - zero_point) * scale).T``; ``scale_type``: 10 (float16) or 16 (bfloat16)."""
+    """Compute ``x @ ((weight - zero_point) * scale).T``.
+
+    ``scale_type``: 10 (float16) or 16 (bfloat16).
+    """
     from torch.nn import functional
 
     return functional.linear(x, int4_values(weight, scale, zero_point, scale_type).to(x.dtype))
@@ -36,13 +39,13 @@ def linear_int4(
 def int4_values(
     weight: Tensor, scale: Tensor, zero_point: Tensor | None, scale_type: int
 ) -> Tensor:
-    """``(weight - zero_point) * scale``: float32 [N, K], columns in their own order."""
+    """Compute ``(weight - zero_point) * scale``: float32 [N, K] in natural column order."""
     import torch
 
     rows, inner = weight.shape[0], weight.shape[1] * 8
     shifts = torch.arange(0, 32, 4, device=weight.device, dtype=torch.int32)
     codes = (weight[..., None] >> shifts) & 15
-    # [lanes, 32s, two, 16s, halves] -> columns in their own order
+    # [lanes, 32s, two, 16s, halves] -> natural column order
     parts = codes.view(rows, inner // _SPAN, 4, 4, 2, 2, 2).permute(0, 1, 3, 5, 6, 2, 4)
     dtype = torch.bfloat16 if scale_type == _BFLOAT16 else torch.float16
     scales = scale.contiguous().view(dtype).view(rows, -1).float()
@@ -54,10 +57,10 @@ def int4_values(
     return about * scales.repeat_interleave(group, 1)
 
 
-# A number of so many bits is what is left of a word by their power of two: opset 17 shifts no
-# int32. A word that is negative counts as the one of the same bits: Mod follows the divisor's sign.
+# A number of b bits is a word's remainder modulo 2^b: opset 17 cannot shift int32. Mod takes the
+# divisor's sign, so negative words are handled as unsigned.
 def _cut(word: str, name: str, base: str, count: int) -> str:
-    """``name``: int32 [..., count], the numbers below ``base`` in ``word``, lowest first."""
+    """Build int32 [..., count] ``name``: the digits of ``word`` in ``base``, lowest first."""
     lines, rest = [], word
     for place in range(count):
         part = f"{name}{place}"
@@ -88,7 +91,7 @@ _CODES = f"""
     num_rows = Gather <axis = 0> (words_shape, zero_1)
     grid_shape = Concat <axis = 0> (num_rows, last)
 """
-# 16 bits as a number: float16 has 5 of exponent and 10 of a fraction, bfloat16 8 and 7.
+# 16 bits as a number: float16 has 5 bits of exponent and 10 of fraction, bfloat16 has 8 and 7.
 _SCALES = f"""
     many = Constant <value_int = 65536> ()
     base16 = Cast <to = 6> (many)
@@ -145,7 +148,7 @@ INT4_VALUES = {
     "": _CODES + _SCALES + _EIGHT + _SCALED,
     "zeros": _CODES + _SCALES + _ZEROS + _SCALED,
 }
-"""Nodes that make ``scaled``, float32 [N, K], by overload."""
+"""Nodes that compute ``scaled``, float32 [N, K], by overload."""
 _INPUTS = ("x", "weight", "scale")
 
 

@@ -1,6 +1,6 @@
-"""``y = x . ((weight - 128) * scale)^T``: what a Gemm with an INT8 weight is where a plugin
-computes it. Inputs and their shapes are those of ``linear_fp8.py``, with other numbers in the
-bytes.
+"""``y = x . ((weight - 128) * scale)^T``: a Gemm with an INT8 weight, for a plugin.
+
+Inputs and their shapes are those of ``linear_fp8.py``, with INT8 numbers in the bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["LINEAR_INT8", "linear_int8"]
 
 
 def linear_int8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """``x @ ((weight - 128) * scale).T``."""
+    """Compute ``x @ ((weight - 128) * scale).T``."""
     import torch
 
     return byte_linear(x, weight.contiguous().view(torch.uint8).float() - 128, scale)

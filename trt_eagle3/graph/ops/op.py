@@ -1,4 +1,4 @@
-"""What an op of ours is: everything about it that is not CUDA, as data in one file per op."""
+"""Op: the description of an op as data, in one file per op, without its CUDA code."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ OPSET_17 = 17  # the newest that TensorRT 8.6 reads
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One op.
+    """One op of our op set.
 
     Attributes:
-        inputs, outputs: names per overload ("" is the plain form).
+        inputs, outputs: names per overload ("" is the basic form).
         attributes: names of the required attributes per overload.
-        float_attributes: those of them that are floats; the rest are integers.
-        types: element types that are not T: "int32", "float32", "bool", or a type variable ("C":
-            of states, which may be of no compute type). An output has the type of the input with
-            the same variable; T is the compute type.
+        float_attributes: those that are floats; the others are integers.
+        types: element types other than T: "int32", "float32", "bool", or a type variable ("C" for
+            states, which need not have a compute type). An output has the type of the input with
+            the same variable. T is the compute type.
         lowering: text of the reference lowering per overload, in ONNX's textual syntax.
-        lowering_17: the same by operators of opset 17; TYPE stands for the compute type.
-        torch_function: ``f(*inputs, **attributes) -> output or tuple of outputs`` on stock torch
+        lowering_17: the same with operators of opset 17; TYPE stands for the compute type.
+        torch_function: ``f(*inputs, **attributes) -> output or tuple of outputs`` with stock torch
             operations.
-        kernel: the CUDA kernel that computes it, if there is one in the C library.
+        kernel: the CUDA kernel that computes it, if the C library has one.
         kernel_call: ``f(*inputs, **attributes)`` as a call of ``kernel``.
         plugin: the TensorRT plugin that computes it.
         plugin_attributes: attributes that only the plugin's nodes have.
-        plugin_values: their values, of the element types (``TensorProto``) of the inputs and
-            outputs.
+        plugin_values: computes their values from the element types (``TensorProto``) of the inputs
+            and outputs.
     """
 
     inputs: Mapping[str, tuple[str, ...]]
@@ -57,15 +57,15 @@ class Op:
 
     @property
     def name(self) -> str:
-        """The op's name in Python and C++: that of its file and its torch function."""
+        """The op's name in Python and C++, which its file and its torch function share."""
         return self.torch_function.__name__
 
     def overload(self, num_inputs: int) -> str:
-        """The overload with so many inputs."""
+        """Return the overload with ``num_inputs`` inputs."""
         return next(name for name, inputs in self.inputs.items() if len(inputs) == num_inputs)
 
     def output_types(self, inputs: Sequence[int], compute: int) -> list[int]:
-        """Element types of the outputs for those of the inputs (all are ``TensorProto`` enums)."""
+        """Compute the element types of the outputs from those of the inputs (``TensorProto``)."""
         overload = self.overload(len(inputs))
         names = self.inputs[overload]
         bound = {self.types.get(name): dtype for name, dtype in zip(names, inputs, strict=True)}
@@ -73,13 +73,13 @@ class Op:
         return [bound[self.types.get(name)] for name in self.outputs[overload]]
 
     def function(self, overload: str) -> onnx.FunctionProto:
-        """The reference lowering as an ONNX function."""
+        """Build the reference lowering as an ONNX function."""
         made = self._function(self.plugin, overload, OPSET, self.lowering[overload])
         made.overload = overload
         return made
 
     def function_17(self, overload: str, name: str, compute: int) -> onnx.FunctionProto:
-        """The lowering of opset 17 as a function ``name``, for the compute type ``compute``."""
+        """Build the opset 17 lowering as a function ``name``, for the compute type ``compute``."""
         body = self.lowering_17[overload].replace("TYPE", str(compute))
         return self._function(name, overload, OPSET_17, body)
 

@@ -1,7 +1,7 @@
-"""The rows of x that ``rows`` names, counted within each batch row.
+"""Pick the rows of x that ``rows`` lists, counted within each batch row.
 
-``y[b R + r] = x[b S + rows[b, r]]``. One Gather would do, were it not that TensorRT 8.6 cannot
-build one beside plugins.
+``y[b R + r] = x[b S + rows[b, r]]``. A single Gather would suffice, but TensorRT 8.6 cannot build
+one beside plugins.
 
 Shapes: x T [N, H]; rows int32 [B, R]; y T [B * R, H].
 """
@@ -19,9 +19,9 @@ __all__ = ["PICK_ROWS", "pick_rows"]
 
 
 def pick_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """``x [N, H]`` at ``rows [B, R]``, which count within each of the B batch rows:
+    """Pick the rows of ``x [N, H]`` at ``rows [B, R]``: ``[B * R, H]``.
 
-    ``[B * R, H]``.
+    ``rows`` count within each of the B batch rows.
     """
     by_row = x.view(rows.shape[0], -1, x.shape[1])
     return by_row.gather(1, rows.long()[..., None].expand(-1, -1, x.shape[1])).flatten(0, 1)

@@ -1,8 +1,8 @@
-"""Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
+"""Split the packed projection, normalise the heads of q and k, and rotate them by position.
 
-Cuts qkv into q, k, v; normalises each head of q and k (overload "norm", and "norm_offset" as of
-``AddRmsNorm``); turns pair i of every head of q and k (channels i and i + P) by
-``position_ids[pair_axis[i]] * inv_freq[i]``. Channels from 2 P on stay as they are.
+Splits qkv into q, k, v. Normalises each head of q and k (overload "norm", and "norm_offset" as in
+``AddRmsNorm``). Rotates pair i of every head of q and k (channels i and i + P) by
+``position_ids[pair_axis[i]] * inv_freq[i]``. Channels from 2 P on are unchanged.
 
 Shapes: P pairs, D/2 or fewer; qkv T [N, (Hq + 2 Hkv) * D]; position_ids int32 [3, B, S]; inv_freq
 float32 [P]; pair_axis int32 [P]; q_norm, k_norm T [D]; q T [N, Hq * D]; k, v T [N, Hkv * D].
@@ -31,8 +31,9 @@ __all__ = ["KERNEL", "QK_NORM_MROPE", "qk_norm_mrope", "qk_norm_mrope_call"]
 KERNEL = Kernel(
     name="qk_norm_mrope",
     params="QKNormMRopeParams",
-    doc="""Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i
-(channels i, i + P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay.""",
+    doc="""Splits qkv, normalises each head of q and k (with q_norm and k_norm), rotates pair i
+(channels i, i + P) by position_ids[pair_axis[i]] * inv_freq[i]. Channels from 2 P on are
+unchanged.""",
     tensors={
         "qkv": "T [N, (Hq + 2 Hkv) * D]",
         "position_ids": "int32 [3, B, S]",
@@ -177,8 +178,9 @@ def qk_norm_mrope(
     weight_offset: float = 0.0,
     rotary_dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut ``qkv`` [N, (Hq + 2 Hkv) D] into q, k, v, normalise the heads of q and k, and turn
-    them. ``rotary_dim``, of the lowering, is 2 P.
+    """Split ``qkv`` [N, (Hq + 2 Hkv) D], normalise the heads of q and k, and rotate them.
+
+    ``rotary_dim``, an attribute of the lowering, is 2 P.
     """
     import torch
 
@@ -219,13 +221,16 @@ def qk_norm_mrope_call(
     prefetch_safe: bool = False,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
-    """Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
+    """Build the kernel call that splits the projection, normalises q and k, and rotates them.
 
     Args:
-        qkv: T [N, (Hq + 2 Hkv) * D]; position_ids: int32 [3, B, S].
-        inv_freq: float32 [P]; pair_axis: int32 [P], each 0, 1 or 2.
-        q_norm, k_norm: T [D], or neither. weight_offset: added to them.
-        rotary_dim: of the lowering, 2 P.
+        qkv: T [N, (Hq + 2 Hkv) * D].
+        position_ids: int32 [3, B, S].
+        inv_freq: float32 [P].
+        pair_axis: int32 [P], each 0, 1 or 2.
+        q_norm, k_norm: T [D], or neither.
+        weight_offset: added to q_norm and k_norm.
+        rotary_dim: 2 P, an attribute of the lowering.
         prefetch_safe: everything but qkv is older than any launch that may still run (see
             ``linear``).
     Returns:
@@ -264,7 +269,7 @@ _ROTARY = ", rotary_embedding_dim: int = @rotary_dim"
 
 
 def _lowering_17(norm: str, *, still: bool) -> str:
-    """``norm``: of each head, or nothing; ``still``: whether channels stay as they are."""
+    """``norm``: nodes for each head, or empty; ``still``: whether some channels are unchanged."""
     parts = [_CUT_17, _PARTS_17 if still else _HALVES_17, EPSILON_17 if norm else ""]
     for names in (_Q, _K):
         p = names["p"]
@@ -310,7 +315,7 @@ QK_NORM_MROPE = Op(
     },
     torch_function=qk_norm_mrope,
     kernel=KERNEL,
-    # prefetch_safe: positions come into a graph from outside, and a product is right before
+    # prefetch_safe: positions are inputs of the graph, and the launch before is a product
     kernel_call=partial(qk_norm_mrope_call, prefetch_safe=True),
     plugin="QKNormMRope",
 )

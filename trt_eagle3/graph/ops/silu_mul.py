@@ -1,4 +1,4 @@
-"""``out = silu(gate) * up``, gate and up being the two halves of gate_up's columns.
+"""``out = silu(gate) * up``; gate and up are the two halves of gate_up's columns.
 
 Shapes: gate_up T [n, 2 W]; out T [n, W].
 """
@@ -31,7 +31,7 @@ KERNEL = Kernel(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of the halves of ``gate_up [n, 2 W]``: ``[n, W]``."""
+    """Compute ``silu(gate) * up`` of the halves of ``gate_up [n, 2 W]``: ``[n, W]``."""
     from torch.nn import functional
 
     gate, up = gate_up.chunk(2, dim=-1)
@@ -39,7 +39,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def silu_mul_call(gate_up: Tensor, out: Tensor | None = None) -> KernelCall[Tensor]:
-    """``silu(gate) * up`` of T [n, 2 * width], gate first -> T [n, width].
+    """Build the kernel call: ``silu(gate) * up`` of T [n, 2 * width], gate first, T [n, width].
 
     Raises:
         ValueError: a tensor does not fit; the message names it.

@@ -1,19 +1,19 @@
 """Write new keys and values into the cache, then attend over the past and the masked tail.
 
-Writes new token i of row b into slot ``past + (M - S) + i`` of the row (through its page table),
-then attends from every new token over the row's slots: all of [0, past), and slot past + j where
-``tree_mask[b, i, j]``. Rows i >= query_lengths are padding: they write to page 0, which no row
-owns, and their output means nothing.
+Writes new token i of row b into slot ``past + (M - S) + i`` of the row (through its page table).
+Then every new token attends over the row's slots: all of [0, past), and slot past + j if
+``tree_mask[b, i, j]``. Rows i >= query_lengths are padding: they are written to page 0, which
+belongs to no row, and their output is undefined.
 
 Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
 head_dim. q T [N, Hq * D]; k, v T [N, Hkv * D]; k_cache, v_cache T [pages * page_size, Hkv, D],
 updated in place; past_lengths, query_lengths int32 [B]; page_table int32 [B, P]; tree_mask bool
 [B, S, M]; out T [N, Hq * D].
 
-The form ``fp8`` has caches of e4m3 numbers, as uint8 (for TensorRT as int32, four in one:
-``graph/word_states.py``), and their scales: ``kv_scales`` float32 [2,
-Hkv], of keys and of values, by head (``graph/ops/kv_fp8.py``). What is attended to is what the
-caches hold, of new tokens as well: so it does not depend on which tokens share a forward.
+The form ``fp8`` has caches of e4m3 numbers as uint8 (for TensorRT as int32, four in one:
+``graph/word_states.py``). Their scales ``kv_scales`` are float32 [2, Hkv], of keys and of values,
+by head (``graph/ops/kv_fp8.py``). Attention reads the cached values, also of new tokens. So results
+do not depend on which tokens share a forward.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ KERNEL = Kernel(
     name="tree_attention",
     params="TreeAttentionParams",
     doc="""Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past)
-and the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
-cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its
-own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the batch may
-share pages: each sees what the others write. With kv_scales the caches hold e4m3 numbers, which
-times their head's scale are keys and values; new ones times its inverse, in float32, are rounded
-to nearest even, and what is larger than 448 becomes 448.""",
+and the tail slots in tree_mask. Tokens i >= query_lengths[b] are padding: they write no cache, no
+token attends to them, their output is 0. With TE3_MASK_CAUSAL token i attends to every slot up to
+its own; tree_mask.data may be null, its shape is still read. From S = 256 on, rows of the batch may
+share pages: each attends to what the others write. With kv_scales the caches hold e4m3 numbers.
+Times their head's scale they are keys and values. New ones times the inverse scale, in float32, are
+rounded to nearest even and clipped to 448.""",
     tensors={
         "q": "T [N, Hq * D]",
         "k": "T [N, Hkv * D]",
@@ -65,7 +65,7 @@ to nearest even, and what is larger than 448 becomes 448.""",
         "page_size": (int, ""),
         "scale": (float, ""),
         "mask": (Mask, ""),
-        "path": (AttentionPath, "tests and measurements alone set this and num_splits"),
+        "path": (AttentionPath, "only for tests and measurements, as num_splits"),
         "num_splits": (int, "0: chosen from the shapes"),
         "prefetch_safe": (
             int,
@@ -83,11 +83,11 @@ to nearest even, and what is larger than 448 becomes 448.""",
     uint32_t group_inverse;  // row / (Hq / Hkv) as a product: ceil(2^32 / ratio), 0 where it is 1
     int32_t head_dim;
     DType dtype;
-    int32_t written;  // set by the launcher: the new tokens are in the cache already
+    int32_t written;  // set by the launcher: the cache already has the new tokens
     """,
-    workspace="""Bytes of device memory, aligned to 16, that te3_tree_attention wants beside its
-tensors; often 0. Depends on shapes and the device, not on lengths. Nothing in it outlives a
-launch.""",
+    workspace="""Bytes of device memory, aligned to 16, that te3_tree_attention needs besides its
+tensors; often 0. It depends on shapes and the device, not on lengths. Its contents are not kept
+between launches.""",
 )
 
 
@@ -108,7 +108,7 @@ def tree_attention(
     page_size: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write k, v into their slots of the caches, in place, and attend over past and tail."""
+    """Write k, v into their cache slots, in place, and attend over past and tail."""
     import torch
     from torch.nn import functional
 
@@ -163,17 +163,17 @@ def tree_attention_call(
     num_splits: int = 0,
     prefetch_safe: bool = False,
 ) -> KernelCall[Tensor]:
-    """Write the new tokens into the cache, then attend from each over its past and the tail that
-    the mask shows.
+    """Build the kernel call that writes the new tokens and attends over past and masked tail.
 
     Args:
         q, k, v: T [N, Hq * D], [N, Hkv * D], [N, Hkv * D].
         k_cache, v_cache: T [slots, Hkv, D], updated in place.
-        past_lengths, query_lengths: int32 [B]; page_table: int32 [B, P].
-        tree_mask: bool [B, S, M]; None is the causal mask: token i sees every slot up to its own.
+        past_lengths, query_lengths: int32 [B].
+        page_table: int32 [B, P].
+        tree_mask: bool [B, S, M]. None is the causal mask: token i attends to slots up to its own.
         kv_scales: float32 [2, Hkv], for caches of e4m3 numbers, as uint8.
-        tail: M, for the causal mask alone; S when not given.
-        workspace: uint8, for the splits; allocated when wanted and not given.
+        tail: M, only for the causal mask; S if not given.
+        workspace: uint8, for the splits; allocated if needed and not given.
         prefetch_safe: caches, page table and lengths are older than any launch that may still run
             (see ``linear``).
     Returns:
@@ -202,10 +202,10 @@ def tree_attention_call(
 def _node_call(
     *inputs: Tensor, page_size: int, scale: float, **geometry: int
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
-    """The call of a node; geometry (head counts) is in the tensors' shapes already."""
+    """Build the call of a node. The tensors' shapes already have the geometry (head counts)."""
     del geometry
-    # prefetch_safe: a graph writes the page table nowhere, and a layer's cache only in that layer's
-    # own launches; where there are several, each writes pages that no other one reads
+    # prefetch_safe: a graph never writes the page table, and writes a layer's cache only in that
+    # layer's own launches. If there are several, each writes pages that no other one reads.
     scales = inputs[9] if len(inputs) > 9 else None
     call = tree_attention_call(
         *inputs[:9], kv_scales=scales, page_size=page_size, scale=scale, prefetch_safe=True
@@ -217,7 +217,7 @@ _FLOAT8E4M3FN = 17  # of onnx.TensorProto.DataType
 
 
 def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str, int]:
-    """``kv_type``: of the numbers in caches that are not of T."""
+    """Return ``kv_type``, the type of the numbers in caches that do not have type T."""
     del outputs
     return {"kv_type": _FLOAT8E4M3FN} if len(inputs) > len(_INPUTS) else {}
 

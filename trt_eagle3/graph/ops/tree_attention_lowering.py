@@ -204,7 +204,7 @@ LOWERING_17 = """
 
 
 def _with_fp8_caches(body: str) -> str:
-    """``body`` with what goes into the caches and what comes out of them in other words."""
+    """Encode what ``body`` writes to the caches, and decode what it reads from them."""
     for kind, name in enumerate("kv"):
         body = _replaced(
             body,

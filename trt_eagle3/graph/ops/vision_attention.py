@@ -1,8 +1,8 @@
 """Rotate the heads of q and k by row and column, then attend from each patch over its frame.
 
-Turns pair i of every head of q and k (channels i and i + D/2) by ``rope_positions[pair_axis[i]] *
-inv_freq[i]``, in float32, then attends from each patch over its own frame: patches frame_starts[f]
-to frame_starts[f + 1] - 1.
+Rotates pair i of every head of q and k (channels i and i + D/2) by ``rope_positions[pair_axis[i]] *
+inv_freq[i]``, in float32. Then each patch attends over its own frame: patches frame_starts[f] to
+frame_starts[f + 1] - 1.
 
 Shapes: n patches, F frames, H heads. qkv T [n, 3 * H * D]; rope_positions int32 [2, n]; inv_freq
 float32 [D/2]; pair_axis int32 [D/2]; frame_starts int32 [F + 1], ascending from 0 to n; frames may
@@ -27,8 +27,8 @@ KERNEL = Kernel(
     params="VisionAttentionParams",
     doc="""Rotates pair i (channels i and i + D/2) of every head of q and k by
 rope_positions[pair_axis[i]] * inv_freq[i], then attends from each patch over the patches of its own
-frame. Patch r belongs to the frame f with frame_starts[f] <= r < frame_starts[f + 1]; frames may be
-empty. float32, and head_dims other than 64, 72 and 80, are computed without tensor cores.""",
+frame. Frame f has patches frame_starts[f] to frame_starts[f + 1] - 1, or none. float32, and
+head_dims other than 64, 72 and 80, are computed without tensor cores.""",
     tensors={
         "qkv": "T [n, 3 * H * D]: q, k and v of all heads",
         "rope_positions": "int32 [2, n]",
@@ -41,7 +41,7 @@ empty. float32, and head_dims other than 64, 72 and 80, are computed without ten
     scalars={
         "num_heads": (int, ""),
         "scale": (float, ""),
-        "path": (AttentionPath, "tests and measurements alone set it"),
+        "path": (AttentionPath, "only for tests and measurements"),
     },
     sizes="""
     int32_t num_patches;  // n
@@ -49,12 +49,12 @@ empty. float32, and head_dims other than 64, 72 and 80, are computed without ten
     int32_t head_dim;
     DType dtype;
     """,
-    workspace="""Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its
-tensors: it depends on the shapes alone. Nothing in it outlives a launch.""",
+    workspace="""Bytes of device memory, aligned to 16, that te3_vision_attention needs besides its
+tensors. It depends only on the shapes. Its contents are not kept between launches.""",
 )
 
-# Goes through the queries in pieces of one frame whose scores take no more than 32 MiB. (A sequence
-# holds no bfloat16, so the pieces are float32.)
+# Processes the queries in pieces of one frame whose scores take at most 32 MiB. (A sequence cannot
+# hold bfloat16, so the pieces are float32.)
 _LOWERING = """
     zero = Constant <value_int = 0> ()
     first = Constant <value_ints = [0]> ()
@@ -122,8 +122,7 @@ _LOWERING = """
     out = CastLike (out_f32, qkv)
 """
 
-# All patches at once, frames kept apart by a mask: what attention without a kernel of its own comes
-# to.
+# Processes all patches at once and separates frames by a mask. This is the cost without a kernel.
 _TURN_17 = "".join(
     f"""
     {p}_rows = Reshape ({p}_flat, rows_shape)
@@ -208,7 +207,7 @@ def vision_attention(
     num_heads: int,
     scale: float,
 ) -> Tensor:
-    """Attention of each patch over its own frame: ``[n, H * D]``."""
+    """Attend from each patch over its own frame: ``[n, H * D]``."""
     angles = rope_positions.index_select(0, pair_axis).T.float() * inv_freq
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     q, k, v = qkv.unflatten(-1, (3, num_heads, -1)).unbind(1)
@@ -218,7 +217,7 @@ def vision_attention(
     return attend(q, k, v, frame_starts, scale)[0].transpose(0, 1).flatten(1)
 
 
-# as many as may be captured (engine/runtime/buckets.py): there no length can be read on the host
+# as many as may be captured (engine/runtime/buckets.py): lengths cannot be read on the host then
 _MASKED_PATCHES = 2048
 
 
@@ -245,11 +244,11 @@ def _attend_all_at_once(
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
-_PIECE_SCORES = 1 << 23  # of all heads: a piece's scores take 32 MiB where torch keeps them
+_PIECE_SCORES = 1 << 23  # of all heads: a piece's scores take 32 MiB if torch stores them
 
 
 def _attend_by_frame(q: Tensor, k: Tensor, v: Tensor, frame_starts: Tensor, scale: float) -> Tensor:
-    """Frame by frame, and within a frame in pieces of the queries, so that memory stays bounded."""
+    """Attend frame by frame, and in pieces of the queries, so that memory stays bounded."""
     import torch
     from torch.nn import functional
 
@@ -278,19 +277,20 @@ def vision_attention_call(
     workspace: Tensor | None = None,
     path: AttentionPath = AttentionPath.AUTO,
 ) -> KernelCall[Tensor]:
-    """Rotate the heads of q and k by row and column, then attend from each patch over its own
-    frame.
+    """Build the kernel call that rotates q and k, then attends from each patch over its frame.
 
     Args:
         qkv: T [n, 3 * H * D], D a multiple of 4 and at most 128.
-        rope_positions: int32 [2, n]; inv_freq: float32 [D / 2]; pair_axis: int32 [D / 2], 0 or 1.
+        rope_positions: int32 [2, n].
+        inv_freq: float32 [D / 2].
+        pair_axis: int32 [D / 2], 0 or 1.
         frame_starts: int32 [F + 1], ascending from 0 to n; frames may be empty.
-        workspace: uint8, for the packed q, k and v; allocated when wanted and not given.
+        workspace: uint8, for the packed q, k and v; allocated if needed and not given.
     Returns:
         T [n, H * D].
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: the wanted ``path`` does not exist for this head_dim, type or device.
+        NotImplementedError: ``path`` does not exist for this head_dim, type or device.
     """
     out = qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3) if out is None else out
     tensors = {

@@ -1,4 +1,4 @@
-"""The formats in which checkpoints write tool calls, one file each.
+"""The formats of tool calls, one file each.
 
 To add one: a file with a ``ToolFormat`` (``format.py``), and a line in ``registry.py``.
 """

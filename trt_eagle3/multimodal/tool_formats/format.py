@@ -1,4 +1,4 @@
-"""ToolFormat: how a checkpoint writes tool calls, with a reader and a grammar of them."""
+"""ToolFormat: a checkpoint's format of tool calls, with a reader and a grammar."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["CallGrammar", "CallPiece", "CallProgress", "CallReader", "ToolFormat
 
 @dataclass(frozen=True)
 class CallPiece:
-    """What a piece of text adds to a call.
+    """The call fragment that a piece of text adds.
 
     Attributes:
-        name: the function's name in the piece that begins the call; else None.
-        arguments: the next part of the arguments' JSON text.
+        name: function name, in the first piece of a call; else None.
+        arguments: next fragment of the arguments' JSON text.
     """
 
     name: str | None = None
@@ -30,8 +30,8 @@ class CallProgress:
     """The result of reading a piece of text.
 
     Attributes:
-        pieces: of the call.
-        text: plain text, if this is not a call: the trigger at least. ``pieces`` is empty then.
+        pieces: fragments of the call.
+        text: content, at least the trigger, if this is not a call. ``pieces`` is empty then.
         rest: the text after the call, or after ``text``. None: more text is needed.
     """
 
@@ -41,7 +41,7 @@ class CallProgress:
 
 
 class CallReader(Protocol):
-    """Reads one call, from its trigger on."""
+    """Read one call, from its trigger on."""
 
     def push(self, text: str, *, last: bool) -> CallProgress:
         """Read the next piece. ``last``: the answer ends with ``text``."""
@@ -73,26 +73,27 @@ class ToolFormat(Protocol):
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """The texts that a call may begin with. Constrained calls begin with the first."""
+        """Texts that a call may begin with. Constrained calls begin with the first."""
         ...
 
     @property
     def takes_text_arguments(self) -> bool:
-        """Whether a chat template of this format may take the arguments of past calls as JSON
-        text. Otherwise it takes mappings only.
+        """Whether chat templates of this format accept the arguments of past calls as JSON text.
+
+        Otherwise they accept mappings only.
         """
         ...
 
     def is_taught(self, text: str) -> bool:
-        """Whether a prompt or a chat template teaches this format."""
+        """Return whether a prompt or a chat template teaches this format."""
         ...
 
     def reader(self, tools: Mapping[str, Tool]) -> CallReader:
-        """Make a reader of one call. ``tools``: by name."""
+        """Create a reader of one call. ``tools``: by name."""
         ...
 
     def grammar(self, tool: Tool, *, strict: bool) -> CallGrammar:
-        """The form of a call of ``tool``.
+        """Return the form of a call of ``tool``.
 
         Args:
             strict: the arguments must match their schema; otherwise any arguments are allowed.

@@ -1,5 +1,6 @@
-"""Hermes' format, which Qwen2.5, Qwen3 and Qwen3-VL write:
-``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""Hermes' format of tool calls, used by Qwen2.5, Qwen3 and Qwen3-VL.
+
+``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trt_eagle3.multimodal.tools import Tool
 __all__ = ["HERMES"]
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
-_MAX_HEAD_LEN = 512  # characters before the arguments: a longer head is read only when complete
+_MAX_HEAD_LEN = 512  # characters before the arguments. A longer head is read once complete.
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
@@ -52,7 +53,7 @@ HERMES = _Hermes()
 
 
 class _HermesReader:
-    """Passes arguments on verbatim as they arrive."""
+    """Read one call. Emit its arguments verbatim as they arrive."""
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
@@ -65,7 +66,7 @@ class _HermesReader:
         return self._state(last)
 
     def _head(self, last: bool) -> CallProgress:
-        """Before the arguments."""
+        """Read the call before its arguments."""
         inner = self._held[len(_CALL) :]
         head = _HEAD.match(inner[:_MAX_HEAD_LEN])
         name = _json(head[1]) if head else None
@@ -85,7 +86,7 @@ class _HermesReader:
         return CallProgress((call,), rest=rest)
 
     def _whole(self, body: str) -> CallPiece | None:
-        """A complete call whose keys are in another order, or that has no arguments."""
+        """Read a complete call whose keys are in another order, or that has no arguments."""
         call = _json(body)
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return None
@@ -109,9 +110,7 @@ class _HermesReader:
         return CallProgress(pieces, rest=self._tail(last).rest)
 
     def _tail(self, last: bool) -> CallProgress:
-        """After the arguments: skip to the end of the call, or to the next call if the end is
-        missing.
-        """
+        """Skip to the end of the call, or to the next call if the end is missing."""
         found = re.search(f"{_END_CALL}|(?={_CALL})", self._held)
         if found:
             return CallProgress(rest=self._held[found.end() :])

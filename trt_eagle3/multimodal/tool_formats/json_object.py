@@ -11,14 +11,14 @@ _IN_STRING = re.compile(r'["\\]')
 
 
 class JsonObjectEnd:
-    """Tracks brackets and strings from an opening brace; reads each character once."""
+    """Track brackets and strings from an opening brace. Each character is read once."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """The index in ``text`` after the brace that closes the object; None: it is still open."""
+        """Return the index in ``text`` after the object's closing brace; None if it is open."""
         at = 0
         if self._escaped and text:
             at, self._escaped = 1, False

@@ -30,12 +30,12 @@ class JsonPart:
 
 @dataclass(frozen=True)
 class TextPart:
-    """A text, and the literal that ends it.
+    """A text and the literal that ends it.
 
     Attributes:
         matching: regular expressions (Rust's syntax). Each must match the whole text.
         excluding: regular expressions. None may match the whole text.
-        end: literal text after it.
+        end: literal text after the text.
     """
 
     matching: tuple[str, ...]
@@ -52,7 +52,7 @@ class Either:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A sequence of parts, any number of times. ``once``: at most once."""
+    """A sequence of parts, repeated any number of times. ``once``: at most once."""
 
     parts: tuple[Part, ...]
     once: bool = False
@@ -62,7 +62,7 @@ class Repeated:
 class ParametersPart:
     """The parameters of a call in Qwen3's XML format (``qwen3_xml_grammar.py``).
 
-    The process that tries grammars expands them.
+    The process that tests grammars expands them.
 
     Attributes:
         tool: the function's name, for errors.
@@ -80,7 +80,7 @@ Content = str | tuple[Part, ...]
 
 
 def part_form(parts: Sequence[Part]) -> list[Any]:
-    """The JSON form of ``parts``."""
+    """Convert ``parts`` to their JSON form."""
     return [_form(part) for part in parts]
 
 

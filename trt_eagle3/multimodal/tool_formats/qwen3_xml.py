@@ -1,4 +1,4 @@
-"""The XML format that the chat templates of Qwen3-Coder and Qwen3.5 teach::
+"""The XML format of tool calls in the chat templates of Qwen3-Coder and Qwen3.5::
 
     <tool_call>
     <function=NAME>
@@ -66,12 +66,12 @@ QWEN3_XML = _Qwen3Xml()
 
 
 class _Qwen3XmlReader:
-    """Turns arguments into JSON text as they arrive: strings at once, other values at their end.
+    """Convert arguments to JSON text as they arrive: strings at once, other values at their end.
 
-    A value may contain tags. ``</parameter>`` ends the value only before a tag that may follow a
+    A value may contain tags. ``</parameter>`` ends a value only before a tag that may follow a
     parameter. Opening tags on a line of their own inside a value are counted, so a value may quote
-    a whole call. If ``</parameter>`` is missing, the value ends where the function ends or another
-    parameter of the tool begins.
+    a whole call. If ``</parameter>`` is missing, the value ends at the end of the function or at
+    another parameter of the tool.
     """
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
@@ -80,13 +80,13 @@ class _Qwen3XmlReader:
         self._state: Callable[[bool], bool] = self._head
         self._pieces: list[CallPiece] = []
         self._rest: str | None = None
-        self._text = ""  # plain text, if this is not a call
+        self._text = ""  # content, if this is not a call
         self._parameters: Parameters = Parameters({})
         self._given: set[str] = set()
-        # the value that is being read
+        # state of the value that is being read
         self._types: frozenset[str] = frozenset()
-        self._value = ""  # its text so far, unless it is passed on at once
-        self._depth = 0  # tags that are open inside it
+        self._value = ""  # its text so far, unless it is emitted at once
+        self._depth = 0  # number of open tags inside it
         self._line_start = True  # whether the held text begins a line
 
     def push(self, text: str, *, last: bool) -> CallProgress:
@@ -96,10 +96,10 @@ class _Qwen3XmlReader:
             pass
         return CallProgress(tuple(self._pieces), self._text, self._rest)
 
-    # Each state consumes what it can of the held text. True: the next state may continue.
+    # Each state consumes a prefix of the held text. It returns True if the next state may continue.
 
     def _head(self, last: bool) -> bool:
-        """Before the first parameter, or the end of the function."""
+        """Read the head, before the first parameter or the end of the function."""
         body = self._held.removeprefix(_CALL).lstrip()
         name, closed, rest = body.removeprefix(_FUNCTION).partition(">")
         if not body.startswith(_FUNCTION):
@@ -119,7 +119,7 @@ class _Qwen3XmlReader:
         return False
 
     def _between(self, last: bool) -> bool:
-        """Before a parameter, or the end."""
+        """Read up to a parameter or the end of the function."""
         del last
         text = self._held.lstrip()
         if tag := _TAG.match(text):
@@ -136,7 +136,7 @@ class _Qwen3XmlReader:
         return False
 
     def _tail(self, last: bool) -> bool:
-        """After the function."""
+        """Read the end of the call after its function."""
         text = self._held.lstrip()
         if text.startswith(_END_CALL):
             self._rest = text[len(_END_CALL) :]
@@ -157,7 +157,7 @@ class _Qwen3XmlReader:
         self._state = self._value_start
 
     def _value_start(self, last: bool) -> bool:
-        """Skip the line break after the tag: it is not part of the value."""
+        """Skip the line break after the tag, which is not part of the value."""
         del last
         if not self._held:
             return False
@@ -180,13 +180,13 @@ class _Qwen3XmlReader:
         if tail < 0 or not _may_become_mark(self._held[tail:]):
             tail = len(self._held)
         self._take(self._before_line_break(tail))
-        if last and not self._is_text:  # the answer was cut
+        if last and not self._is_text:  # the answer was truncated
             self._pieces.append(CallPiece(None, self._value))
             self._value = ""
         return False
 
     def _value_ends(self, mark: re.Match[str], *, last: bool) -> bool | None:
-        """Whether the value ends at ``mark``; None: more text is needed."""
+        """Return whether the value ends at ``mark``; None: more text is needed."""
         if mark["kind"]:
             return self._opens_outside(mark)
         if self._depth:
@@ -200,8 +200,9 @@ class _Qwen3XmlReader:
         return (last or None) if _END_CALL.startswith(rest) else False
 
     def _opens_outside(self, mark: re.Match[str]) -> bool:
-        """Whether an opening tag is outside a value whose ``</parameter>`` is missing. Otherwise
-        it is part of the value.
+        """Return whether an opening tag ends a value whose ``</parameter>`` is missing.
+
+        Otherwise the tag is part of the value.
         """
         start = mark.start()
         if not (self._held[start - 1] == "\n" if start else self._line_start):
@@ -221,7 +222,7 @@ class _Qwen3XmlReader:
         self._state = self._between
 
     def _before_line_break(self, stop: int) -> int:
-        """``stop``, or one less: the line break before a tag is not part of the value."""
+        """Return ``stop`` without a line break before a tag, which is not part of the value."""
         return stop - (stop > 0 and self._held[stop - 1] == "\n")
 
     def _take(self, stop: int) -> None:
@@ -242,13 +243,13 @@ class _Qwen3XmlReader:
 
 
 def _next_text(text: str, at: int) -> str:
-    """The text after blanks from ``at`` on, cut to the length of a tag."""
+    """Return the text after blanks from ``at`` on, cut to the length of a tag."""
     start = _BLANKS.search(text, at).end()  # type: ignore[union-attr]  # matches everywhere
     return text[start : start + 300]
 
 
 def _ends_value(text: str, at: int, *, last: bool) -> bool | None:
-    """Whether the text at ``at`` may follow a parameter; None: more text is needed.
+    """Return whether the text at ``at`` may follow a parameter; None: more text is needed.
 
     ``last``: the text ends the answer, so the beginning of a tag is enough.
     """

@@ -1,4 +1,4 @@
-"""The grammar of a function's parameters in Qwen3's XML format.
+"""Build the grammar of a function's parameters in Qwen3's XML format.
 
 A value that can only be a string is plain text. A value that cannot be a string is JSON. If the
 schema allows both, the grammar excludes texts that would be read as a restricted other type.
@@ -35,8 +35,8 @@ from trt_eagle3.multimodal.tool_formats.schema import (
 __all__ = ["any_parameters", "call_parameters"]
 
 _CLOSING = "\n</parameter>\n"
-_MAX_BYTES = 256 << 10  # of the schemas of a tool, references included
-_MAX_ALTERNATIVES = 64  # of one parameter's schema
+_MAX_BYTES = 256 << 10  # of a tool's schemas, including references
+_MAX_ALTERNATIVES = 64  # per parameter's schema
 _ANYTHING = r"(.|\n)*"
 _NO_CLOSING = r"(.|\n)*<\/parameter>(.|\n)*"
 _NAME = r"[^<>\n]{1,64}"
@@ -50,14 +50,14 @@ _READS_AS: Mapping[str, str] = {
     "object": rf"{_SPACE}[\x7b\x22](.|\n)*",
     "array": rf"{_SPACE}[\x5b\x22](.|\n)*",
 }
-"""By type: texts that the reader may take as a value of that type."""
+"""By type: texts that the reader may parse as a value of that type."""
 _WRITTEN: Mapping[str, str] = {
     "null": "null",
     "boolean": "true|false",
     "integer": "-?(0|[1-9][0-9]{0,14})",
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,14})?",
 }
-"""By type: how values are written if every value of the type is allowed."""
+"""By type: the form of values if every value of the type is allowed."""
 _BOUNDS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"}
 )
@@ -75,7 +75,7 @@ _OF_ARGUMENTS = (
     "dependentSchemas",
     "dependencies",
 )
-"""Keywords about all arguments together, which a grammar of single parameters cannot express."""
+"""Keywords about all arguments jointly. A grammar of single parameters cannot express them."""
 _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "enum", "required"), (list, "a list")),
     **dict.fromkeys(("minLength", "maxLength"), (int, "a whole number")),
@@ -104,20 +104,21 @@ _FORMATS: Mapping[str, str] = {
     "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
     "uri": "[a-zA-Z][a-zA-Z0-9+.-]*:[A-Za-z0-9._~:\x2f?#@!$&'()*+,;=%-]+",
 }
-"""Texts of the formats that llguidance supports in JSON; some valid texts are left out."""
+"""Texts of the formats that llguidance supports in JSON; some valid texts are excluded."""
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""A token of a regular expression; enough to find anchors and groups."""
+"""A token of a regular expression, as needed to find anchors and groups."""
 
 
 def any_parameters() -> Part:
-    """Parameters of a call that may be any."""
+    """Build a grammar that allows any parameters."""
     return _others((), (_string({}, ""),))
 
 
 def call_parameters(tool: str, schema: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The parameters of a call of ``tool`` that match the JSON Schema of its arguments.
+    """Build the parameters of a call of ``tool`` that match the JSON Schema of its arguments.
 
-    Its time grows faster than ``schema``. Call it only in the process that tries grammars.
+    The time grows faster than the size of ``schema``. Call it only in the process that tests
+    grammars.
 
     Raises:
         UserError: this is not a schema, or this grammar cannot express it.
@@ -153,7 +154,7 @@ def call_parameters(tool: str, schema: Mapping[str, Any]) -> tuple[Part, ...]:
 
 
 def _checked(schema: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """``schema``, whose keywords have the types that are relied on here."""
+    """Check the types of the keywords of ``schema`` that this module reads."""
     for key, (kind, what) in _KINDS.items():
         value = schema.get(key)
         if key in schema and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -162,13 +163,13 @@ def _checked(schema: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _others(names: tuple[str, ...], value: tuple[Part, ...]) -> Part:
-    """Any number of parameters with names outside ``names``."""
+    """Build any number of parameters with names outside ``names``."""
     excluding = tuple(_literal(name) for name in names)
     return Repeated(("<parameter=", TextPart((_NAME,), excluding, ">\n"), *value))
 
 
 def _value(schema: Any, find: Find, where: str) -> tuple[Part, ...]:
-    """The value of a parameter, and the tag after it."""
+    """Build the value of a parameter and the tag after it."""
     types = types_of(schema, find)
     if "string" not in types:
         return _json(standalone(schema, find))
@@ -200,7 +201,7 @@ def _json(schema: Any) -> tuple[Part, ...]:
 
 
 def _enumerated(schema: Mapping[str, Any], types: frozenset[str], where: str) -> tuple[Part, ...]:
-    """The listed values that the reader reads back as themselves."""
+    """Build the listed values that the reader parses unchanged."""
     values = [schema["const"]] if "const" in schema else schema["enum"]
     texts = []
     for value in values:
@@ -213,7 +214,7 @@ def _enumerated(schema: Mapping[str, Any], types: frozenset[str], where: str) ->
 
 
 def _string(schema: Mapping[str, Any], where: str, misread: tuple[str, ...] = ()) -> Part:
-    """A string. ``misread``: texts that the reader would take as another type."""
+    """Build a string. ``misread``: texts that the reader would parse as another type."""
     for key in ("not", "if"):
         if key in schema:
             raise _refusal(where, key)
@@ -231,7 +232,7 @@ def _string(schema: Mapping[str, Any], where: str, misread: tuple[str, ...] = ()
 
 
 def _alternatives(schema: Any, find: Find, where: str) -> list[dict[str, Any]]:
-    """Flat schemas without references; a value matches ``schema`` if it matches one of them."""
+    """Flatten ``schema`` into schemas without references, one of which a value must match."""
     found: list[dict[str, Any]] = []
     todo: list[tuple[dict[str, Any], Any]] = [({}, schema)]
     for _ in range(_MAX_ALTERNATIVES * 4):
@@ -253,7 +254,7 @@ def _alternatives(schema: Any, find: Find, where: str) -> list[dict[str, Any]]:
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any], where: str) -> dict[str, Any]:
-    """Both schemas as one."""
+    """Merge two schemas."""
     for key in first.keys() & second.keys() - _ANNOTATIONS:
         if first[key] != second[key]:
             raise _refusal(where, f"{key} twice")
@@ -261,7 +262,7 @@ def _merged(first: dict[str, Any], second: dict[str, Any], where: str) -> dict[s
 
 
 def _found(pattern: str, where: str) -> str:
-    """A regular expression that matches every text containing ``pattern``."""
+    """Build a regular expression that matches every text containing ``pattern``."""
     branches: list[list[str]] = [[]]
     depth = 0
     for token in _TOKEN.findall(pattern):
@@ -282,7 +283,7 @@ def _found(pattern: str, where: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A regular expression that matches only ``text``."""
+    """Build a regular expression that matches only ``text``."""
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)
 
 

@@ -1,4 +1,4 @@
-"""The tool call formats by name, and the choice of one from a chat template."""
+"""The tool call formats by name, and the detection of one in a chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 
 
 def named_tool_format(name: str) -> ToolFormat:
-    """The format ``name``.
+    """Return the format ``name``.
 
     Raises:
         UserError: no format has that name.
@@ -33,5 +33,5 @@ def named_tool_format(name: str) -> ToolFormat:
 
 
 def taught_tool_format(text: str) -> ToolFormat:
-    """The format that a prompt or a chat template teaches; Hermes' if it teaches none."""
+    """Return the format that a prompt or a chat template teaches; Hermes' if it teaches none."""
     return next((known for known in TOOL_FORMATS.values() if known.is_taught(text)), HERMES)

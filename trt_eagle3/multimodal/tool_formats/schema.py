@@ -25,11 +25,11 @@ __all__ = [
     "types_of",
 ]
 
-_MAX_REFERENCES = 32  # in a chain; a longer chain is taken for a cycle
-_MAX_PARTS = 4096  # parts searched for types; answers wait meanwhile
+_MAX_REFERENCES = 32  # in a chain; a longer chain is treated as a cycle
+_MAX_PARTS = 4096  # parts searched for types; all answers wait for the search
 _MAX_INDEX_LEN = 9  # digits
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""Chat templates write past JSON values like this (``| string``), so models do too."""
+"""Chat templates write past JSON values in this form (``| string``), so models do too."""
 _TYPE_NAMES: Mapping[type, str] = {
     type(None): "null",
     bool: "boolean",
@@ -41,7 +41,7 @@ _TYPE_NAMES: Mapping[type, str] = {
 }
 Schema = Mapping[str, Any]
 Find = Callable[[str], Any]
-"""Returns the target of a reference; None if it is outside the schema."""
+"""Return the target of a reference; None if it is outside the schema."""
 
 
 class Parameters:
@@ -63,16 +63,16 @@ class Parameters:
         return named if isinstance(named, Mapping) else {}
 
     def schema(self, name: str) -> Any:
-        """The schema of a parameter; of an unnamed one, ``additionalProperties``."""
+        """Return the schema of a parameter; of an unnamed one, ``additionalProperties``."""
         return self.names.get(name, self.arguments.get("additionalProperties"))
 
     def types(self, name: str) -> frozenset[str]:
-        """The JSON types that a parameter may have; a string if the schema has none."""
+        """Return the JSON types that a parameter may have; a string if the schema has none."""
         return types_of(self.schema(name), self.find)
 
 
 def types_of(schema: Any, find: Find) -> frozenset[str]:
-    """The JSON types that ``schema`` allows.
+    """Return the JSON types that ``schema`` allows.
 
     Only its first parts are read. A schema that names no type allows a string.
     """
@@ -90,16 +90,16 @@ def types_of(schema: Any, find: Find) -> frozenset[str]:
 
 
 def combined(schema: Schema) -> list[Any]:
-    """The schemas that ``schema`` combines."""
+    """Return the schemas that ``schema`` combines."""
     lists = (schema.get(key) for key in ("anyOf", "oneOf", "allOf"))
     return [part for parts in lists if isinstance(parts, list) for part in parts]
 
 
 def schema_text(schema: Any) -> str:
-    """JSON text of a schema.
+    """Convert a schema to JSON text.
 
     Raises:
-        UserError: it holds NaN or an infinite number, or is nested too deep.
+        UserError: it contains NaN or an infinite number, or is nested too deep.
     """
     try:
         return json.dumps(schema, allow_nan=False)
@@ -108,12 +108,12 @@ def schema_text(schema: Any) -> str:
 
 
 def _type_of(value: Any) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     return _TYPE_NAMES.get(type(value), "none of JSON")
 
 
 def resolve(schema: Any, find: Find) -> Schema:
-    """``schema``, or the target of its reference; empty if that is not an object."""
+    """Return ``schema``, or the target of its reference; empty if that is not an object."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
@@ -124,7 +124,7 @@ def resolve(schema: Any, find: Find) -> Schema:
 
 
 def standalone(schema: Any, find: Find) -> Any:
-    """``schema`` with the targets of its references copied to its own ``$defs``.
+    """Copy the targets of a schema's references to its own ``$defs``.
 
     A part is copied once per reference, so call this only in a bounded process.
     """
@@ -153,9 +153,9 @@ def standalone(schema: Any, find: Find) -> Any:
 
 
 def json_from_text(text: str, types: frozenset[str]) -> str:
-    """JSON text of the value that ``text`` means for a parameter of ``types``.
+    """Return JSON text of the value that ``text`` means for a parameter of ``types``.
 
-    A text that is not a value of another type is a string, even if ``types`` has no string: the
+    A text that is not a value of another type is a string, even if ``types`` has no string. So the
     argument is kept, and the client can reject it.
     """
     bare = text.strip()
@@ -172,7 +172,7 @@ def json_from_text(text: str, types: frozenset[str]) -> str:
 
 
 def _readings(text: str, *, containers: bool) -> Iterator[tuple[str, Any]]:
-    """JSON texts that ``text`` may mean, and their values.
+    """Yield JSON texts that ``text`` may mean, and their values.
 
     ``containers``: also read objects and arrays that are encoded twice or in Python's syntax.
     """
@@ -192,10 +192,10 @@ _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 
 
 def _json(text: str) -> Any:
-    """The value of JSON text.
+    """Parse JSON text.
 
     Raises:
-        ValueError: not JSON; NaN and Infinity are not.
+        ValueError: the text is not JSON. NaN and Infinity are not JSON.
     """
     return json.loads(text, parse_constant=_refuse)
 
@@ -205,7 +205,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def named_types(schema: Schema) -> set[str]:
-    """The types that ``schema`` names itself."""
+    """Return the types that ``schema`` names itself, without references."""
     nullable = {"null"} if schema.get("nullable") is True else set()
     if "const" in schema:
         return {_type_of(schema["const"])} | nullable
@@ -222,7 +222,7 @@ def named_types(schema: Schema) -> set[str]:
 
 
 def referenced(root: Any, reference: str) -> Any:
-    """The target of a reference within ``root``; None if it points elsewhere."""
+    """Return the target of a reference within ``root``; None if it points elsewhere."""
     if not reference.startswith("#"):
         return None
     found = root
