@@ -182,7 +182,7 @@ def test_stats_of_a_plan_that_adapts_say_how_many_forwards_had_a_draft(
     length, drafted, forwards = acceptance_told(ended.err)
     emitted = 11 - (forwards - drafted)  # in the forwards with a draft: the others emit one each
     assert length == (f"{emitted / drafted:.2f}" if drafted else "-")
-    assert ("no draft where none was expected to pay" in ended.err) == (drafted < forwards)
+    assert ("some steps used no draft" in ended.err) == (drafted < forwards)
     plain = run("generate", adaptive, "What is 12 plus 30?", "--stats", "--no-speculation")
     assert acceptance_told(plain.err) == ("-", 0, 11)
     for quiet in (plain, run("generate", bundle, "What is 12 plus 30?", "--stats")):
@@ -206,7 +206,7 @@ def test_inspect_prints_tables(run: Run) -> None:
     assert "aux_layers" in out
     assert "specforge" in out
     assert re.match(r"target .*visual levels after \[1, 3, 5\]\ndraft ", out)
-    assert re.search(r"\nKV cache: [0-9,]+ bytes a token in 16 bits; ", out)
+    assert re.search(r"\nKV cache: [0-9,]+ bytes per token in 16 bits; ", out)
 
 
 def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:

@@ -99,7 +99,7 @@ def test_unknown_key_names_the_nearest_known_one(
         ({"engine": {"page_size": 1 << 70}}, "engine.page_size: .*got"),
         ({"speculation": {"steps": 10**9}}, "speculation.steps: .*got 1000000000"),
         ({"engine": {"kv_dtype": "int8"}}, "engine.kv_dtype: .*got 'int8'"),
-        ({"output": "a\0b"}, "output: a path holds no NUL character"),
+        ({"output": "a\0b"}, "output: expected a path without NUL characters"),
         ({"name": "../up"}, "name: expected letters, .*got '../up'"),
         ({"name": "a b"}, "name: expected letters, .*got 'a b'"),
         (

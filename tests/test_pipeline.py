@@ -287,7 +287,7 @@ def test_draft_whose_header_is_damaged_fails_at_build(tmp_path: Path, case: str)
 
 def test_longer_sequences_than_the_target_was_made_for_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"max_seq_len: 4097, the target was made for 4096 positions.*config\.json"
+        UserError, match=r"max_seq_len: 4097, the target has 4096 positions.*config\.json"
     ):
         build_tiny(tmp_path, limits={"max_seq_len": 4097})
     assert list(tmp_path.iterdir()) == []
@@ -310,7 +310,7 @@ def test_place_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["tree", "dynamic"])
 def test_tree_wider_than_the_drafts_vocabulary_is_refused(tmp_path: Path, mode: str) -> None:
     speculation = {"mode": mode, "steps": 1, "topk": 121}
-    with pytest.raises(UserError, match="121 best children, the draft knows 120 tokens"):
+    with pytest.raises(UserError, match="121 best children, the draft's vocabulary has 120 tokens"):
         build_tiny(tmp_path, speculation=speculation)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""The command line: one command per line of ``COMMANDS``, from ``commands/``."""
+"""Register the command line: one command per entry of ``COMMANDS``, from ``commands/``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     run_command(cli)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trt-eagle3")
 def cli() -> None:
-    """Qwen3-VL and Qwen3 with EAGLE-3 drafts: compile, prove, deploy."""
+    """Compile, validate and deploy Qwen3-VL and Qwen3 with EAGLE-3 drafts."""
 
 
 for _command in COMMANDS:

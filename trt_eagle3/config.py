@@ -1,4 +1,4 @@
-"""BuildConfig: one YAML file = one build. Every default stands here, once."""
+"""Define BuildConfig: one YAML file is one build. Every default is set here, once."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ __all__ = [
 ]
 
 _SHORT_NAME = re.compile(r"(b?)fp?(16|32)")
-_MAX_PROBLEMS = 4  # that one message names
+_MAX_PROBLEMS = 4  # maximum problems in one message
 TreeSide = Annotated[int, Field(gt=0, le=1024)]
 KVDtype = Literal["compute", "fp8"]
 
 
 def _long_dtype(engine: dict[str, Any]) -> dict[str, Any]:
-    """``engine`` with ``fp16`` as ``float16``, and so on."""
+    """Return ``engine`` with short dtype names made long: ``fp16`` becomes ``float16``."""
     name = engine.get("dtype")
     short = _SHORT_NAME.fullmatch(name) if isinstance(name, str) else None
     return engine | {"dtype": f"{short[1]}float{short[2]}"} if short else engine
 
 
 class TargetConfig(Section):
-    """The target.
+    """The target model.
 
     Attributes:
         checkpoint: a directory or a Hub id.
-        revision: of a Hub id: a branch, tag or commit. Left out: the newest.
+        revision: branch, tag or commit of a Hub id. Left out: the newest.
     """
 
     checkpoint: str
@@ -68,13 +68,13 @@ class TargetConfig(Section):
 
 
 class DraftConfig(Section):
-    """The draft.
+    """The draft model.
 
     Attributes:
-        checkpoint: a directory or a Hub id; ``mtp`` is the head for multi-token prediction in the
-            target's own checkpoint (a folder of that name is ``./mtp``).
-        revision: of a Hub id: a branch, tag or commit. Left out: the newest.
-        overrides: fields of the draft manifest by name, where you know better than its files;
+        checkpoint: a directory or a Hub id. ``mtp`` selects the multi-token prediction head in the
+            target's own checkpoint (for a folder of that name, write ``./mtp``).
+        revision: branch, tag or commit of a Hub id. Left out: the newest.
+        overrides: fields of the draft manifest by name, which replace those read from its files.
             ``build --override`` sets one.
     """
 
@@ -84,34 +84,35 @@ class DraftConfig(Section):
 
 
 class EngineConfig(Section):
-    """What runs the graphs.
+    """The backend that runs the graphs, and its numeric types.
 
     Attributes:
-        backend: ``onnxruntime``, ``torch`` or ``tensorrt``; each has defaults of its own.
-        device: where; ``cuda`` needs the torch backend, and tensorrt runs nowhere else.
+        backend: ``onnxruntime``, ``torch`` or ``tensorrt``; each has its own defaults.
+        device: the device of the graphs. ``cuda`` needs the torch or the tensorrt backend; tensorrt
+            runs on ``cuda`` only.
         dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt,
-            float32 elsewhere.
-        residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves
-            float16's range there. Left out: ``float32`` for tensorrt with float16, ``compute``
-            elsewhere.
-        weights: quantise the decoder's projections of a 16-bit target at build: ``fp8`` and
-            ``int8`` with a scale a row, ``int4`` with a scale a group (``build --calibration``).
-            Head, token table, norms, vision tower and draft stay as they are. Left out: as the
-            checkpoint has them.
-        quantise_head: with ``weights``, quantise the head too; a tied one gets numbers of its own
+            float32 otherwise.
+        residual: type of the target's residual stream; ``compute`` is ``dtype``. Qwen3-VL exceeds
+            the range of float16 there. Left out: ``float32`` for tensorrt with float16, ``compute``
+            otherwise.
+        weights: quantise the decoder's projections of a 16-bit target at build. ``fp8`` and
+            ``int8`` have one scale per row, ``int4`` one per group (``build --calibration``). Head,
+            token table, norms, vision tower and draft are not quantised. Left out: the checkpoint's
+            weights.
+        quantise_head: with ``weights``, quantise the head too. A tied head gets its own weights
             beside the token table.
-        activations: what products with quantised weights read their input as. ``int8``: rows
-            rounded to int8, less exact; in onnxruntime its accuracy level 4, many times faster; in
-            torch on cuda with INT8 weights of a scale a row, for faster prompts. ``fp8`` (torch on
-            cuda alone): rows are rounded to FP8 where the checkpoint says so or ``weights: fp8``
-            made the weight, for faster prompts. ``compute``: not rounded.
-        kv_dtype: what the target's keys and values are cached as. ``fp8``: e4m3, half the memory of
-            16 bits, rounded by scales of the checkpoint, of its calibration, or 1. ``compute``:
-            ``dtype``. A draft's few are always ``dtype``.
+        activations: input type of products with quantised weights. ``int8`` rounds rows to int8,
+            which is less exact: in onnxruntime its accuracy level 4, many times faster; in torch on
+            cuda for INT8 weights with one scale per row, for faster prompts. ``fp8`` (torch on cuda
+            only) rounds rows to FP8 where the checkpoint requests it or ``weights: fp8`` made the
+            weight, for faster prompts. ``compute`` does not round.
+        kv_dtype: type of the target's KV cache. ``fp8``: e4m3, half the memory of 16 bits, rounded
+            by scales of the checkpoint, of the calibration, or 1. ``compute``: ``dtype``. The
+            draft's KV cache is always ``dtype``.
         page_size: tokens per page of the KV cache.
-        prefill_chunk: prompt tokens per target pass. Left out: 4096 for torch on cuda, 512
-            elsewhere.
-        tensorrt: how TensorRT builds; of no effect elsewhere.
+        prefill_chunk: prompt tokens per target forward. Left out: 4096 for torch on cuda, 512
+            otherwise.
+        tensorrt: build options of TensorRT; other backends ignore them.
     """
 
     backend: str = "onnxruntime"
@@ -180,20 +181,23 @@ class EngineConfig(Section):
 
 
 class LimitsConfig(Section):
-    """What a bundle promises to hold.
+    """Capacity of the bundle.
 
     Attributes:
-        max_batch_size: sequences decoded at once. Left out: what the backend serves a crowd with
-            (64 for torch on cuda, 16 for tensorrt, 8 on the CPU).
-        max_seq_len: tokens of each with its answer. max_visual_tokens: of a prompt.
-        max_kv_tokens: rows of the KV cache. With fewer than all sequences need, those that no
-            longer fit are put off and computed again. Left out: every sequence has room for
-            ``max_seq_len``, as far as ``memory_fraction`` goes; on the CPU without
-            ``max_batch_size``, two of them have.
-        memory_fraction: of a GPU's memory, after weights, captured graphs and all else that a load
-            takes: what the KV cache may have where ``max_kv_tokens`` is left out.
-        max_waiting: requests in the queue; the next one is refused.
-        prefix_cache: keep KV pages of past prompts for prompts that begin alike.
+        max_batch_size: sequences decoded at once. Left out: the backend's size for many clients (64
+            for torch on cuda, 16 for tensorrt, 8 on the CPU).
+        max_seq_len: tokens of a sequence, prompt and answer. max_visual_tokens: visual tokens of a
+            prompt.
+        max_kv_tokens: rows of the KV cache. When the running sequences need more rows, some are
+            preempted and recomputed later. Left out: ``max_seq_len`` rows for every sequence,
+            within ``memory_fraction``; on the CPU without ``max_batch_size``, rows for two
+            sequences.
+        memory_fraction: share of a GPU's memory for the KV cache where ``max_kv_tokens`` is left
+            out. It applies to the memory left after weights, captured graphs and all else that a
+            load takes.
+        max_waiting: requests in the queue; further requests are refused.
+        prefix_cache: keep KV pages of past prompts, and reuse them for prompts with the same
+            prefix.
     """
 
     max_batch_size: PositiveInt = 8
@@ -214,21 +218,21 @@ class LimitsConfig(Section):
 
 
 class SpeculationConfig(Section):
-    """The shape of speculation.
+    """The shape of the draft, and when to speculate.
 
     Attributes:
-        mode: ``chain`` drafts one token per step; ``tree`` a static tree; ``dynamic`` one that
-            follows the draft's scores.
-        steps: draft steps per cycle, the deepest path.
-        topk: children per node of a tree at most; of a dynamic tree also the nodes that grow on at
-            each level.
-        num_draft_tokens: tokens verified per cycle, the root (last accepted token) included. A
+        mode: ``chain`` drafts one token per step; ``tree`` drafts a static tree; ``dynamic`` grows
+            a tree from the draft's scores.
+        steps: draft steps per cycle, the length of the deepest path.
+        topk: maximum children per node of a tree. In a dynamic tree also the nodes expanded at each
+            level.
+        num_draft_tokens: tokens verified per cycle, including the root (last accepted token). A
             chain has steps + 1.
         tree: the static tree as rank paths ([0] is the best child of the root, [0, 1] its
-            second-best child, ...). Left out, a tree of ``num_draft_tokens`` nodes is chosen
+            second-best child, ...). Left out: a tree of ``num_draft_tokens`` nodes, chosen
             best-first (see ``decode/speculation/tree.py``).
-        acceptance_floor: when the draft's first token is right less often than this, a warning
-            names ``probe``.
+        acceptance_floor: when the acceptance rate of the draft's first token is below this, a
+            warning recommends ``probe``.
         adaptive: every step drafts the tree with the best goodput: this one, a smaller one, or
             none. False: always this one.
     """
@@ -242,7 +246,7 @@ class SpeculationConfig(Section):
     adaptive: bool = True
 
     def same_tree(self, other: SpeculationConfig) -> bool:
-        """Whether both configure the same tree."""
+        """Return whether both configure the same tree."""
         rest = {"acceptance_floor": 0.0, "adaptive": False}
         return self.model_copy(update=rest) == other.model_copy(update=rest)
 
@@ -264,15 +268,15 @@ class SpeculationConfig(Section):
 
 
 class BuildConfig(Section):
-    """One build. Without a draft the bundle decodes plainly.
+    """One build. Without a draft the bundle decodes without speculation.
 
     Attributes:
-        name: of the bundle and its folder.
-        split_special_tokens: control tokens (``<|im_start|>``) in the text of a prompt are text;
-            false makes tokens of them, which lets whoever writes a prompt forge a system turn.
-        prompts: a prompt file, of questions like those that will be asked. The bundle keeps them,
-            and ``bench``, ``probe`` and ``validate`` ask them where they are given no others.
-        output: the folder that the bundle's folder is written into.
+        name: name of the bundle and of its folder.
+        split_special_tokens: treat control tokens (``<|im_start|>``) in a prompt's text as text.
+            False makes tokens of them, which lets the author of a prompt forge a system turn.
+        prompts: a prompt file with questions like those of your users. The bundle keeps them;
+            ``bench``, ``probe`` and ``validate`` use them by default.
+        output: the parent folder of the bundle's folder.
     """
 
     name: str
@@ -297,9 +301,7 @@ class BuildConfig(Section):
     @field_validator("limits", mode="before")
     @classmethod
     def _batch_of_backend(cls, raw: Any, known: ValidationInfo) -> Any:
-        """How many sequences run at once where nobody says, and on the CPU no more KV than two of
-        them can fill.
-        """
+        """Fill in a batch size where none is given; on the CPU also KV rows for two sequences."""
         given = raw.model_dump(exclude_unset=True) if isinstance(raw, LimitsConfig) else raw
         engine = known.data.get("engine")
         if engine is None or not isinstance(given, dict) or "max_batch_size" in given:
@@ -318,9 +320,10 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> BuildConfig:
-    """Read a build config; ``settings`` come over its keys, ``overrides`` over its
-    ``draft.overrides``.
+    """Read a build config, and apply ``settings`` and draft ``overrides`` to it.
 
+    Args:
+        overrides: replace keys of its ``draft.overrides``. settings: replace keys of the config.
     Raises:
         UserError: unreadable, not YAML, an unknown key (the message names the nearest known one),
             or a bad value.
@@ -335,7 +338,7 @@ def load_config(
     if overrides:
         draft = raw.get("draft")
         if not isinstance(draft, dict):
-            raise UserError(f"{path}: overrides of a draft given, and no draft in the config")
+            raise UserError(f"{path}: draft overrides given, but the config has no draft")
         own = draft.get("overrides") or {}
         if not isinstance(own, dict):
             raise UserError(
@@ -346,7 +349,7 @@ def load_config(
 
 
 def _merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, Any]:
-    """``settings`` over ``raw``, section by section."""
+    """Return ``raw`` with ``settings`` applied, section by section."""
     found = dict(raw)
     for name, value in settings.items():
         own = found.get(name)
@@ -357,7 +360,7 @@ def _merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, An
 
 
 def config_from_dict(raw: Mapping[str, Any], origin: str) -> BuildConfig:
-    """Check ``raw``; ``origin`` names it in errors."""
+    """Validate ``raw``; error messages name it ``origin``."""
     try:
         return BuildConfig.model_validate(raw)
     except ValidationError as error:

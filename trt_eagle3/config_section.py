@@ -1,4 +1,4 @@
-"""What the sections of a configuration have in common."""
+"""Define the base class of all config sections, and shared field types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=1 << 24)]
 
 def _place(path: Path) -> Path:
     if "\0" in str(path):
-        raise ValueError("a path holds no NUL character")
+        raise ValueError("expected a path without NUL characters")
     return path.expanduser()
 
 
@@ -22,6 +22,6 @@ UserPath = Annotated[Path, AfterValidator(_place)]
 
 
 class Section(BaseModel):
-    """Frozen, and without keys that nobody knows."""
+    """A frozen section that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

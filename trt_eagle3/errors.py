@@ -1,6 +1,4 @@
-"""The ways a run can end badly, each with its exit code; and how a message quotes what strangers
-wrote.
-"""
+"""Define the errors of a run with their exit codes, and quote untrusted text in messages."""
 
 from __future__ import annotations
 
@@ -27,17 +25,17 @@ __all__ = [
 ]
 
 MAX_QUOTE_LEN = 200
-"""Characters of a foreign text that a message repeats at most."""
+"""Maximum characters of an untrusted text that a message repeats."""
 MAX_MESSAGE_LEN = 1200
-"""Characters of a whole message at most."""
-_TAIL_LEN = 300  # of its end, where the fix stands
+"""Maximum characters of a whole message."""
+_TAIL_LEN = 300  # characters kept from the end of a long message, which holds the fix
 
 
 def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
     """Cut ``str(text)`` to ``most`` characters of one printable line, without quotation marks.
 
-    For names, and for the messages of other libraries. What cannot be printed (line ends, control
-    characters, lone surrogates) is written as an escape.
+    For names, and for messages of other libraries. Unprintable characters (line ends, control
+    characters, lone surrogates) are escaped.
     """
     whole = str(text)
     line = _printable(whole[: most + 1])
@@ -45,7 +43,7 @@ def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether ``error`` is a failure of the work, and not a request to exit.
+    """Return whether ``error`` is a failure of the work, not a request to exit.
 
     Panics of Rust libraries derive from BaseException only, so ``except Exception`` misses them.
     """
@@ -53,7 +51,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def as_failure(error: BaseException) -> Exception:
-    """``error`` as an Exception, to report the job that raised it."""
+    """Return ``error`` as an Exception, to report the job that raised it."""
     if isinstance(error, Exception):
         return error
     failure = EngineFailedError(f"{type(error).__name__}: {clip(error)}")
@@ -64,9 +62,9 @@ def as_failure(error: BaseException) -> Exception:
 def release_frames(error: BaseException) -> None:
     """Release what the frames of ``error`` and of its causes hold, such as images of a request.
 
-    Otherwise an error that is kept holds them until the garbage collector runs. A
-    ``TrtEagle3Error`` and its causes lose their tracebacks; frames of other errors are emptied, and
-    their tracebacks stay.
+    Otherwise a stored error keeps them alive until the garbage collector runs. A ``TrtEagle3Error``
+    and
+    its causes lose their tracebacks. Other errors keep their tracebacks; their frames are cleared.
     """
     chain: list[BaseException] = []
     following: BaseException | None = error
@@ -88,16 +86,15 @@ def _printable(text: str) -> str:
 
 
 def quote(value: object, most: int = MAX_QUOTE_LEN) -> str:
-    """Write the ``repr`` of a value that somebody else wrote, cut to ``most`` characters.
+    """Return the ``repr`` of an untrusted value, cut to ``most`` characters.
 
-    The cost is bounded too: of long texts, lists and numbers, only as much is formatted as is
-    shown.
+    The cost is bounded too: only the part shown of long texts, lists and numbers is formatted.
     """
     return clip(_Quote(most).repr(value), most)
 
 
 class _Quote(reprlib.Repr):
-    """``repr`` whose every part is bounded."""
+    """``repr`` with a bound on every part."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -106,7 +103,7 @@ class _Quote(reprlib.Repr):
         self.maxlevel = 4
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to write numbers of more than 4,300 digits."""
+        """Describe an integer that is too long to print: Python refuses over 4,300 digits."""
         return (
             super().repr_int(x, level)
             if x.bit_length() < 4096
@@ -114,7 +111,7 @@ class _Quote(reprlib.Repr):
         )
 
     def repr_bytes(self, x: bytes, level: int) -> str:
-        """Only as many bytes as are shown."""
+        """Format only the bytes that are shown."""
         del level
         return repr(x[: self.maxstring])
 
@@ -126,16 +123,17 @@ class TrtEagle3Error(Exception):
 
 
 class CheckFailedError(TrtEagle3Error):
-    """A check that the user asked for did not hold."""
+    """A check that the user requested failed."""
 
     exit_code = 1
 
 
 class UserError(TrtEagle3Error, ValueError):
-    """The user's input is wrong: names the thing, what was expected, what was got, and the fix.
+    """The user's input is wrong; the message gives expected and actual values, and the fix.
 
-    A message is one printable line of bounded length, whatever it quotes, so that it can be sent
-    and shown; but quote foreign texts with ``quote`` and ``clip`` all the same.
+    The message becomes one printable line of bounded length, whatever it quotes, so it can be sent
+    and
+    shown. Quote untrusted texts with ``quote`` and ``clip`` all the same.
     """
 
     exit_code = 2
@@ -147,38 +145,36 @@ class UserError(TrtEagle3Error, ValueError):
 
 
 class EngineFailedError(TrtEagle3Error):
-    """An engine computed what cannot be right, or has ended."""
+    """An engine computed an impossible result, or has ended."""
 
     exit_code = 1
 
 
 class DeviceMemoryError(TrtEagle3Error):
-    """One request asked for more of the device's memory than is free; others go on."""
+    """One request needs more device memory than is free; other requests continue."""
 
     exit_code = 1
 
 
 class OverloadedError(TrtEagle3Error):
-    """More is asked of an engine than it may queue; the same request may be welcome a little
-    later.
-    """
+    """The engine's queue is full; the same request may succeed a little later."""
 
     exit_code = 1
 
 
 class ClosedError(OverloadedError):
-    """An engine was closed: it takes no more requests, and never will again."""
+    """The engine is closed and accepts no more requests."""
 
     exit_code = 1
 
 
 class RequestCancelledError(TrtEagle3Error):
-    """Nobody waits for the answer any more: the client has left, or the request's time is over."""
+    """The request was cancelled: the client disconnected, or the request's time ran out."""
 
     exit_code = 1
 
 
 class EnvironmentMissingError(TrtEagle3Error):
-    """This machine lacks something that the command needs; the message says how to get it."""
+    """This machine lacks something that the command needs; the message names the remedy."""
 
     exit_code = 3

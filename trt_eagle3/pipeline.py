@@ -1,4 +1,4 @@
-"""build: a checkpoint pair becomes a bundle."""
+"""Build a bundle from a checkpoint pair."""
 
 from __future__ import annotations
 
@@ -65,22 +65,24 @@ STAGES = (
     "engines",
     "bundle",
 )
-"""What ``build`` goes through, in order (``calibration``: with a file of prompts for it;
-``quantisation``: with ``engine.weights``; ``engines``: where the backend compiles them); it tells
-its ``progress`` when each begins.
+"""Stages of ``build``, in order. ``progress`` is called as each begins.
+
+``calibration`` needs a file of prompts, ``quantisation`` needs ``engine.weights``, ``engines``
+needs a backend that compiles.
 """
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was built.
+    """The result of a build.
 
     Attributes:
-        path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how
-            weights got there.
-        memory: what the largest permitted load takes. engines: what became of the graphs where
-            the backend compiles them. calibrated_on: how many prompts, in words; empty without.
-        warnings: settings that are valid and hardly meant.
+        path: the bundle. seconds: per stage. num_bytes: size of all files in the bundle. placed:
+            how the weights were placed.
+        memory: memory of the largest permitted load. engines: the engines that the backend
+            compiled, or the reason why it built none. calibrated_on: number of prompts, as text;
+            empty without a calibration.
+        warnings: valid but probably unintended settings.
     """
 
     path: Path
@@ -107,16 +109,17 @@ def build(
     """Build the bundle ``output / config.name``, all of it or nothing.
 
     Args:
-        output: instead of the config's. config_file: where the config was read, whose folder is
-            never replaced.
+        output: replaces the config's. config_file: the file of the config, whose folder is never
+            replaced.
         reference_weights: leave the weights in the checkpoints; the bundle then works on this
             machine only.
         calibration: a file of prompts (``prompts/prompt_file.py``) to calibrate INT4 weights with.
-        progress: called with each of ``STAGES`` as it begins. show: told how far a long stage is.
-        announce: told what a calibration will take before it begins.
+        progress: called with each of ``STAGES`` as it begins. show: called with the progress of a
+            long stage.
+        announce: called with the expected cost of a calibration before it begins.
     Raises:
-        UserError: anything wrong with config, checkpoints or the disk.
-        EnvironmentMissingError: TensorRT and a GPU are here, and our plugin library is not.
+        UserError: an error in the config, the checkpoints or the disk.
+        EnvironmentMissingError: TensorRT and a GPU are present, but our plugin library is not.
     """
     clock = _Clock(progress)
     clock.begin("checkpoints")
@@ -136,8 +139,8 @@ def build(
     _check_output(path, spec, manifest, config_file)
     sizes = _tree_sizes(tree, config.speculation.topk) if config.draft else TreeSizes()
     prompts = _calibration_prompts(engine, spec, calibration, config.limits.max_seq_len)
-    if prompts is None:  # else a calibration's take the place of the checkpoint's
-        _kv_scales(engine, spec)  # refused here, before any work
+    if prompts is None:  # else the calibration's scales replace the checkpoint's
+        _kv_scales(engine, spec)  # raises here, before any work
     with atomic_directory(path, BUNDLE_KIND) as folder:
         clock.begin("processor")
         _copy_processor(spec, folder / "processor")
@@ -195,7 +198,7 @@ def build(
 
 
 def _calibrated_on(prompts: CalibrationPrompts | None, found: Calibration | None) -> str:
-    """For people; empty without a calibration."""
+    """Describe the calibration for the report; empty without a calibration."""
     if found is None:
         return ""
     few = found.experts_without_data
@@ -204,19 +207,19 @@ def _calibrated_on(prompts: CalibrationPrompts | None, found: Calibration | None
 
 
 def _tree_sizes(tree: Tree | DynamicTree, topk: int) -> TreeSizes:
-    """What the configured tree asks of engines; a table measured later has no larger one."""
+    """Return the tree sizes of the engines; a tree table measured later has no larger tree."""
     width = topk if isinstance(tree, DynamicTree) else 1
     return TreeSizes(tree.num_nodes, width, tree.num_draft_rows)
 
 
 def _copy_processor(spec: TargetCheckpoint, folder: Path) -> None:
-    """Copy it, unless it would be refused at every load."""
+    """Copy the processor's files, unless every load would refuse them."""
     family_of(spec).processor(spec.path, spec)
     copy_processor_files(spec.path, folder)
 
 
 def _tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> list[TensorRef]:
-    """Of target and draft, as they lie on disk."""
+    """List the tensors of target and draft as stored on disk."""
     refs = [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
     return [stored for ref in refs for stored in ref.stored]
 
@@ -228,7 +231,7 @@ def _read_draft(draft: DraftConfig | None, spec: TargetCheckpoint) -> DraftManif
 
 
 def _check_weights(engine: EngineConfig, spec: TargetCheckpoint, reference: bool) -> None:
-    """Refuse weights that are to be made and cannot be."""
+    """Refuse weights that cannot be quantised."""
     if engine.weights is None:
         return
     check_quantisable(spec, engine.weights)
@@ -242,13 +245,13 @@ def _check_weights(engine: EngineConfig, spec: TargetCheckpoint, reference: bool
 def _calibration_prompts(
     engine: EngineConfig, spec: TargetCheckpoint, file: Path | None, max_seq_len: int
 ) -> CalibrationPrompts | None:
-    """The prompts of ``--calibration``, checked before anything is computed."""
+    """Read the prompts of ``--calibration``, and check them before any computation."""
     if file is None:
         return None
     if engine.weights != "int4" and engine.kv_dtype != "fp8":
         made = engine.weights or "none"
         raise UserError(
-            f"--calibration {file}: is for INT4 weights and FP8 keys and values, and "
+            f"--calibration {file}: only for INT4 weights and an FP8 KV cache, but "
             f"engine.weights is {made}. Set engine.weights: int4 or engine.kv_dtype: fp8, or leave "
             "it out."
         )
@@ -276,7 +279,7 @@ def _quantised(
     show: Callable[[str], object],
     calibration: Calibration | None,
 ) -> tuple[TargetCheckpoint, DraftManifest | None]:
-    """The target with weights that are made in the bundle, and a draft that shares its head."""
+    """Quantise the target into the bundle, and repoint a draft that shares its head."""
     assert engine.weights is not None
     file = folder / made_location(engine.weights)
     made = quantise_target(
@@ -291,7 +294,7 @@ def _quantised(
 def _check_output(
     path: Path, spec: TargetCheckpoint, manifest: DraftManifest | None, config_file: Path | None
 ) -> None:
-    """Refuse a place where anything but an older bundle would be replaced."""
+    """Refuse an output path where anything but an older bundle would be replaced."""
     folders = [spec.path, *([manifest.path] if manifest else [])]
     check_apart(path, folders, "the checkpoint")
     check_not_around(path, {ref.file for ref in _tensors(spec, manifest)}, "the weight file")
@@ -304,7 +307,7 @@ def _check_positions(limits: LimitsConfig, spec: TargetCheckpoint) -> None:
     length, trained = limits.max_seq_len, spec.max_position_embeddings
     if length > trained:
         raise UserError(
-            f"limits.max_seq_len: {length}, the target was made for {trained} positions "
+            f"limits.max_seq_len: {length}, the target has {trained} positions "
             f"(max_position_embeddings of {spec.path / 'config.json'}). Lower it."
         )
 
@@ -313,23 +316,23 @@ def _check_ranks(tree: Tree | DynamicTree, manifest: DraftManifest) -> None:
     children = max(tree.ranks) + 1 if isinstance(tree, Tree) else tree.topk
     if children > manifest.draft_vocab_size:
         raise UserError(
-            f"speculation: the tree takes a token's {children} best children, the draft knows "
-            f"{manifest.draft_vocab_size} tokens. Lower speculation.topk or the ranks of "
-            "speculation.tree."
+            f"speculation: the tree takes a token's {children} best children, the draft's "
+            f"vocabulary has {manifest.draft_vocab_size} tokens. Lower speculation.topk or the "
+            "ranks of speculation.tree."
         )
 
 
 def _check_tree_rows(tree: Tree | DynamicTree, spec: TargetCheckpoint) -> None:
-    """Refuse a tree that layers of linear attention would take for a run of tokens."""
+    """Refuse a tree so large that linear-attention layers would treat it as a run of tokens."""
     if spec.recurrent_layers and tree.num_nodes > TREE_ROWS:
         raise UserError(
-            f"speculation: a tree of {tree.num_nodes} tokens: the layers of linear attention of "
+            f"speculation: a tree of {tree.num_nodes} tokens; the linear-attention layers of "
             f"{spec.path} take {TREE_ROWS} at most. Lower speculation.num_draft_tokens."
         )
 
 
 class _Clock:
-    """Seconds per stage."""
+    """Measure the seconds of each stage."""
 
     def __init__(self, progress: Callable[[str], object]) -> None:
         self._progress = progress
@@ -376,7 +379,7 @@ def _record(
 
 
 def _kv_scales(engine: EngineConfig, spec: TargetCheckpoint) -> dict[int, KVScales]:
-    """Those of every layer, where keys and values are FP8."""
+    """Return the KV scales of every layer for an FP8 cache; empty otherwise."""
     if engine.kv_dtype != "fp8":
         return {}
     return {k: spec.kv_scales.get(k, KVScales()) for k, _ in spec.attention_layers}

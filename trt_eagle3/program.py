@@ -1,4 +1,4 @@
-"""The program ``trt-eagle3``: the command line, and Ctrl-C from its first moment to its last."""
+"""Run the program ``trt-eagle3``, and handle Ctrl-C from start to exit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import signal
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130  # as shells have it
+_INTERRUPTED = 130  # the shell convention: 128 + SIGINT
 
 
 def main() -> None:
-    """Run the command line. Importing it takes a second, and so may the end of the interpreter: in
-    both Ctrl-C ends the process.
+    """Run the command line; Ctrl-C ends the process at any time.
+
+    The imports take about a second, and the interpreter's exit may too. During both, SIGINT exits
+    with
+    status 130.
     """
     before = signal.signal(signal.SIGINT, _end)
     from trt_eagle3.cli import main as run
@@ -35,7 +38,7 @@ def _end(_signal: int, _frame: object) -> None:
 
 
 def _end_silently(_signal: int, _frame: object) -> None:
-    """Ctrl-C for the second time: it was said."""
+    """Handle a second Ctrl-C: exit without a second message."""
     os._exit(_INTERRUPTED)
 
 

@@ -37,7 +37,7 @@ def test_bench_against_prints_the_peer_s_rows_as_json(bundle: Path, tmp_path: Pa
     [
         (["--against", "vllm", "--tune"], "--tune: not with --against"),
         (["--against", "vllm", "--rate", "2"], "--rate: not with --against"),
-        (["--peer-python", "python"], "of --against only"),
+        (["--peer-python", "python"], "only with --against"),
         (["--images", "--against", "sglang"], "--against sglang: expected transformers or vllm"),
     ],
 )

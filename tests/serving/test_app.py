@@ -164,7 +164,7 @@ def test_options_reach_the_engine(site: Site) -> None:
             "function_call: expected 'none' or 'auto'",
         ),
         ({"messages": QUESTION, "logprobs": 5}, "logprobs: expected true or false"),
-        ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
+        ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: needs logprobs: true"),
         ({"messages": QUESTION, "logprobs": True, "top_logprobs": 21}, "top_logprobs: expected"),
         ({"messages": QUESTION, "logit_bias": {"a": 1}}, "logit_bias: expected token ids"),
         ({"messages": QUESTION, "logit_bias": {"5": 101}}, "logit_bias[5]: expected a number"),

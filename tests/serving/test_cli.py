@@ -91,8 +91,8 @@ def test_hosts_are_allowed_as_the_page_on_serving_says(bundle: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--target", "tensorrt-llm", "--name", "x"), "--target tensorrt-llm: has no use for name"),
-        (("--tensor-parallel-size", "2"), "--target triton: has no use for tensor_parallel_size"),
+        (("--target", "tensorrt-llm", "--name", "x"), "--target tensorrt-llm: does not use name"),
+        (("--tensor-parallel-size", "2"), "--target triton: does not use tensor_parallel_size"),
         (("--target", "tensorrt-llm", "--runtime-version", "1.3"), "--runtime-version 1.3"),
         (("--set", "max_media"), "expected KEY=VALUE"),
         (("--set", "max_media=many"), "--set: max_media"),

@@ -103,7 +103,7 @@ def test_half_sent_body_is_answered_with_408_in_time(engine: LLM, dribbles: bool
             threading.Thread(target=_dribble, args=(client,), daemon=True).start()
         found = read_all(client)
         assert b"408 Request Timeout" in found
-        assert b"nothing came for 0.3 s" in found
+        assert b"nothing arrived for 0.3 s" in found
     assert engine.metrics().requests["rejected"] == before + 1
 
 

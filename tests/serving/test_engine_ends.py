@@ -63,9 +63,9 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL. Is there enough memory?"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV."),
-        ("sys.exit(3)", "ended with status 3. The log says why."),
-        ("end.close(); time.sleep(60)", "closed its connection, and was ended."),
-        ("end.send(b'\\0\\0\\0\\1?'); time.sleep(60)", "closed its connection, and was ended."),
+        ("sys.exit(3)", "ended with status 3. See the log."),
+        ("end.close(); time.sleep(60)", "closed its connection, and was killed."),
+        ("end.send(b'\\0\\0\\0\\1?'); time.sleep(60)", "closed its connection, and was killed."),
     ],
 )
 def test_process_that_ends_while_it_opens_is_one_error_that_says_how(
@@ -147,7 +147,7 @@ def test_request_ends_in_time_though_its_engine_hangs(
     monkeypatch.setattr(delivery, "_LATE_S", 0.05)
     with pytest.raises(TimeoutError, match=r"^it took longer than 0\.01 s\.$"):
         asyncio.run(read())
-    assert caplog.messages == ["the engine has not ended a request 0.05 s after its time was over"]
+    assert caplog.messages == ["the engine has not ended a request 0.05 s after its deadline"]
 
 
 def test_engine_that_is_closed_leaves_no_descriptor_and_no_thread(

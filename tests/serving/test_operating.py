@@ -414,13 +414,13 @@ def test_bad_options_are_refused(options: dict[str, Any], expected: str) -> None
         ("absent", "key", "--tls-cert .*absent.pem: No such file or directory. Expected a PEM"),
         ("cert", "absent", "--tls-key .*absent.pem: No such file"),
         (".", "key", "--tls-cert .*: Is a directory"),
-        ("key", "cert", "--tls-cert .*key.pem: holds none of a certificate chain"),
-        ("cert", "cert", "--tls-key .*cert.pem: holds none of a private key"),
+        ("key", "cert", "--tls-cert .*key.pem: does not contain a certificate chain"),
+        ("cert", "cert", "--tls-key .*cert.pem: does not contain a private key"),
         ("empty", "key", "--tls-cert .*empty.pem: is empty"),
-        ("junk", "key", "--tls-cert .*junk.pem: holds none of a certificate"),
-        ("cert", "locked", "--tls-key .*locked.pem: has a password. Take it off: openssl"),
-        ("cert", "other", "other.pem: no certificate and its key .*made for"),
-        ("broken", "key", "broken.pem, .*: no certificate and its key"),
+        ("junk", "key", "--tls-cert .*junk.pem: does not contain a certificate"),
+        ("cert", "locked", "--tls-key .*locked.pem: has a password. Remove it: openssl"),
+        ("cert", "other", "other.pem: not a certificate and its key .*own key"),
+        ("broken", "key", "broken.pem, .*: not a certificate and its key"),
     ],
 )
 def test_bad_pem_files_are_refused_in_one_line(
@@ -450,7 +450,7 @@ def test_certificate_that_is_over_is_named_at_the_start(
         assert tls_context(TLS) is not None
         assert not caplog.records
         assert tls_context(replace(TLS, tls_cert=PEMS / "expired.pem")) is not None
-    assert "expired.pem: expired: clients will refuse it" in caplog.text
+    assert "expired.pem: expired, so clients will refuse it" in caplog.text
 
 
 @contextmanager

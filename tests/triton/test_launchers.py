@@ -157,7 +157,7 @@ def test_model_that_cannot_be_read_is_told(bundle: Path, tmp_path: Path) -> None
     record.unlink()  # it may be a hard link to the bundle's own
     record.write_text("{}")
     notes = deploy(bundle, tmp_path, name="b").notes
-    assert any(note.startswith("a: not counted in what lies beside it: ") for note in notes)
+    assert any(note.startswith("a: left out of the launch files: ") for note in notes)
     assert "storage: 1Gi" in (tmp_path / "kubernetes.yaml").read_text()
 
 

@@ -176,7 +176,7 @@ def test_calls_are_read_and_constrained_in_the_format_in_use() -> None:
 @pytest.mark.parametrize(
     ("tensors", "expected"),
     [
-        ({"text_input": "hi", "tools": "[]"}, "tools: expected messages with it"),
+        ({"text_input": "hi", "tools": "[]"}, "tools: needs messages, got text_input"),
         ({"messages": "[]", "tools": "{}"}, "tools: expected a JSON list of tools"),
         ({"messages": "[]", "tool_choice": "f"}, "tool_choice: expected"),
         ({"messages": "[]", "response_format": "5"}, "response_format: expected a JSON object"),

@@ -1,4 +1,4 @@
-"""bench: speed of a bundle."""
+"""Measure the speed of a bundle (``bench``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trt_eagle3.errors import UserError
 __all__ = ["bench"]
 
 _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, float]
-"""Fields of ``PeerOptions``, which is not imported before it is needed."""
+"""Fields of ``PeerOptions``, whose module is imported only when needed."""
 
 
 @click.command()
@@ -37,7 +37,7 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
     metavar="N,N,...",
     default="",
     callback=numbers(int),
-    help="Keep so many requests in flight.  [default: 1,2,4,8]",
+    help="Keep this many requests in flight.  [default: 1,2,4,8]",
 )
 @click.option(
     "--rate",
@@ -45,22 +45,22 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
     metavar="R,R,...",
     default="",
     callback=numbers(float),
-    help="Let so many requests arrive per second (Poisson) instead.",
+    help="Send this many requests per second instead (Poisson arrivals).",
 )
 @click.option(
     "--requests",
     metavar="N[,N,...]",
     default="",
     callback=numbers(int),
-    help="Send so many requests per round, for all loads or each.  [default: 4 x batch, at least "
-    "each prompt once]",
+    help="Send this many requests per round: one number, or one per load.  [default: 4 x batch, at "
+    "least each prompt once]",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1),
     default=bench_defaults.ROUNDS,
     show_default=True,
-    help="Measure so many rounds after one that does not count.",
+    help="Measure this many rounds after one warm-up round.",
 )
 @click.option(
     "--max-tokens",
@@ -72,13 +72,13 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
 @click.option(
     "--ignore-eos",
     is_flag=True,
-    help="Go on after end tokens: every answer has --max-tokens tokens.",
+    help="Ignore end tokens: every answer has --max-tokens tokens.",
 )
-@click.option("--prefix-cache", is_flag=True, help="Reuse KV pages of prompts that came before.")
+@click.option("--prefix-cache", is_flag=True, help="Reuse KV pages of earlier prompts.")
 @click.option(
     "--tune",
     is_flag=True,
-    help="First measure what number of draft tokens pays, and write it into BUNDLE.",
+    help="First measure the best number of draft tokens, and write it into BUNDLE.",
 )
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Write a plot to this .png, .svg or .pdf file."
@@ -91,18 +91,18 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
 @click.option(
     "--against",
     metavar="|".join(PEER_NAMES),
-    help="Measure this engine beside it, over the same checkpoints.",
+    help="Compare with this engine, on the same checkpoints.",
 )
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    help="Give the peer this target, where BUNDLE's is no longer where it was built from.",
+    help="The peer's target checkpoint, if the one of BUNDLE's build has moved.",
 )
 @click.option(
     "--draft-checkpoint",
     "draft",
     type=click.Path(path_type=Path),
-    help="Give the peer this draft, likewise.",
+    help="The peer's draft checkpoint, if the one of BUNDLE's build has moved.",
 )
 @click.option(
     "--peer-python",
@@ -114,7 +114,7 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
     "--peer-log",
     "peer_log",
     type=click.Path(path_type=Path),
-    help="Write what the peer says into this folder, a file for each of its processes.",
+    help="Write the peer's output into this folder, one file per process.",
 )
 @click.option(
     "--peer-start",
@@ -122,14 +122,14 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
     type=click.FloatRange(1.0),
     default=START_S,
     show_default=True,
-    help="Seconds within which the peer must be ready.",
+    help="Time limit for the peer's start, in seconds.",
 )
 @click.option(
     "--first-token",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="With --against: also time the first tokens of this file's prompts, one at a time; may be "
-    "repeated.",
+    help="With --against: also time the first token of each prompt in this file, one at a time; "
+    "may be repeated.",
 )
 @json_option
 def bench(
@@ -147,15 +147,15 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Plain against speculative decoding of BUNDLE, by requests in flight.
+    """Measure BUNDLE with and without speculation, by requests in flight.
 
-    From a checkout of the project, kernels alone: plugins/bench/kernels.py; big pairs with
-    random weights: python -m benchmarks.gpu
+    In a checkout of the project, plugins/bench/kernels.py measures kernels alone, and python -m
+    benchmarks.gpu measures large pairs with random weights.
     """
     if against is None and (checkpoint or draft or python or peer_log or first_token):
         raise UserError(
-            "--checkpoint, --draft-checkpoint, --peer-python, --peer-log and --first-token: of "
-            "--against only"
+            "--checkpoint, --draft-checkpoint, --peer-python, --peer-log and --first-token: only "
+            "with --against"
         )
     peer = (against, checkpoint, draft, python, peer_log, start_seconds) if against else None
     if images:

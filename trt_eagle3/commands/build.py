@@ -1,4 +1,4 @@
-"""build: a checkpoint pair becomes a bundle."""
+"""Build a bundle from a checkpoint pair (``build``)."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = ["build"]
     default="contained",
     show_default=True,
     help=(
-        "Where weights lie. contained: linked or copied into the bundle; reference: left in the "
+        "Location of the weights. contained: in the bundle, linked or copied; reference: in the "
         "checkpoints."
     ),
 )
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
-    help="Prompts and images that engine.weights: int4 is calibrated with, JSON list or lines.",
+    help="Calibrate engine.weights: int4 with these prompts and images, a JSON list or lines.",
 )
 @set_option("Set a key of the build config, such as limits.max_batch_size=8; may be repeated.")
 @override_option
@@ -59,7 +59,7 @@ def build(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Turn a checkpoint pair into a bundle."""
+    """Build a bundle from a checkpoint pair."""
     from trt_eagle3.commands import report
     from trt_eagle3.config import load_config
     from trt_eagle3.io.assignments import parse_assignments

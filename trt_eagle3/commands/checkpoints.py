@@ -1,4 +1,4 @@
-"""inspect, convert-draft: what checkpoints are, and drafts in other layouts."""
+"""Describe checkpoints (``inspect``), and convert drafts (``convert-draft``)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["convert_draft", "inspect"]
 @override_option
 @json_option
 def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Say what these checkpoints are: geometry, draft manifest, refusals."""
+    """Describe checkpoints: geometry, draft manifest, refusals."""
     from trt_eagle3.commands import report
     from trt_eagle3.drafts.registry import find_draft
     from trt_eagle3.io.assignments import parse_assignments
 
     if overrides and draft is None:
         raise UserError(
-            f"--override {overrides[0]}: a field of a draft, and no draft given. Name one, or "
+            f"--override {overrides[0]}: a field of a draft, but no draft given. Name one, or "
             "leave it out."
         )
     spec = _target(target)
@@ -53,7 +53,7 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
 
 
 def _target(checkpoint: str) -> TargetCheckpoint:
-    """Read a target; a draft in its place is called one."""
+    """Read a target; if the path has a draft instead, the error names it."""
     from trt_eagle3.checkpoint.draft import describe_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.families.registry import read_target
@@ -64,7 +64,7 @@ def _target(checkpoint: str) -> TargetCheckpoint:
     except UserError as error:
         if found := describe_draft(path):
             raise UserError(
-                f"{path}: {found}, which is read with its target. Run: trt-eagle3 inspect TARGET "
+                f"{path}: {found}, which needs its target. Run: trt-eagle3 inspect TARGET "
                 f"{shlex.quote(checkpoint)}"
             ) from error
         raise
@@ -81,8 +81,7 @@ def _target(checkpoint: str) -> TargetCheckpoint:
 )
 @click.option(
     "--target",
-    help="The draft's target: speculators' layout names its architecture, and defaults follow from "
-    "it.",
+    help="The draft's target. It sets defaults; speculators' layout names its architecture.",
 )
 @override_option
 @json_option
@@ -94,8 +93,9 @@ def convert_draft(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write the draft SOURCE to DESTINATION in another producer's layout, its meaning and
-    weights intact.
+    """Convert the draft SOURCE to another producer's layout in DESTINATION.
+
+    Its meaning and weights stay the same.
     """
     from trt_eagle3.checkpoint.convert import convert_draft as run
     from trt_eagle3.checkpoint.draft import read_draft
@@ -120,7 +120,7 @@ def convert_draft(
 
 
 def _architecture(manifest: DraftManifest, spec: TargetSpec | None) -> str | None:
-    """Of the draft's target; None: none is given, and the draft's config names no family."""
+    """Return the architecture of the draft's target; None if neither argument nor config has it."""
     from trt_eagle3.checkpoint.model_config import read_model_config
     from trt_eagle3.families.registry import FAMILIES, family_named, family_of
 

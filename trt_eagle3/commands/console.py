@@ -1,4 +1,4 @@
-"""What the commands share: consoles, arguments and options, progress and JSON on stdout."""
+"""Share consoles, arguments, options, progress and JSON output among the commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def _width() -> int | None:
-    """The terminal's, or of a file or a pipe; services may start with stdout closed."""
+    """Return the terminal's width (None), or 160 for files and pipes; stdout may be closed."""
     return None if sys.stdout is not None and sys.stdout.isatty() else 160
 
 
@@ -39,19 +39,19 @@ bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 prompts_option = click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    help="Ask the prompts of this file, JSON or one on each line, instead of the bundle's.",
+    help="Use the prompts of this file, JSON or one per line, instead of the bundle's.",
 )
 override_option = click.option(
     "--override",
     "overrides",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Read a field of the draft manifest as VALUE; may be repeated.",
+    help="Set a field of the draft manifest to VALUE; may be repeated.",
 )
 
 
 def set_option(help: str) -> Callable[[Any], Any]:
-    """--set KEY=VALUE, of a command's config."""
+    """Make the option --set KEY=VALUE of a command's config."""
     return click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=help)
 
 
@@ -63,7 +63,7 @@ json_option = click.option(
 def numbers(
     kind: type[int] | type[float],
 ) -> Callable[[click.Context, click.Parameter, str], tuple[float, ...]]:
-    """Reads an option's numbers above zero, with commas between them."""
+    """Return a callback that parses comma-separated numbers above zero."""
 
     def read(_context: click.Context, _option: click.Parameter, value: str) -> tuple[float, ...]:
         try:
@@ -71,9 +71,7 @@ def numbers(
         except ValueError:
             numbers = (0,)
         if not all(0 < number < 1 << 24 for number in numbers):
-            raise click.BadParameter(
-                f"expected numbers above 0 with commas between them, got {value!r}"
-            )
+            raise click.BadParameter(f"expected comma-separated numbers above 0, got {value!r}")
         return numbers
 
     return read
@@ -85,7 +83,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def stages() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """A spinner per stage on a terminal, and how far a long one is; silence when piped."""
+    """Show a spinner per stage and its progress on a terminal; print nothing when piped."""
     columns = (
         SpinnerColumn(finished_text="[green]ok[/]"),
         TextColumn("{task.description}"),
@@ -108,7 +106,7 @@ def stages() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
 
 @contextmanager
 def bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar per stage on a terminal; silence when piped."""
+    """Show a bar per stage on a terminal; print nothing when piped."""
     with Progress(console=log, disable=not log.is_terminal) as progress:
         tasks: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""doctor: what is installed here, what works with it, and what is missing for the rest."""
+"""Diagnose this machine: what is installed, what works, and what is missing."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that may be installed.
+    """One component that may be installed.
 
-    ``value`` is None where it is not; ``fix`` says how it would be.
+    ``value`` is None if it is missing; ``fix`` is the way to install it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Ability:
-    """Something that can be done here, or what it lacks (names of findings)."""
+    """One capability of this machine, with the names of the findings that it lacks."""
 
     name: str
     lacks: tuple[str, ...]
@@ -55,20 +55,20 @@ class Ability:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All of it."""
+    """All findings and abilities of this machine."""
 
     findings: tuple[Finding, ...]
     abilities: tuple[Ability, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``doctor --json`` prints."""
+        """Return the output of ``doctor --json``."""
         abilities = [
             {**asdict(a), "works": not a.lacks, "lacks": list(a.lacks)} for a in self.abilities
         ]
         return {"installed": [asdict(f) for f in self.findings], "abilities": abilities}
 
     def tables(self) -> tuple[Table, Table]:
-        """For people: what there is, and what works."""
+        """Return tables for a terminal: the components, and what works."""
         there = Table("what", "found", "to get it", box=None, pad_edge=False, header_style="bold")
         for finding in self.findings:
             found = escape(finding.value) if finding.value else "[red]missing[/]"
@@ -83,10 +83,10 @@ class Diagnosis:
         return there, works
 
     def check_engine(self, engine: EngineConfig) -> None:
-        """Raise where what runs ``engine`` is lacking.
+        """Check that everything that ``engine`` needs is installed.
 
         Raises:
-            EnvironmentMissingError: with what is missing and how to get it.
+            EnvironmentMissingError: something is missing; the message names it and its fix.
         """
         name = backend_named(engine.backend).requirement(engine)
         ability = next(a for a in self.abilities if a.name == name)
@@ -101,11 +101,11 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a bundle runs here.
+    """Whether a bundle runs on this machine.
 
     Attributes:
-        capacity: sequences and tokens that it has room for; empty where it does not run.
-        error: why it does not; None where it does.
+        capacity: sequences and tokens that fit; empty if it does not run.
+        error: the reason why it does not run; None if it runs.
     """
 
     path: Path
@@ -113,12 +113,12 @@ class Verdict:
     error: TrtEagle3Error | None
 
     def check(self) -> None:
-        """Raise the error where there is one."""
+        """Raise the error, if there is one."""
         if self.error is not None:
             raise self.error
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "path": str(self.path),
             "runs": self.error is None,
@@ -128,8 +128,9 @@ class Verdict:
 
 
 def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
-    """Look at this machine, for a bundle's ``engine``; nothing of it fails because something is
-    missing or broken.
+    """Diagnose this machine, for a bundle's ``engine``.
+
+    Missing or broken components never raise.
     """
     abilities = _abilities()
     wanted = {need.name: need for need in [*_GENERAL, *chain(*abilities.values())]}
@@ -143,18 +144,18 @@ def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
 
 
 def _abilities() -> dict[str, tuple[Requirement, ...]]:
-    """What can be done with everything installed -> what of that it takes."""
+    """Return what each ability requires, for all abilities of a complete installation."""
     backends = {n: r for b in all_backends() for n, r in b.requirements().items()}
     return {**backends, "build of plugins": _BUILD_OF_PLUGINS}
 
 
 def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
-    """Raise where the bundle at ``path`` would not run on the machine of ``found``.
+    """Check that the bundle at ``path`` would run on the machine of ``found``.
 
     Raises:
         EnvironmentMissingError: something is missing here.
-        UserError: its graphs, processor or tuning table are damaged; its engines are that, not
-            built, or built for another TensorRT, GPU or plugin library.
+        UserError: its graphs, processor or tuning table are damaged. Or its engines are damaged,
+            not built, or built for another TensorRT, GPU or plugin library.
     """
     engine = record.config.engine
     found.check_engine(engine)
@@ -170,7 +171,7 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
 
 
 def verdict(path: Path, record: BundleRecord, found: Diagnosis) -> Verdict:
-    """Whether the bundle at ``path`` runs on the machine of ``found``, and with what room."""
+    """Return whether the bundle at ``path`` runs on the machine of ``found``, and its capacity."""
     from trt_eagle3.decode.loaded_bundle import LoadedBundle
 
     try:
@@ -181,7 +182,7 @@ def verdict(path: Path, record: BundleRecord, found: Diagnosis) -> Verdict:
 
 
 def bundle_line(path: Path, record: BundleRecord) -> str:
-    """What the bundle at ``path`` was built with, and for which GPUs."""
+    """Return the versions and GPUs that the bundle at ``path`` was built for."""
     engine = record.engine
     labels = backend_named(engine.backend).exact_packages
     found = [f"{labels[name]} {at}" for name, at in engine.versions.items() if name in labels]

@@ -1,4 +1,4 @@
-"""doctor: what is installed, what works and what is missing."""
+"""Print what is installed, what works and what is missing (``doctor``)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ __all__ = ["doctor"]
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @json_option
 def doctor(bundle: Path | None, as_json: bool) -> None:
-    """Say what is installed, what works and what is missing; with BUNDLE, whether it would run
-    here.
-    """
+    """Print what is installed, works and is missing; with BUNDLE, whether it runs here."""
     if bundle is None:
         _doctor_machine(as_json)
     else:
@@ -41,7 +39,7 @@ def _doctor_machine(as_json: bool) -> None:
 
 
 def _doctor_bundle(bundle: Path, as_json: bool) -> None:
-    """The last line is the verdict: ``runs here``, or the error that says why not."""
+    """Print the findings; the last line is ``runs here``, or the error with the reason."""
     from trt_eagle3.commands.doctor import bundle_line, diagnose, verdict
     from trt_eagle3.engine.bundle.read import read_bundle
 

@@ -1,4 +1,4 @@
-"""generate: answer a prompt on the command line."""
+"""Answer a prompt on the command line (``generate``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["generate"]
     "--image",
     "images",
     multiple=True,
-    help="Show it this image, a file, data URI or URL; may be repeated.",
+    help="Add this image to the prompt, a file, data URI or URL; may be repeated.",
 )
 @click.option(
     "--allow-host",
@@ -38,7 +38,7 @@ __all__ = ["generate"]
     "--video",
     "videos",
     multiple=True,
-    help="Show it this video, a folder of frames or a file; may be repeated.",
+    help="Add this video to the prompt, a folder of frames or a file; may be repeated.",
 )
 @click.option(
     "--max-tokens", default=256, show_default=True, help="Generate at most this many tokens."
@@ -47,32 +47,36 @@ __all__ = ["generate"]
     "--temperature", default=0.0, show_default=True, help="Sample at this temperature; 0 is greedy."
 )
 @click.option(
-    "--top-k", default=0, show_default=True, help="Sample from the likeliest tokens only; 0 is all."
+    "--top-k",
+    default=0,
+    show_default=True,
+    help="Sample from this many most likely tokens; 0 is all.",
 )
 @click.option(
-    "--top-p", default=1.0, show_default=True, help="Sample from the likeliest tokens of this mass."
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Sample from the most likely tokens of this total probability.",
 )
 @click.option(
     "--min-p",
     default=0.0,
     show_default=True,
-    help="Sample from tokens with at least this share of the likeliest token's chance.",
+    help="Sample from tokens with at least this share of the top token's probability.",
 )
 @click.option(
     "--repetition-penalty",
     default=1.0,
     show_default=True,
-    help="Divide the chance of tokens in prompt or answer by this.",
+    help="Penalise tokens in prompt or answer by this factor.",
 )
 @click.option(
     "--presence-penalty",
     default=0.0,
     show_default=True,
-    help="Lower the logits of tokens in the answer by this.",
+    help="Subtract this from the logits of tokens in the answer.",
 )
-@click.option(
-    "--seed", type=int, help="Seed the random numbers: the same seed gives the same answer."
-)
+@click.option("--seed", type=int, help="Set the random seed: the same seed gives the same answer.")
 @click.option("--stop", multiple=True, help="End the answer at this text; may be repeated.")
 @click.option(
     "--no-speculation", is_flag=True, help="Decode without the draft; the answer is the same."
@@ -88,7 +92,7 @@ def generate(
     no_speculation: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT with BUNDLE, streaming the text; PROMPT - is read from standard input."""
+    """Answer PROMPT with BUNDLE, streaming the text; PROMPT - means standard input."""
     from trt_eagle3.commands import report
     from trt_eagle3.decode.llm import load
     from trt_eagle3.decode.sampling.sampling_params import SamplingParams
@@ -102,9 +106,9 @@ def generate(
         }
     )
     if prompt == "-":
-        prompt = sys.stdin.read().removesuffix("\n")  # which `echo` adds
+        prompt = sys.stdin.read().removesuffix("\n")  # ``echo`` adds it
     if not prompt.strip():
-        log.print("warning: the prompt is empty; the answer is to nothing but the chat template")
+        log.print("warning: the prompt is empty; the model sees only the chat template")
     engine = load(bundle, media=dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts))
     if stats:
         log.print(engine.bundle.capacity)
@@ -123,7 +127,7 @@ def generate(
         some_plain = len(found.accepted_lengths) < found.num_forwards
         if engine.bundle.manifest is not None and adaptive and some_plain:
             log.print(
-                "no draft where none was expected to pay; to draft always, build with "
-                "speculation.adaptive=false",
+                "some steps used no draft, because drafting was not expected to pay; to draft "
+                "always, build with speculation.adaptive=false",
                 soft_wrap=True,
             )

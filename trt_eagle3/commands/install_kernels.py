@@ -1,4 +1,4 @@
-"""install-kernels: compile the CUDA kernels here."""
+"""Compile the CUDA kernels on this machine (``install-kernels``)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["install_kernels"]
     "architectures",
     multiple=True,
     metavar="NUMBER",
-    help="Compile for this GPU architecture, such as 90; may be repeated.  [default: of the GPUs "
-    "here]",
+    help="Compile for this GPU architecture, such as 90; may be repeated.  [default: those of "
+    "this machine's GPUs]",
 )
 @click.option(
     "--tensorrt-include",
@@ -30,7 +30,7 @@ __all__ = ["install_kernels"]
     "--output",
     "folder",
     type=click.Path(path_type=Path),
-    help="Write the libraries to this folder, instead of where sessions look for them.",
+    help="Write the libraries to this folder, instead of the default library folder.",
 )
 @json_option
 def install_kernels(architectures: tuple[str, ...], as_json: bool, **options: Any) -> None:

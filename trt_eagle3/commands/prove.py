@@ -1,4 +1,4 @@
-"""validate and probe: what a bundle computes, and how its draft is to be read."""
+"""Validate what a bundle computes, and probe how to interpret a draft."""
 
 from __future__ import annotations
 
@@ -30,31 +30,33 @@ __all__ = ["probe", "validate"]
     type=click.Choice(SUITES),
     default="quick",
     show_default=True,
-    help="Ask the short or the full set of bundled prompts.",
+    help="Use the short or the full set of built-in prompts.",
 )
 @prompts_option
 @click.option(
-    "--compare", is_flag=True, help="Take two bundles A B, and hold B against A instead of PyTorch."
+    "--compare",
+    is_flag=True,
+    help="Compare bundle B with bundle A (arguments A B) instead of PyTorch.",
 )
 @click.option(
     "--target-only",
     is_flag=True,
-    help="With --compare, leave the drafts out, as where only one bundle has one.",
+    help="With --compare, skip the drafts, for example if only one bundle has one.",
 )
 @click.option(
     "--target",
-    help="Read the target's checkpoint here, if it is no longer where it was built from.",
+    help="The target's checkpoint, if the one of the build has moved.",
 )
-@click.option("--draft", help="Read the draft's checkpoint here, likewise.")
+@click.option("--draft", help="The draft's checkpoint, if the one of the build has moved.")
 @click.option(
     "--original",
-    help="Compare a quantised target with this 16-bit checkpoint: what quantisation costs.",
+    help="Measure the cost of quantisation against this 16-bit checkpoint of the target.",
 )
 @click.option(
     "--thresholds", type=click.Path(path_type=Path), help="Read tolerances from this YAML file."
 )
 @click.option(
-    "--float64", is_flag=True, help="Compute the reference in float64, which is for small models."
+    "--float64", is_flag=True, help="Compute the reference in float64; for small models only."
 )
 @click.option(
     "--output",
@@ -72,7 +74,7 @@ def validate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Prove that BUNDLE computes what PyTorch computes; exit status 1 if a check fails."""
+    """Check that BUNDLE computes the same as PyTorch; exit status 1 if a check fails."""
     from trt_eagle3.parity.report.files import check_writable, write_junit, write_report
     from trt_eagle3.parity.run import run_validation
 
@@ -103,7 +105,7 @@ def validate(
 def probe(
     path: str, draft: str | None, overrides: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
-    """Measure which interpretation of a draft fits its target:
+    """Measure which interpretation of a draft fits its target.
 
     PATH is a bundle, or a target followed by its DRAFT.
     """

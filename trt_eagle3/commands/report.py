@@ -1,4 +1,4 @@
-"""What the commands print: plain values for JSON, lines and tables for people."""
+"""Format the commands' output: values for JSON, lines and tables for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trt_eagle3.families.registry import family_of
 from trt_eagle3.multimodal.end_tokens import end_token_warnings
 from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
 
-if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
+if TYPE_CHECKING:  # these import torch, which --help should not wait for
     from trt_eagle3.decode.request.request import Generation
     from trt_eagle3.engine.builder.job import Engines
     from trt_eagle3.engine.runtime.embedding import TableDifference
@@ -36,13 +36,13 @@ __all__ = [
 
 _EXCLUDED_SHOWN = 6
 _UNRELATED = (
-    "embedding: the draft's own table is unlike the target's: untrained, or trained from random "
-    "values. probe measures which fits; for the target's: draft.overrides.embedding: target"
+    "embedding: the draft's own table differs from the target's: untrained, or trained from random "
+    "values. Run probe to compare them. To use the target's: draft.overrides.embedding: target"
 )
 
 
 def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[str, Any]:
-    """What ``inspect --json`` prints."""
+    """Return the output of ``inspect --json``."""
     difference = _embedding_difference(spec, manifest)
     return {
         "target": {
@@ -64,8 +64,10 @@ def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[s
 def inspection_lines(
     spec: TargetCheckpoint, manifest: DraftManifest | None
 ) -> list[RenderableType]:
-    """For each checkpoint its geometry in a line; for the draft what it means, where that was
-    found, and warnings.
+    """Describe the checkpoints in lines and a table.
+
+    The target and the draft have a line of geometry each. A table has the draft's interpretation
+    with its sources. Warnings come last.
     """
     parts: list[RenderableType] = [_target_line(spec)]
     parts += [_quantisation_line(spec.quantisation)] if spec.quantisation else []
@@ -113,7 +115,7 @@ def _target_line(spec: TargetCheckpoint) -> str:
 
 
 def _linear_text(spec: TargetSpec) -> str:
-    """Nothing, of a target whose layers all attend."""
+    """Describe the layers of linear attention; empty without any."""
     layers = spec.recurrent_layers
     if not layers:
         return ""
@@ -125,15 +127,15 @@ def _linear_text(spec: TargetSpec) -> str:
 
 
 def _experts_text(spec: TargetSpec) -> str:
-    """Nothing, of a target without experts."""
+    """Describe the expert layers; empty without any."""
     sparse = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)]
     if not sparse:
         return ""
     moe = sparse[0]
     weights = "renormalised" if moe.renormalise else "not renormalised"
-    shared = f", and one of {moe.shared_expert_width} for all" if moe.shared_expert_width else ""
+    shared = f", and a shared one of {moe.shared_expert_width}" if moe.shared_expert_width else ""
     return (
-        f"{len(sparse)} layers of {moe.num_experts} experts of {moe.expert_width}, {moe.top_k} a "
+        f"{len(sparse)} layers of {moe.num_experts} experts of {moe.expert_width}, {moe.top_k} per "
         f"token, {weights}{shared}; "
     )
 
@@ -142,13 +144,13 @@ def _kv_line(spec: TargetCheckpoint, manifest: DraftManifest | None) -> str:
     token = kv_bytes_per_token(spec, manifest, "bfloat16")
     fp8 = kv_bytes_per_token(spec, manifest, "bfloat16", "fp8")
     line = (
-        f"KV cache: {token:,} bytes a token in 16 bits; a sequence of 4,096 tokens has "
+        f"KV cache: {token:,} bytes per token in 16 bits; a sequence of 4,096 tokens takes "
         f"{4096 * token / 1e9:.2f} GB, with kv_dtype: fp8 {4096 * fp8 / 1e9:.2f} GB"
     )
     if not spec.recurrent_layers:
         return line
     state = state_bytes(spec, "bfloat16")
-    return f"{line}; recurrent states: {state:,} bytes an entry, and two of each sequence"
+    return f"{line}; recurrent states: {state:,} bytes per entry, two entries per sequence"
 
 
 def _vision_text(vision: VisionSpec | None) -> str:
@@ -160,7 +162,7 @@ def _vision_text(vision: VisionSpec | None) -> str:
 
 
 def _quantisation_line(found: Quantisation) -> str:
-    """Format, groups, what is left alone, and who says so."""
+    """Describe format, groups, exclusions, and the file that defines them."""
     weights = ", ".join(f"{count} weights {title}" for title, count in found.weights.items())
     excluded = ", ".join(found.excluded[:_EXCLUDED_SHOWN]) or "nothing by name"
     more = len(found.excluded) - _EXCLUDED_SHOWN
@@ -201,7 +203,7 @@ _NOT_MEANING = {*_GEOMETRY, *_SIZES, "path", "tensors", "sources", "warnings"}
 
 
 def _meaning_table(manifest: DraftManifest) -> Table:
-    """Every field that says what the draft's numbers mean, with its source."""
+    """List every field of the draft's interpretation, with its source."""
     table = Table("field", "value", "from", box=None, pad_edge=False, header_style="bold")
     for name, value in vars(manifest).items():
         if name not in _NOT_MEANING:
@@ -224,8 +226,9 @@ def _plain(value: object) -> str:
 
 
 def build(result: BuildReport) -> dict[str, Any]:
-    """What ``build --json`` prints; ``engines`` for TensorRT alone, with the ``script`` that is
-    left to run, if any.
+    """Return the output of ``build --json``.
+
+    ``engines`` is for TensorRT only; its ``script`` remains to be run, unless it is None.
     """
     printed = {
         "bundle": str(result.path),
@@ -243,7 +246,7 @@ def build(result: BuildReport) -> dict[str, Any]:
 
 
 def build_lines(result: BuildReport) -> list[str]:
-    """Where it is, how big, how long, and what to do next."""
+    """Return lines on the bundle: location, size, time and the next step."""
     stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in result.seconds.items())
     placed = (
         f" (weights by {' and '.join(result.placed) or 'reference'})"
@@ -282,7 +285,7 @@ def _next_line(result: BuildReport) -> str:
 
 
 def generation_line(generation: Generation) -> str:
-    """Speed and acceptance in one line."""
+    """Return speed and acceptance in one line."""
     parts = [
         f"{len(generation.token_ids)} tokens",
         f"first after {generation.time_to_first_token_ms:.0f} ms",

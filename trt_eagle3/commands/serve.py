@@ -1,4 +1,4 @@
-"""deploy and serve: a bundle on Triton, for TensorRT-LLM and vLLM, and for OpenAI clients."""
+"""Deploy a bundle to Triton, TensorRT-LLM or vLLM, and serve OpenAI clients."""
 
 from __future__ import annotations
 
@@ -35,23 +35,21 @@ __all__ = ["deploy", "serve"]
     show_default=True,
     help="Write for this server.",
 )
-@click.option(
-    "--name", help="triton: let requests call the model this.  [default: the bundle's name]"
-)
+@click.option("--name", help="triton: name of the model in requests.  [default: the bundle's name]")
 @click.option(
     "--env",
     "environment",
-    help="triton: run it with this Python: server, interpreter, or a packed .tar.gz.",
+    help="triton: run the model in this Python: server, interpreter, or a packed .tar.gz.",
 )
-@click.option("--image", help="triton: build containers on this Triton image.")
+@click.option("--image", help="triton: base image of the containers.")
 @set_option("triton: set a limit on requests, such as max_media=4; may be repeated.")
 @click.option("--runtime-version", help="tensorrt-llm: write for this version, 1.2 or 1.4.")
 @click.option(
     "--tensor-parallel-size",
     type=int,
-    help="tensorrt-llm, vllm: share each copy of the target among so many GPUs.",
+    help="tensorrt-llm, vllm: split each copy of the target over this many GPUs.",
 )
-@click.option("--data-parallel-size", type=int, help="vllm: run so many copies of the target.")
+@click.option("--data-parallel-size", type=int, help="vllm: run this many copies of the target.")
 @json_option
 def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options: Any) -> None:
     """Write a Triton model repository with BUNDLE in it, or the input of another runtime."""
@@ -69,7 +67,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     }
     run = targets[target]
     if foreign := sorted(given.keys() - signature(run).parameters.keys()):
-        raise UserError(f"--target {target}: has no use for {foreign[0]}. Leave it out.")
+        raise UserError(f"--target {target}: does not use {foreign[0]}. Leave it out.")
     result = run(bundle, repository, **given)
     if as_json:
         print_json(result.to_dict())
@@ -83,7 +81,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Listen on this address; 0.0.0.0 is open to everybody.",
+    help="Listen on this address; 0.0.0.0 accepts every client.",
 )
 @click.option(
     "--port",
@@ -95,13 +93,13 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
 @click.option(
     "--api-key",
     envvar=API_KEY_VARIABLE,
-    help="Answer only clients that send this key; safer in TRT_EAGLE3_API_KEY.",
+    help="Answer only clients that send this key; TRT_EAGLE3_API_KEY is safer.",
 )
 @click.option(
     "--served-model-name",
     "names",
     multiple=True,
-    help="Let requests call the model this, instead of the bundle's name; may be repeated.",
+    help="Name of the model in requests, instead of the bundle's; may be repeated.",
 )
 @click.option(
     "--allow-host",
@@ -113,7 +111,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     "--cors-origin",
     "cors_origins",
     multiple=True,
-    help="Let web pages of this origin ask, or * for all; may be repeated.",
+    help="Accept requests from web pages of this origin, or * for all; may be repeated.",
 )
 @click.option(
     "--forwarded-allow-ips",
@@ -124,7 +122,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     "--allow-host-header",
     "host_headers",
     multiple=True,
-    help="Answer requests whose Host names this, or * for any; may be repeated.",
+    help="Accept requests with this Host header, or * for any; may be repeated.",
 )
 @click.option(
     "--tls-cert",
@@ -143,24 +141,24 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     show_default=True,
     help="Log messages of this level and above.",
 )
-@click.option("--access-log/--no-access-log", default=True, help="Log a line for each request.")
-@click.option("--chat-page/--no-chat-page", default=True, help="Serve a page to chat on at /.")
+@click.option("--access-log/--no-access-log", default=True, help="Log one line per request.")
+@click.option("--chat-page/--no-chat-page", default=True, help="Serve a chat page at /.")
 @click.option(
     "--strict-fields",
     is_flag=True,
-    help="Refuse unknown fields of requests, rather than ignore them.",
+    help="Refuse unknown fields of requests instead of ignoring them.",
 )
 @click.option(
     "--generation-config/--no-generation-config",
     default=True,
-    help="Sample as the checkpoint's generation_config.json says where a request does not.",
+    help="Use the checkpoint's generation_config.json for unset sampling parameters.",
 )
 @click.option(
     "--tool-format",
     type=click.Choice(["auto", "hermes", "qwen3_xml", "qwen3_coder"]),
     default="auto",
     show_default=True,
-    help="Read and write calls of tools in this format; auto: as the chat template teaches.",
+    help="Format of tool calls; auto: the format in the chat template.",
 )
 @set_option("Set a limit on requests, such as max_media=4; may be repeated.")
 def serve(
@@ -175,7 +173,7 @@ def serve(
     tool_format: str,
     **http: Any,
 ) -> None:
-    """Serve BUNDLE to OpenAI clients, with a page to chat on at /."""
+    """Serve BUNDLE to OpenAI clients, with a chat page at /."""
     from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.serving import ServingConfig
     from trt_eagle3.serving.http_options import HttpOptions

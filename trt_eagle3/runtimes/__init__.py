@@ -1,1 +1,1 @@
-"""A bundle for other runtimes, for models that need several GPUs or nodes; one folder each."""
+"""Write bundles for other runtimes, for models on several GPUs or nodes; one folder each."""

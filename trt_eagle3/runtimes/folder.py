@@ -1,4 +1,4 @@
-"""What all runtimes' folders have in common: where they may lie, and which target they serve."""
+"""Share what all runtime folders need: path checks and the target's location."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ __all__ = ["RuntimeFolder", "check_heads", "check_place", "target_source"]
 
 @dataclass(frozen=True)
 class RuntimeFolder:
-    """What was written: the folder, its runtime and version, and what a user should know, one line
-    each.
+    """A written folder with its runtime and version.
+
+    Attributes:
+        notes: remarks for the user, one line each.
     """
 
     path: Path
@@ -33,7 +35,7 @@ class RuntimeFolder:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return {
             "path": str(self.path),
             "runtime": self.runtime,
@@ -42,7 +44,7 @@ class RuntimeFolder:
         }
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """Return lines for a terminal."""
         notes = [f"note: {note}" for note in self.notes]
         return [
             f"wrote {self.path} for {self.runtime} {self.version}",
@@ -52,7 +54,7 @@ class RuntimeFolder:
 
 
 def check_place(bundle: Path, repository: Path, record: BundleRecord, kind: FolderKind) -> None:
-    """Refuse a folder over or under the bundle or its sources, or with other things in it.
+    """Refuse a folder that overlaps with the bundle or its sources, or that has other files.
 
     Raises:
         UserError: any of these.
@@ -66,10 +68,10 @@ def check_place(bundle: Path, repository: Path, record: BundleRecord, kind: Fold
 
 
 def check_heads(spec: TargetSpec, size: int) -> None:
-    """Refuse a tensor-parallel size that the attention heads cannot be divided by.
+    """Refuse a tensor-parallel size that does not divide the attention heads.
 
     Raises:
-        UserError: it is such a size.
+        UserError: the size is below 1 or does not divide them.
     """
     heads = spec.attention.num_heads
     if size < 1 or heads % size:
@@ -80,5 +82,5 @@ def check_heads(spec: TargetSpec, size: int) -> None:
 
 
 def target_source(source: SourceRecord) -> str:
-    """The checkpoint's folder, or its Hub id where the folder is gone."""
+    """Return the checkpoint's folder, or its Hub id if the folder is gone."""
     return str(Path(source.path).absolute()) if Path(source.path).is_dir() else source.checkpoint

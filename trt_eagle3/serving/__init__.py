@@ -1,6 +1,4 @@
-"""What every server needs, whatever its protocol: limits on requests, metrics, the
-OpenAI-compatible front.
-"""
+"""Share what every server needs: request limits, metrics, the OpenAI-compatible front end."""
 
 from trt_eagle3.serving.config import ServingConfig
 

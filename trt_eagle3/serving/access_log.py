@@ -1,4 +1,4 @@
-"""Ids of requests, and a line in the log for each."""
+"""Give each request an id, and log one line per request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger("trt_eagle3.access")
 
 _HEADER = b"x-request-id"
 _MAX_ID_LEN = 128
-_NOBODY = frozenset({0, 408, 499})  # statuses of those that sent no whole request, or left
-_PROBES = frozenset({"/health", "/metrics"})  # asked every few seconds by machines
+_UNLISTED_STATUSES = frozenset({0, 408, 499})  # none, request timeout, client disconnected
+_PROBES = frozenset({"/health", "/metrics"})  # polled by machines every few seconds
 _INTERVAL_S = 10.0
-_MAX_LINES = 1000  # in an interval: no client fills a disk
+_MAX_LINES = 1000  # per interval, so that no client fills the disk
 
 
 class RequestLog:
-    """ASGI middleware: echoes ``X-Request-Id``, or draws one, and logs each request at its end."""
+    """ASGI middleware: echoes or generates ``X-Request-Id``, and logs each request when it ends."""
 
     def __init__(self, app: ASGIApp, *, enabled: bool = True) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            listed = scope["path"] not in _PROBES and status not in _NOBODY
+            listed = scope["path"] not in _PROBES and status not in _UNLISTED_STATUSES
             if self._enabled and listed:
                 self._write(scope, request_id, status, time.monotonic() - begin, num_bytes)
 
@@ -78,19 +78,19 @@ class RequestLog:
         if now - self._since > _INTERVAL_S:
             left_out = self._num_lines - _MAX_LINES
             if left_out > 0:
-                _log.info("%d requests more are not listed", left_out)
+                _log.info("%d more requests are not logged", left_out)
             self._since, self._num_lines = now, 0
         self._num_lines += 1
         return self._num_lines <= _MAX_LINES
 
 
 def _field(text: str, most: int) -> str:
-    """A text of a client as one word of a line: printable, bounded, without spaces."""
+    """Make a client's text one word of a log line: printable, bounded, without spaces."""
     return clip(text, most).replace(" ", "%20")
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's, if it is short and printable; else a new one."""
+    """Return the client's request id if it is short and printable, else a new one."""
     for name, value in scope.get("headers", ()):
         if name == _HEADER:
             text: str = value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""The Starlette application of ``serve``: its routes, and how failures are answered."""
+"""Build the Starlette application of ``serve``: its routes and its error responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Front", "make_app"]
 
 
 def make_app(front: Front, hosts: frozenset[str] | None = None) -> RequestLog:
-    """The application over a loaded engine; ``hosts`` as for ``RequestGuard``."""
+    """Build the application of a loaded engine; ``hosts`` as for ``RequestGuard``."""
     kinds = (TrtEagle3Error, TimeoutError, ClientDisconnect, HTTPException, Exception)
     app = Starlette(
         routes=_routes(front),
@@ -64,7 +64,7 @@ def _routes(front: Front) -> list[Route]:
 
 
 def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """``app`` for pages of ``origins``, which may read its failures too."""
+    """Wrap ``app`` in CORS headers, so that pages of ``origins`` can also read its errors."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -77,15 +77,15 @@ def _cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 async def _refuse(request: HTTPRequest, error: Exception) -> Response:
-    """The answer to a request that failed."""
+    """Build the response to a failed request."""
     if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # to nobody
+        return Response(status_code=499)  # the client has disconnected
     if isinstance(error, HTTPException):
         return _refuse_route(request, error)
     status = status_of(error)
     headers = {"Retry-After": "1"} if status == 503 else {}
     if isinstance(error, BodyTimeoutError | BodyEvictedError):
-        headers["Connection"] = "close"  # what is left of the body would be the next request
+        headers["Connection"] = "close"  # else the rest of the body is parsed as a request
     return JSONResponse(error_object(error), status, headers)
 
 

@@ -1,6 +1,4 @@
-"""Bodies of HTTP requests: read in time, within one budget of bytes, and counted while they
-come.
-"""
+"""Read HTTP request bodies in time, within one byte budget, and count them as they arrive."""
 
 from __future__ import annotations
 
@@ -18,27 +16,25 @@ from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError
 
 __all__ = ["BodyBudget", "BodyEvictedError", "BodyLease", "BodyTimeoutError"]
 
-_MIN_RATE = 64 << 10  # bytes per second: a slower body is the first to go when the budget is spent
-_PATIENCE_S = 2.0  # without a block, or before a body's rate is looked at
-_STOPPING = "the server is stopping. Ask another one."
-_SLOW = "it comes slower than others that need its memory. Send it again."
+_MIN_RATE = 64 << 10  # bytes per second: slower bodies are evicted first when the budget is spent
+_PATIENCE_S = 2.0  # grace time without a block, and before a body's rate is checked
+_STOPPING = "the server is stopping. Retry on another server."
+_SLOW = "evicted: too slow while other requests need its memory. Send it again."
 
 
 class BodyTimeoutError(TimeoutError):
-    """A body that did not come in time."""
+    """A body that did not arrive in time."""
 
 
 class BodyEvictedError(OverloadedError):
-    """A body that had to give way while it came."""
+    """A body that was evicted while it arrived."""
 
 
 class BodyBudget:
-    """The bytes that all bodies may take together, from their first block until their prompts
-    are prepared.
-    """
+    """Limit the bytes of all bodies, from their first block until their prompts are prepared."""
 
     def __init__(self, serving: ServingConfig, pool: Executor) -> None:
-        """``pool``: threads that count what a body holds."""
+        """Create an empty budget; threads of ``pool`` count the contents of bodies."""
         self.serving = serving
         self.pool = pool
         self.num_bytes = 0
@@ -46,30 +42,34 @@ class BodyBudget:
         self._reading: set[BodyLease] = set()
 
     def lease(self) -> BodyLease:
-        """A share of the budget for one request; use it as a context manager."""
+        """Return one request's share of the budget, a context manager."""
         return BodyLease(self)
 
     def stop(self) -> None:
-        """End every body that is still being read: the server is going down."""
+        """Evict every body that is still being read: the server is shutting down."""
         self.stopping = True
         for lease in list(self._reading):
             lease.evict(_STOPPING)
 
     def begin(self, lease: BodyLease) -> None:
-        """Count ``lease`` among those that read."""
+        """Register ``lease`` as being read.
+
+        Raises:
+            OverloadedError: the server is stopping.
+        """
         if self.stopping:
             raise OverloadedError(_STOPPING)
         self._reading.add(lease)
 
     def end(self, lease: BodyLease) -> None:
-        """``lease`` reads no more."""
+        """Remove ``lease`` from those being read."""
         self._reading.discard(lease)
 
     def take(self, lease: BodyLease, count: int) -> None:
-        """Make room for ``count`` more bytes of ``lease``; bodies that come too slowly give way.
+        """Reserve ``count`` more bytes for ``lease``; evict bodies that arrive too slowly.
 
         Raises:
-            OverloadedError: there is no room.
+            OverloadedError: too few bytes are free.
         """
         limit = self.serving.max_bodies_bytes
         slow = [other for other in self._reading if other.slow and other is not lease]
@@ -78,13 +78,13 @@ class BodyBudget:
                 other.evict(_SLOW)
         if self.num_bytes + count > limit:
             raise OverloadedError(
-                f"bodies of all requests take {limit} bytes (max_bodies_bytes). Try again later."
+                f"bodies of all requests: more than {limit} bytes (max_bodies_bytes). Retry later."
             )
         self.num_bytes += count
         lease.num_bytes += count
 
     def give_back(self, lease: BodyLease) -> None:
-        """Free what ``lease`` holds."""
+        """Free the bytes of ``lease``."""
         self.num_bytes -= lease.num_bytes
         lease.num_bytes = 0
 
@@ -108,12 +108,12 @@ class BodyLease:
         self.close()
 
     def close(self) -> None:
-        """Give the share back; whatever was read is not held any more."""
+        """Return the share; the bytes read are no longer counted."""
         self._budget.give_back(self)
 
     @property
     def slow(self) -> bool:
-        """Whether it stands still, or comes slower than anybody's network."""
+        """Return whether the body has stalled, or arrives more slowly than any real network."""
         now = time.monotonic()
         waited, seconds = now - self.last_block, now - self._began
         return waited > _PATIENCE_S or (
@@ -121,7 +121,7 @@ class BodyLease:
         )
 
     def evict(self, why: str) -> None:
-        """End the reading of this body with ``why``; its bytes count no more."""
+        """Stop reading this body with the reason ``why``, and free its bytes."""
         self._evicted = why
         self._budget.end(self)
         self.close()
@@ -129,10 +129,10 @@ class BodyLease:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, blocks: AsyncIterator[bytes]) -> tuple[bytearray, JsonScanner]:
-        """Read a body; returns it with what its scanner saw.
+        """Read a body; return it with its scanner.
 
         Raises:
-            BodyTimeoutError: it stood still, or came too slowly.
+            BodyTimeoutError: it stalled, or arrived too slowly.
             OverloadedError: no room for it, or it was evicted.
             TooLargeError: over a limit of ``ServingConfig``.
         """
@@ -149,7 +149,7 @@ class BodyLease:
                 raise BodyEvictedError(f"body: {self._evicted}") from error
             seconds = self._budget.serving.body_timeout_s
             raise BodyTimeoutError(
-                f"body: nothing came for {seconds:g} s, or too little. Send it faster."
+                f"body: nothing arrived for {seconds:g} s, or too little. Send it faster."
             ) from error
         finally:
             self._timeout = None
@@ -177,8 +177,9 @@ class BodyLease:
         return await asyncio.get_running_loop().run_in_executor(self._budget.pool, run, *args)
 
     def _extend(self) -> None:
-        """The next block may take ``body_timeout_s``; all of them together that long, plus their
-        size at 64 KiB/s.
+        """Move the deadline: ``body_timeout_s`` for the next block, and a limit for the whole body.
+
+        The limit is ``body_timeout_s`` plus the body's size at 64 KiB/s.
         """
         if self._timeout is None or self._evicted is not None:
             return

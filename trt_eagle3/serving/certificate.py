@@ -1,4 +1,4 @@
-"""The certificate that a server shows: read, matched with its key, and tried as by a client."""
+"""Read a server's certificate, match it with its key, and check it as a client would."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["certificate_warning", "read_certificate"]
 _CERTIFICATE = re.compile(rb"-----BEGIN (TRUSTED |X509 )?CERTIFICATE-----")
 _KEY = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
 _LOCKED = re.compile(rb"BEGIN ENCRYPTED PRIVATE KEY|Proc-Type: *4, *ENCRYPTED")
-_MAX_FLIGHTS = 4  # more than any version of TLS has
+_MAX_FLIGHTS = 4  # more than any TLS version needs
 _NOT_YET_VALID, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_*
 
 
 def read_certificate(cert: Path, key: Path) -> ssl.SSLContext:
-    """A server's context of TLS 1.2 and above with this certificate chain and key, PEM files.
+    """Build a server's TLS context (1.2 and above) from a certificate chain and its key, both PEM.
 
     Raises:
-        UserError: a file that cannot be read or holds something else, a key with a password, or
-            one that is not the certificate's.
+        UserError: a file that cannot be read or has other contents, a key with a password, or a key
+            that does not match the certificate.
     """
     _check(cert, "--tls-cert", _CERTIFICATE, "a certificate chain")
     _check(key, "--tls-key", _KEY, "a private key")
@@ -35,29 +35,29 @@ def read_certificate(cert: Path, key: Path) -> ssl.SSLContext:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         reason = (getattr(error, "reason", None) or str(error)).lower().replace("_", " ")
         raise UserError(
-            f"--tls-cert {cert}, --tls-key {key}: no certificate and its key ({reason}). Give the "
-            "key that the certificate was made for, its own certificate first in the chain."
+            f"--tls-cert {cert}, --tls-key {key}: not a certificate and its key ({reason}). Give "
+            "the certificate's own key, and put the server's certificate first in the chain."
         ) from error
     return context
 
 
 def certificate_warning(context: ssl.SSLContext, cert: Path) -> str | None:
-    """Why no client will take the certificate, as far as time goes; None where it is valid now.
+    """Return a warning if the certificate is expired or not valid yet; None if it is valid now.
 
-    Clients' trust in who signed it, and its names, are theirs to judge.
+    Names and signers are not checked: clients decide whether to trust them.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # signed by whomever
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accept any signer
     try:
         client.load_verify_locations(cert)
         _shake_hands(context, client)
     except ssl.SSLCertVerificationError as error:
         what = {_NOT_YET_VALID: "not valid yet", _EXPIRED: "expired"}.get(error.verify_code)
         if what is not None:
-            return f"--tls-cert {cert}: {what}: clients will refuse it. Renew it, and start again."
+            return f"--tls-cert {cert}: {what}, so clients will refuse it. Renew it and restart."
     except ssl.SSLError:
-        pass  # nothing that a client here can tell
+        pass  # not an expiry problem
     return None
 
 
@@ -68,15 +68,15 @@ def _check(path: Path, option: str, expected: re.Pattern[bytes], what: str) -> N
         raise UserError(f"{option} {path}: {error.strerror}. Expected a PEM file.") from error
     if _LOCKED.search(data) and expected is _KEY:
         raise UserError(
-            f"{option} {path}: has a password. Take it off: openssl pkey -in {path} -out plain.pem"
+            f"{option} {path}: has a password. Remove it: openssl pkey -in {path} -out plain.pem"
         )
     if not expected.search(data):
-        found = "is empty" if not data.strip() else f"holds none of {what}"
+        found = "is empty" if not data.strip() else f"does not contain {what}"
         raise UserError(f"{option} {path}: {found}. Expected a PEM file of {what}.")
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """A handshake in memory."""
+    """Run a TLS handshake in memory."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server),

@@ -1,4 +1,4 @@
-"""Messages between a server and the process of its engine."""
+"""Define the messages between a server and its engine process, and their channel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Submit:
-    """Answer ``request``, which is called ``number`` from here on."""
+    """Submit ``request``; ``number`` identifies its answer in later messages."""
 
     number: int
     request: Request
@@ -45,14 +45,14 @@ class Submit:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Nobody wants the answer any more."""
+    """Cancel the answer: it is no longer needed."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Lag:
-    """Whether the reader of an answer is far behind."""
+    """Report whether the reader of an answer is far behind."""
 
     number: int
     lags: bool
@@ -60,58 +60,58 @@ class Lag:
 
 @dataclass(frozen=True)
 class CountRejected:
-    """The server has refused a request itself."""
+    """Count a request that the server itself refused."""
 
 
 @dataclass(frozen=True)
 class GetMetrics:
-    """``Metrics`` are wanted."""
+    """Request ``Metrics``."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """Cancel everything, and end."""
+    """Cancel all answers, and exit."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The bundle was read; ``limits``: as far as the GPU holds them."""
+    """Report an opened bundle; ``limits`` are reduced to what fits on the GPU."""
 
     limits: LimitsConfig
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Requests will be answered. ``seconds``: of the warm-up."""
+    """Report that the engine accepts requests. ``seconds``: time of the warm-up."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The engine cannot be opened."""
+    """Report that the engine cannot be opened."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """The counters when they were asked for."""
+    """The counters at the time of the request."""
 
     metrics: EngineMetrics
 
 
 Fields = tuple[tuple[int, ...], str, Any, tuple[TokenLogprob, ...], tuple[int, ...]]
-"""Of a ``Chunk``, which takes longer to pickle."""
+"""The fields of a ``Chunk``; a tuple pickles faster."""
 
 
 @dataclass(frozen=True)
 class News:
-    """What answers have got.
+    """New chunks and ends of answers.
 
     Attributes:
-        chunks: by number of the answer, in order.
-        ends: of answers that are over: what their readers are told instead, and what was generated.
+        chunks: (answer number, fields of a chunk), in order.
+        ends: (answer number, error to raise instead, what was generated) of finished answers.
     """
 
     chunks: Sequence[tuple[int, Fields]]
@@ -126,22 +126,20 @@ def _pickled(message: Any) -> bytes:
 
 
 def _each(items: list[Any]) -> Iterator[Any]:
-    """Every item as a message, which nobody holds once it is taken: a request may be large."""
+    """Yield every item as one message, and drop it from ``items``: a request may be large."""
     while items:
         yield items.pop(0)
 
 
 class Channel:
-    """One end of a connection over a socket. Messages are written on a thread: whoever sends one
-    waits for nobody.
-    """
+    """One end of a socket connection. Its own thread writes, so that ``send`` never blocks."""
 
     def __init__(
         self,
         connection: Connection,
         messages_of: Callable[[list[Any]], Iterable[Any]] = _each,
     ) -> None:
-        """``messages_of``: what is sent of items that wait together."""
+        """Start the writer; ``messages_of`` turns all queued items into messages."""
         self._connection = connection
         self._messages_of = messages_of
         self._items = SimpleQueue[Any]()
@@ -149,12 +147,13 @@ class Channel:
         self._writer.start()
 
     def send(self, item: Any) -> None:
-        """Send an item, soon."""
+        """Queue an item, and return at once."""
         self._items.put(item)
 
     def receive(self) -> Any:
-        """The next message; None where there will be no other: one of the ends has ended, or sent
-        what nobody can read.
+        """Return the next message; None after the last one.
+
+        None follows when either end has closed, or has sent a message that cannot be read.
         """
         try:
             return pickle.loads(self._connection.recv_bytes())
@@ -165,17 +164,17 @@ class Channel:
             return None
 
     def end(self) -> None:
-        """Write what waits, and let neither end receive more; back at once."""
+        """Write all queued items, then close both directions. Returns at once."""
         self._items.put(None)
 
     def close(self) -> None:
-        """``end``, wait for that, and close this end."""
+        """Call ``end``, wait until everything is written, and close this end."""
         self.end()
         self._writer.join()
         self._connection.close()
 
     def _write(self) -> None:
-        """Send what comes until ``end``; whatever else ends it, both readers hear of it."""
+        """Write queued items until ``end``; on any error close the connection for both readers."""
         try:
             while self._write_waiting():
                 pass
@@ -185,19 +184,19 @@ class Channel:
             self._shut_down()
 
     def _write_waiting(self) -> bool:
-        """Wait for items, and send all that are there; returns whether others may follow."""
+        """Wait for items, and write all that are queued; return False after ``end``."""
         items = [self._items.get()]
         while not self._items.empty():
             items.append(self._items.get())
         goes_on = None not in items
         items = [item for item in items if item is not None]
         for data in map(_pickled, self._messages_of(items)):
-            with contextlib.suppress(OSError):  # the other end is gone: its reader knows
+            with contextlib.suppress(OSError):  # the other end is gone; ``receive`` reports it
                 self._connection.send_bytes(data)
         return goes_on
 
     def _shut_down(self) -> None:
-        """Wake whoever receives, here and at the other end, once it has read what was sent."""
+        """Wake the readers at both ends, after they have read what was sent."""
         with (
             socket.socket(fileno=os.dup(self._connection.fileno())) as shared,
             contextlib.suppress(OSError),  # the other end has closed it

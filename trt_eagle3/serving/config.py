@@ -1,4 +1,4 @@
-"""ServingConfig: limits on untrusted requests. Every default is set here, once."""
+"""Define ServingConfig: limits on untrusted requests. Every default is set here, once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trt_eagle3.multimodal import MediaPolicy
 
 __all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
 
-# What Pillow decodes in its own process and users send; it would hand PostScript to Ghostscript,
-# for one.
+# Formats that users send and that Pillow decodes in its own process. For PostScript, Pillow would
+# start Ghostscript.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
+WARM_UP_SIDE = 64  # pixels of the warm-up image
 _MAX_STOP_LEN = 1024  # characters; each token of an answer is compared with every stop word
 _MAX_JPEG_SCANS = 100  # encoders write 1 to 20
 ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder"]
@@ -25,48 +25,48 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
 class ServingConfig(BaseModel):
-    """Limits on requests.
+    """Limits on untrusted requests.
 
     Attributes:
-        allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data
+        allowed_hosts: hosts that image and video URLs may be fetched from. None by default: data
             URIs only.
-        fetch_timeout_s: how long fetching one of them may take.
-        max_media: images and videos of one request. max_media_bytes: of each, encoded.
-        max_pixels: of an image or a video's frame. max_video_frames, max_video_pixels: of a video,
-            all frames together.
-        max_prompt_chars: of a request's text, without its images and videos.
-        max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks
-            for each.
-        decode_timeout_s, video_timeout_s: how long decoding an image or a video may take; a client
-            that sends slow images holds a decoder for so long, of those that its share allows.
-        max_body_bytes: of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: of these,
-            outside of data URIs.
+        fetch_timeout_s: time limit for fetching one image or video.
+        max_media: images and videos per request. max_media_bytes: encoded size of each image or
+            video, in bytes.
+        max_pixels: pixels of an image or of a video's frame. max_video_frames: frames of a video.
+            max_video_pixels: pixels of a video, over all frames.
+        max_prompt_chars: characters of a request's text, without its images and videos.
+        max_stop_words: stop words per request, and as many stop tokens. The engine thread checks
+            each one after every token.
+        decode_timeout_s, video_timeout_s: time limit for decoding an image or a video. A client
+            with slow images occupies a decoder of its share for that long.
+        max_body_bytes: bytes of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: bytes of a
+            request outside data URIs.
         max_json_values: texts, names, lists, objects and numbers in the JSON of a request.
-        max_bodies_bytes: of all HTTP requests together that are not yet prepared. body_timeout_s:
-            how long a body may stand still; in all it may take so long and a second more for each
+        max_bodies_bytes: bytes of all HTTP requests that are not prepared yet. body_timeout_s:
+            longest pause between blocks of a body. The whole body may take this plus one second per
             64 KiB.
-        max_connections: to ``trt-eagle3 serve``. header_timeout_s: until a connection has sent a
-            request's headers.
-        send_timeout_s: how long a client may read nothing of what is sent to it before it is cut
-            off.
-        max_request_s: a request that takes longer is ended with an error.
-        max_step_s: an engine hangs if for longer than this it has work and finishes no step,
-            prompts wait and none is prepared, or its process does not answer. ``/health`` of
-            ``trt-eagle3 serve`` is 503 then, and on Triton the model is not ready. Choose more than
-            the longest step takes. null: no check.
-        stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are
-            sent together, the first one at once. Every response costs the server something; 0 sends
-            one for each verify pass.
-        max_choices: answers of one request (``n``).
+        max_connections: connections to ``trt-eagle3 serve``. header_timeout_s: time for a
+            connection to send a request's headers.
+        send_timeout_s: a client that reads nothing for this long is disconnected.
+        max_request_s: a request that takes longer ends with an error.
+        max_step_s: an engine counts as hung after this time in one of three states: it has work and
+            finishes no step, prompts wait and none is prepared, or its process does not answer.
+            Then ``/health`` of ``trt-eagle3 serve`` is 503, and on Triton the model is not ready.
+            Choose more than the longest step takes. null: no check.
+        stream_interval_s: minimum time between pieces of a streamed answer on Triton; faster pieces
+            are merged. The first piece is sent at once. Every response costs the server time. 0:
+            one response per verify step.
+        max_choices: answers per request (``n``).
         strict_fields: refuse unknown keys of a request, at any depth. Otherwise they are ignored,
-            and the answer's header ``X-Ignored-Fields`` lists them.
-        generation_config: where a request does not say how to sample, do as the checkpoint's
-            ``generation_config.json`` says; else greedily.
-        log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
-        split_special_tokens: whether ``<|im_start|>`` and its like in a client's text are text;
-            false makes control tokens of them. None: what the bundle was built with.
-        tool_format: format of tool calls: hermes (JSON), qwen3_xml (Qwen3.5, Qwen3-Coder; also
-            called qwen3_coder), or auto, the one that the checkpoint's chat template teaches.
+            and the response header ``X-Ignored-Fields`` lists them.
+        generation_config: use sampling settings of the checkpoint's ``generation_config.json``
+            where a request has none. False: greedy decoding.
+        log_prompts: write prompts to the log. False: the log has sizes, times and outcomes only.
+        split_special_tokens: treat control tokens such as ``<|im_start|>`` in a client's text as
+            text. False makes control tokens of them. None: the bundle's setting.
+        tool_format: format of tool calls. hermes (JSON), qwen3_xml (Qwen3.5, Qwen3-Coder; also
+            called qwen3_coder), or auto (the format in the checkpoint's chat template).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -111,7 +111,7 @@ class ServingConfig(BaseModel):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], origin: str) -> ServingConfig:
-        """Check ``values``; ``origin`` names them in errors.
+        """Validate ``values``; error messages name them ``origin``.
 
         Raises:
             UserError: an unknown field or a bad value.
@@ -129,7 +129,7 @@ class ServingConfig(BaseModel):
             raise UserError(f"{origin}: {field}: {message}, got {first['input']!r:.80}") from error
 
     def check_prompt(self, prompt: str | Sequence[Any]) -> None:
-        """Refuse a text, or messages with texts, that are too long to be worth reading.
+        """Refuse a text, or messages whose texts are too long.
 
         Raises:
             UserError: more than ``max_prompt_chars``.
@@ -141,7 +141,7 @@ class ServingConfig(BaseModel):
             )
 
     def check_stop(self, words: Sequence[str], token_ids: Sequence[int]) -> None:
-        """Refuse stop words and stop tokens that are too many or too long: they slow all answers.
+        """Refuse too many or too long stop words and stop tokens: they slow all answers.
 
         Raises:
             UserError: more than ``max_stop_words`` of either, or a word of more than 1,024
@@ -150,7 +150,7 @@ class ServingConfig(BaseModel):
         for name, count in (("stop", len(words)), ("stop_token_ids", len(token_ids))):
             if count > self.max_stop_words:
                 raise UserError(
-                    f"{name}: {count} of them, the limit is {self.max_stop_words}. Name fewer."
+                    f"{name}: {count} of them, the limit is {self.max_stop_words}. Send fewer."
                 )
         longest = max(map(len, words), default=0)
         if longest > _MAX_STOP_LEN:
@@ -159,7 +159,7 @@ class ServingConfig(BaseModel):
             )
 
     def media(self) -> MediaPolicy:
-        """What a request's images and videos may be: never a file of this machine."""
+        """Build the media policy of requests; it never allows files of this machine."""
         return MediaPolicy(
             paths=False,
             allowed_hosts=self.allowed_hosts,
@@ -182,7 +182,7 @@ def _is_host(value: Any) -> bool:
 
 
 def _num_chars(message: Any) -> int:
-    """Characters of a message's texts; what is no message is refused where messages are read."""
+    """Count the characters of a message's texts; invalid messages are refused elsewhere."""
     content = message.get("content") if isinstance(message, Mapping) else None
     parts = [content] if isinstance(content, str) else content if isinstance(content, list) else []
     texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)

@@ -1,6 +1,4 @@
-"""One HTTP connection: uvicorn's, with a deadline for every state in which a client can leave
-it.
-"""
+"""Bound one HTTP connection: uvicorn's protocol with a deadline for every state."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ __all__ = [
 ]
 
 _log = logging.getLogger("trt_eagle3")
-# What is on its way to a client that does not read: the less, the sooner its request makes room for
+# Bytes queued for a client that does not read. The fewer, the sooner its request makes room for
 # others. The kernel doubles its part, and the client's kernel takes what its own receive buffer
 # holds.
 SEND_BUFFER = 8 << 10
-_HICCUP_S = 5.0  # without reading, before a client has to give way to others
+_HICCUP_S = 5.0  # without reading, before a client may be disconnected for others
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n"
     b"Retry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -35,12 +33,12 @@ _FULL = (
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that waits ``header_timeout_s`` for headers and ``send_timeout_s`` for a client
-    that does not read.
+    """Close a connection that waits too long for headers, or whose client does not read.
 
-    The same time as for headers is what a client has to finish a body after its answer. Past
-    ``max_connections``, the connection goes that has been without a request the longest, or else
-    the new one.
+    ``header_timeout_s`` limits the headers, and after an answer the rest of the request's body.
+    ``send_timeout_s`` limits how long a client may read nothing. Past ``max_connections``, the
+    connection that was idle the longest is closed. If none is idle, the new one is refused with
+    503.
     """
 
     serving: ClassVar[ServingConfig] = ServingConfig()
@@ -52,17 +50,17 @@ class BoundedConnection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being answered."""
+        """Return whether no request is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def num_unsent(self) -> int:
-        """Bytes of answers that the client's kernel has not taken."""
+        """Count the bytes of answers that the client's kernel has not taken."""
         under = self.raw_transport.get_write_buffer_size() if self.raw_transport else 0
         return self.transport.get_write_buffer_size() + under
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin: with small buffers, and a deadline for the first headers."""
+        """Set small buffers, and start the deadline of the first headers."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=SEND_BUFFER)
         connected: socket.socket = transport.get_extra_info("socket")
@@ -72,13 +70,13 @@ class BoundedConnection(H11Protocol):
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timers."""
         self._unset("_deadline")
         self._unset("_stalled")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; until it makes a request, its time runs on."""
+        """Parse ``data``; the header deadline continues until a request is complete."""
         super().data_received(data)
         if not self.idle:
             self._unset("_deadline")
@@ -86,18 +84,18 @@ class BoundedConnection(H11Protocol):
             self._wait_for_headers()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, for the rest of this one's body, or for the client to read."""
+        """Start the deadline of the next request, or of the rest of this one's body."""
         self._wait_for_headers()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is sent to."""
+        """Start the send deadline: the client reads more slowly than the server sends."""
         super().pause_writing()
         self._stalled_since = self.loop.time()
         self._cut_off_unless_read()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Stop the send deadline: the client has read."""
         self._unset("_stalled")
         super().resume_writing()
 
@@ -116,7 +114,7 @@ class BoundedConnection(H11Protocol):
         self._unset("_deadline")
         if not self.idle:
             return
-        # it may still be reading the answer
+        # the client may still be reading the answer
         if self._stalled is None and self.num_unsent:
             self._stalled = self.loop.call_later(
                 self.serving.send_timeout_s, self._give_up, "reads nothing for too long"
@@ -125,7 +123,7 @@ class BoundedConnection(H11Protocol):
             self._give_up("sent no whole request in time")
 
     def _give_up(self, why: str) -> None:
-        _log.warning("a client was cut off: it %s", why)
+        _log.warning("a client was disconnected: it %s", why)
         self.transport.abort()
 
     def _make_room(self) -> None:
@@ -140,12 +138,12 @@ class BoundedConnection(H11Protocol):
             default=None,
         )
         _log.warning(
-            "more than %d connections (max_connections): the idlest is closed",
+            "more than %d connections (max_connections): closing the longest idle one",
             self.serving.max_connections,
         )
         if oldest is not None:
             oldest.transport.abort()
-            # those that come before the loop's next turn find another one
+            # connections of the same loop iteration must not choose it again
             self.connections.discard(oldest)
             return
         self.transport.write(_FULL)
@@ -159,7 +157,7 @@ class BoundedConnection(H11Protocol):
 
 
 def connection_class(limits: ServingConfig) -> type[BoundedConnection]:
-    """``BoundedConnection`` with these limits, for uvicorn to make its connections of."""
+    """Return a ``BoundedConnection`` class with these limits, for uvicorn."""
 
     class Connection(BoundedConnection):
         serving = limits
@@ -168,25 +166,23 @@ def connection_class(limits: ServingConfig) -> type[BoundedConnection]:
 
 
 def drop_stalled(connections: set[Any]) -> None:
-    """End the connection whose client has read nothing for the longest, if that is long enough
-    to be no hiccup.
-    """
+    """Disconnect the client that has stalled the longest, if it has stalled long enough."""
     stalled = [
         c for c in connections if isinstance(c, BoundedConnection) and c._stalled is not None
     ]
     oldest = min(stalled, key=lambda c: c._stalled_since, default=None)
     if oldest is not None and oldest.loop.time() - oldest._stalled_since > _HICCUP_S:
-        oldest._give_up("reads nothing while others wait")
+        oldest._give_up("reads nothing while other requests wait")
 
 
 def drop_idle(connections: set[Any]) -> None:
-    """End every connection without a request that has nothing left to send."""
+    """Close every connection that has no request and nothing left to send."""
     for connection in list(connections):
         if connection.idle and not connection.num_unsent:
             connection.transport.abort()
 
 
 def drop_all(connections: set[Any]) -> None:
-    """End every connection at once, whatever is left to send."""
+    """Close every connection at once, even with data left to send."""
     for connection in list(connections):
         connection.transport.abort()

@@ -1,4 +1,4 @@
-"""From the engine's answers to one flow of chunks, in time and with an end."""
+"""Merge the engine's answers into one stream of chunks, with a time limit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from trt_eagle3.serving.openai.call import Reply
 __all__ = ["Numbered", "events", "interleaved"]
 
 _log = logging.getLogger("trt_eagle3")
-_LATE_S = 5.0  # after which an engine that was told to end an answer is not waited for
+_LATE_S = 5.0  # after cancelling an answer, before the server ends it without the engine
 
 Numbered = tuple[int, Chunk]
-"""An answer's index, and what it added."""
+"""An answer's index, and its new chunk."""
 
 
 async def interleaved(
     answers: Sequence[Answer], seconds: float, *, apart: bool = False
 ) -> AsyncGenerator[Numbered]:
-    """Chunks of all ``answers`` as they come, while there is time; leaving it early, however that
-    comes, cancels them.
+    """Yield chunks of ``answers`` as they arrive, within ``seconds``; leaving early cancels them.
 
-    Chunks that wait for a reader become one, unless each is wanted ``apart``.
+    Waiting chunks are merged into one, unless ``apart``.
 
     Raises:
         TimeoutError: it took longer than ``seconds``.
-        OverloadedError: cancelled by others. What an answer raises, besides.
+        OverloadedError: cancelled from outside. Errors of an answer are raised too.
     """
     try:
         if len(answers) == 1:
@@ -52,7 +51,7 @@ async def interleaved(
 async def _merged(
     answers: Sequence[Answer], seconds: float, *, apart: bool
 ) -> AsyncGenerator[Numbered]:
-    # one place: whoever reads slowly makes every answer wait, and none is read ahead
+    # size 1: a slow reader makes every answer wait, and none is read ahead
     queue: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue(1)
 
     async def pump(index: int, answer: Answer) -> None:
@@ -61,7 +60,7 @@ async def _merged(
             async with contextlib.aclosing(_within(answer, seconds, apart=apart)) as chunks:
                 async for chunk in chunks:
                     await queue.put((index, chunk))
-        except Exception as error:  # it is raised where the chunks are read
+        except Exception as error:  # raised again where the chunks are read
             end = error
         await queue.put((index, end))
 
@@ -83,10 +82,10 @@ async def _merged(
 
 
 async def _within(answer: Answer, seconds: float, *, apart: bool) -> AsyncGenerator[Chunk]:
-    """An answer's chunks while there is time.
+    """Yield an answer's chunks within ``seconds``.
 
-    Its time runs out whether or not somebody reads: a client that does not would hold its place in
-    the batch.
+    The deadline runs even if nothing reads: a client that does not read would keep its slot in the
+    batch.
     """
     loop = asyncio.get_running_loop()
     end = loop.call_later(seconds, answer.cancel)
@@ -98,7 +97,7 @@ async def _within(answer: Answer, seconds: float, *, apart: bool) -> AsyncGenera
                     if loop.time() >= end.when():
                         raise _timeout(seconds)
                     raise OverloadedError(
-                        "cancelled: the client hung up, or the server is stopping."
+                        "cancelled: the client disconnected, or the server is stopping."
                     )
                 yield chunk if apart else answer.with_waiting(chunk)
     finally:
@@ -109,8 +108,8 @@ async def _within(answer: Answer, seconds: float, *, apart: bool) -> AsyncGenera
 
 
 def _give_up(answer: Answer, seconds: float) -> None:
-    """End an answer in the engine's place: a forward may hang."""
-    _log.error("the engine has not ended a request %g s after its time was over", _LATE_S)
+    """End an answer without the engine, since a forward may hang."""
+    _log.error("the engine has not ended a request %g s after its deadline", _LATE_S)
     answer.end(_timeout(seconds))
     wake_readers([answer])
 
@@ -122,16 +121,16 @@ def _timeout(seconds: float) -> TimeoutError:
 async def events(
     reply: Reply, answers: Sequence[Answer], first: Numbered, chunks: AsyncGenerator[Numbered]
 ) -> AsyncIterator[str]:
-    """Server-sent events. The caller closes ``chunks``, which ends the answers."""
+    """Yield server-sent events. The caller closes ``chunks``, which cancels the answers."""
     try:
         yield reply.opening()
         if event := reply.piece(*first):
             yield event
         async for index, chunk in chunks:
-            # no event for half a character, or the beginning of a stop text
+            # no event for half a character, or for the beginning of a stop text
             if event := reply.piece(index, chunk):
                 yield event
         yield reply.closing([answer.generation for answer in answers])
     except Exception as error:
-        # the status has been sent: report the error in the stream
+        # the status has been sent, so report the error in the stream
         yield reply.failed(error_object(error))

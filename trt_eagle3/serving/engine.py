@@ -1,4 +1,4 @@
-"""What a server asks of an engine, wherever that runs."""
+"""Define the engine interface of a server; the engine may run in another process."""
 
 from __future__ import annotations
 
@@ -15,40 +15,42 @@ __all__ = ["Engine"]
 
 
 class Engine(Protocol):
-    """``decode.llm.LLM``, or the process that has one (``engine_process``)."""
+    """``decode.llm.LLM``, or the process that runs one (``engine_process``)."""
 
     @property
     def bundle(self) -> LoadedBundle:
-        """What is served."""
+        """The served bundle."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether requests would be answered."""
+        """Whether the engine accepts requests."""
         ...
 
     def submit(self, request: Request) -> Answer:
-        """Start answering; what is wrong comes out of the answer, or of this call."""
+        """Start answering; errors are raised by the answer, or by this call."""
         ...
 
     def prepare(self, prompt: PromptSource, *, caller: Caller) -> ModelInputs:
-        """The tokens of a prompt."""
+        """Return the tokens of a prompt."""
         ...
 
     def metrics(self) -> EngineMetrics:
-        """Counters so far; whoever asks may wait for them."""
+        """Return the counters so far; may block."""
         ...
 
     def stall(self, max_step_s: float) -> str | None:
-        """Why the engine seems to hang: it has had work for ``max_step_s`` and finished no step, or
-        prepared no prompt, or has not answered for so long. None: it works. Returns at once.
+        """Describe why the engine seems to hang, or return None. Returns at once.
+
+        It hangs if for ``max_step_s`` it had work and finished no step, prepared no prompt, or did
+        not answer.
         """
         ...
 
     def count_rejected(self) -> None:
-        """Count a request that the server has refused."""
+        """Count a request that the server refused."""
         ...
 
     def close(self) -> None:
-        """Cancel what is in flight, and take nothing more."""
+        """Cancel requests in flight, and accept no more."""
         ...

@@ -1,7 +1,7 @@
-"""The process of an engine, beside that of its server: one decodes, the other speaks HTTP, and
-neither waits for the other's interpreter.
+"""Run an engine in its own process, so that decoding and HTTP do not share an interpreter.
 
-``remote_engine`` starts it, and talks to it over a ``channel``. It ends with the other end.
+``remote_engine`` starts the process and communicates with it over a ``channel``. The process exits
+when the other end closes.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from trt_eagle3.serving.warm_up import warm_up
 __all__ = ["EngineHost", "EngineJob", "OpenEngine", "main"]
 
 _log = logging.getLogger("trt_eagle3")
-_END_S = 5.0  # that the process has to end: a forward may hang, and a reader stand still
+_END_S = 5.0  # before the process exits without the engine: a forward may hang, or a reader stall
 
 OpenEngine = Callable[[], LLM]
 
 
 @dataclass(frozen=True)
 class EngineJob:
-    """What the process is for. ``open_engine``: importable, as the process calls it."""
+    """The task of the process. ``open_engine`` must be importable: the process calls it."""
 
     open_engine: OpenEngine
     log_level: str = "info"
@@ -67,7 +67,7 @@ class EngineJob:
         tool_format: str = "auto",
         log_level: str,
     ) -> EngineJob:
-        """The engine of a bundle, as ``LLM`` takes it."""
+        """Make the job that opens ``bundle``; arguments as for ``LLM``."""
         opened = partial(
             LLM,
             bundle,
@@ -79,21 +79,21 @@ class EngineJob:
 
 
 def main(descriptor: int) -> None:
-    """Serve the other end of a connection until that tells to end, or is closed, and end the
-    process: with status 0 or 1.
+    """Serve the connection until ``Close`` or its end, then exit with status 0 or 1.
 
-    ``descriptor``: of the connection, on which an ``EngineJob`` comes first.
+    Args:
+        descriptor: of the connection; its first message is an ``EngineJob``.
     """
-    # A service manager may send them to every process of a service. They are the server's, which
-    # lets answers end.
+    # A service manager may signal every process of a service. The server alone handles these
+    # signals, so that answers can finish.
     for sent in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sent, lambda *_: None)
     if sys.stderr is not None:
-        faulthandler.enable(all_threads=False)  # native code that crashes: from where
-    os.set_inheritable(descriptor, False)  # who holds it keeps the server from hearing of the end
-    told = EngineHost(Connection(descriptor)).run()
+        faulthandler.enable(all_threads=False)  # traces of crashes in native code
+    os.set_inheritable(descriptor, False)  # an inherited copy would hide the end from the server
+    closed = EngineHost(Connection(descriptor)).run()
     logging.shutdown()
-    os._exit(0 if told else 1)  # nothing is left to tidy up, and Python would take a second for it
+    os._exit(0 if closed else 1)  # no cleanup is left, and Python's exit would take a second
 
 
 class EngineHost:
@@ -107,7 +107,7 @@ class EngineHost:
         self._numbers: dict[Answer, int] = {}
 
     def _open(self, job: EngineJob) -> None:
-        """Open and warm the engine up, and say so, or what is wrong."""
+        """Open and warm up the engine; send ``Ready`` or ``Failed``."""
         set_up_log(job.log_level)
         try:
             engine = job.open_engine()
@@ -121,16 +121,17 @@ class EngineHost:
         self._channel.send(Ready(seconds))
 
     def run(self) -> bool:
-        """Do what messages say until one tells to end, or no other can come: then nobody is left
-        who would hear of what is in flight. Returns whether one told to.
+        """Handle messages until ``Close``, or until none can follow; return whether ``Close`` came.
+
+        Once the connection has ended, no reader is left for requests in flight.
         """
         going = True
         while going:
-            going = self._take(self._channel.receive())  # and hold no request while it waits
+            going = self._take(self._channel.receive())  # holds no request while it waits
         return self._ending
 
     def _take(self, message: Any) -> bool:
-        """Do what a message says; returns whether others may follow."""
+        """Handle a message; return whether more may follow."""
         if isinstance(message, Close):
             self._end()
         elif message is not None:
@@ -139,9 +140,9 @@ class EngineHost:
         return False
 
     def _end(self) -> None:
-        """Cancel what is in flight, and tell whose it is."""
+        """Cancel requests in flight, and send their ends."""
         self._ending = True
-        if self._engine is None:  # it is still being opened, which may take minutes
+        if self._engine is None:  # still opening, which may take minutes
             return
         late = threading.Timer(_END_S, os._exit, (1,))
         late.daemon = True
@@ -155,7 +156,7 @@ class EngineHost:
             threading.Thread(target=self._open, args=(message,), daemon=True).start()
             return
         engine = self._engine
-        assert engine is not None, "the other end asks once the engine is ready"
+        assert engine is not None, "the server sends requests only after Ready"
         match message:
             case Submit():
                 self._submit(engine, message)
@@ -173,7 +174,7 @@ class EngineHost:
     def _submit(self, engine: LLM, message: Submit) -> None:
         try:
             answer = engine.submit(message.request)
-        except BaseException as error:  # reported to the reader
+        except BaseException as error:  # sent to the reader
             answer = Answer(lambda: None)
             answer.end(as_failure(error))
         self._answers[message.number] = answer
@@ -181,7 +182,7 @@ class EngineHost:
         answer.send_to(self._channel.send)
 
     def _messages_of(self, items: list[Any]) -> list[Any]:
-        """Chunks are taken when they are sent, on the channel's thread: decoding goes on."""
+        """Take chunks when they are sent, on the channel's thread, so that decoding continues."""
         posted: dict[Answer, None] = {}
         others = []
         for item in items:
@@ -190,14 +191,14 @@ class EngineHost:
             else:
                 others.append(item)
         if posted and not self._ending and self._engine is not None and not self._engine.ready:
-            self._channel.end()  # the thread that decodes has died: this was the last of it
+            self._channel.end()  # the engine thread has died: these are the last chunks
         return [self._news(list(posted)), *others] if posted else others
 
     def _news(self, answers: Sequence[Answer]) -> News:
         chunks, ends = [], []
         for answer in answers:
             number = self._numbers.get(answer)
-            if number is None:  # it was over the last time
+            if number is None:  # it had ended already
                 continue
             found, over = answer.take()
             chunks += [(number, _fields(chunk)) for chunk in found]
@@ -214,7 +215,7 @@ def _fields(chunk: Chunk) -> Fields:
 
 
 def _why_not_opened(error: BaseException) -> TrtEagle3Error:
-    """What the server says of an engine that cannot be opened; the log has what is our fault."""
+    """Return the server's error for an engine that cannot be opened; log an unexpected one."""
     if isinstance(error, TrtEagle3Error):
         return _portable(error)
     if isinstance(error, MemoryError):
@@ -226,11 +227,11 @@ def _why_not_opened(error: BaseException) -> TrtEagle3Error:
 
 
 def _portable(error: Exception) -> TrtEagle3Error:
-    """``error`` as any process can read it: of one of our kinds, and its message alone."""
+    """Convert ``error`` to one of our classes, message only, so that any process can load it."""
     kinds = [kind for kind in type(error).__mro__ if kind.__module__ == TrtEagle3Error.__module__]
     if kinds:
         found: TrtEagle3Error = kinds[0](str(error))
         return found
-    _log.error("a request failed", exc_info=error)  # its traceback does not leave this process
+    _log.error("a request failed", exc_info=error)  # the traceback stays in this process
     name = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
     return EngineFailedError(f"{name}{error}")

@@ -1,4 +1,4 @@
-"""Errors of requests as HTTP statuses and OpenAI's error objects."""
+"""Map errors of requests to HTTP statuses and OpenAI error objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger("trt_eagle3")
-_STATUSES: Mapping[type[Exception], int] = {  # of a kind before that of its base
+_STATUSES: Mapping[type[Exception], int] = {  # subclasses before their base classes
     TooLargeError: 413,
     UserError: 400,
     BodyTimeoutError: 408,
@@ -43,7 +43,7 @@ _CODES: Mapping[int, str] = {
     503: "overloaded",
     504: "timeout",
 }
-# beginnings of messages about media
+# prefixes of messages about media
 _MEDIA = ("image ", "image: ", "video ", "video: ")
 # a field and the path inside it: tools[0].function.parameters.properties.my city.type
 _LEADING_NAME = re.compile(r"(([A-Za-z_]+)(?:\.[^.:\[\]]{1,64}|\[[\w-]*\])*): ")
@@ -51,7 +51,7 @@ _LEADING_FIELD = re.compile(r"(([A-Za-z_]+))[.\[]")  # for paths with unusual na
 
 
 class RefusedError(TrtEagle3Error):
-    """A refusal that HTTP or OpenAI's clients have a status and a code for."""
+    """A refusal with an HTTP status and an OpenAI error code."""
 
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None
@@ -63,20 +63,18 @@ class RefusedError(TrtEagle3Error):
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """The known names that somebody may have meant by ``name``, as a sentence; else how many there
-    are.
-    """
+    """Suggest known names similar to ``name`` in a sentence, or give the number of known names."""
     close = get_close_matches(name[:40].lower(), known, 3)
     if close:
         return f"Did you mean {' or '.join(close)}?"
-    return f"None of the {len(known)} that are known is like it: see docs/serving.md."
+    return f"None of the {len(known)} known names is similar: see docs/serving.md."
 
 
 def with_param(error: UserError, fields: Collection[str], aliases: Mapping[str, str]) -> UserError:
-    """``error`` with the field of the request that it is about, if its message begins with one.
+    """Attach to ``error`` the request field at the beginning of its message, if there is one.
 
     Args:
-        fields: that the request may have. aliases: field by what the engine calls it.
+        fields: the fields of the request. aliases: from the engine's name to the request's field.
     """
     if isinstance(error, FieldError | TooLargeError):
         return error
@@ -94,16 +92,16 @@ def with_param(error: UserError, fields: Collection[str], aliases: Mapping[str, 
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of a failure that is none of Starlette's own."""
+    """Return the HTTP status of a failure that is not Starlette's own."""
     if isinstance(error, RefusedError):
         return error.status
     if isinstance(error, TooLargeError) and error.param is not None:
-        return 400  # a field is wrong, and the body is none too large
+        return 400  # one field is wrong, the body is not too large
     return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
 
 
 def error_object(error: Exception) -> dict[str, Any]:
-    """OpenAI's error object; of an error that is not ours, its kind only."""
+    """Build OpenAI's error object; of a foreign error, it has the class name only."""
     status = status_of(error)
     message = str(error)
     if status == 500:
@@ -119,7 +117,7 @@ def error_object(error: Exception) -> dict[str, Any]:
 def describe(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's error object of these values."""
+    """Build OpenAI's error object from these values."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {
         "error": {

@@ -1,4 +1,4 @@
-"""FieldError: an error that names the wrong field of a request."""
+"""Define FieldError: an error that names the wrong field of a request."""
 
 from __future__ import annotations
 

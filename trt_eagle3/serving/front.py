@@ -1,4 +1,4 @@
-"""What the routes of ``serve`` do."""
+"""Handle the routes of ``serve``."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ __all__ = ["Front"]
 
 _log = logging.getLogger("trt_eagle3")
 _PARSING = 2  # threads that count and parse bodies
-_COUNTING = 2  # threads of /tokenize: images of its prompts are decoded
-# nginx would hold a stream back
+_COUNTING = 2  # threads of /tokenize, which may decode images
+# stops nginx from buffering a stream
 _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -66,7 +66,7 @@ _Explain = Callable[[UserError], UserError]
 
 @dataclass(frozen=True)
 class _Endpoint:
-    """How one route reads bodies, and which of its fields an error is about."""
+    """How one route reads bodies, and how its errors name the request's fields."""
 
     read: ReadCall
     explain: _Explain
@@ -78,7 +78,7 @@ _RESPONSE = _Endpoint(read_response, response_error)
 
 
 class Front:
-    """An engine's routes. Bodies are read within one budget, and parsed on threads of its own."""
+    """The routes of an engine. Bodies share one budget, and a thread pool parses them."""
 
     def __init__(
         self, engine: Engine, serving: ServingConfig, http: HttpOptions | None = None
@@ -92,15 +92,15 @@ class Front:
         self._budget = BodyBudget(serving, self._pool)
         self._stalled = False
         self.on_overload: Callable[[], None] = lambda: None
-        """Called when the engine takes no request: whoever knows the connections may make room."""
+        """Called when the engine refuses a request; the owner of the connections may make room."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which requests may call the model."""
+        """Names of the model that requests may use."""
         return self._served.names
 
     def stop(self) -> None:
-        """Take no more requests, and wait for no body that is still coming."""
+        """Refuse new requests, and evict bodies that are still arriving."""
         self._budget.stop()
 
     async def chat(self, request: HTTPRequest) -> Response:
@@ -117,14 +117,14 @@ class Front:
 
     async def _generate(self, request: HTTPRequest, endpoint: _Endpoint) -> Response:
         self._check_key(request)
-        # until the prompt is prepared: then nobody holds the body any more
+        # until the prompt is prepared; nothing holds the body after that
         with self._budget.lease() as lease:
             call, answers = await self._admit(request, lease, endpoint)
             chunks = interleaved(answers, self._serving.max_request_s, apart=call.apart)
             gone = asyncio.create_task(_call_when_gone(request, *(a.cancel for a in answers)))
             headers = _note_headers(call.ignored, call.repaired)
             try:
-                # what is wrong with a prompt comes out here, as a status
+                # errors of a prompt are raised here, and become a status
                 first = await anext(chunks)
                 lease.close()
                 if call.stream:
@@ -153,8 +153,8 @@ class Front:
         try:
             call = await self._read(request, lease, endpoint.read)
             answers = self._submit(request, call.requests)
-            return replace(call, requests=()), answers  # whose images the engine has now
-        except UserError as error:  # whatever is wrong with a prompt, the engine counts
+            return replace(call, requests=()), answers  # the engine holds their images
+        except UserError as error:  # the engine counts every refused prompt
             self._engine.count_rejected()
             raise endpoint.explain(error) from error
         except (BodyTimeoutError, RefusedError):
@@ -162,7 +162,7 @@ class Front:
             raise
 
     async def _read(self, request: HTTPRequest, lease: BodyLease, read: Callable[..., Any]) -> Any:
-        """What ``read`` makes of the body, on a thread."""
+        """Read the body, and run ``read`` on it on a thread."""
         data, scanner = await lease.read(request.stream())
 
         @_failing_as_exception
@@ -173,7 +173,7 @@ class Front:
         return await asyncio.get_running_loop().run_in_executor(self._pool, parse)
 
     def _submit(self, request: HTTPRequest, wanted: Sequence[Request]) -> list[Answer]:
-        """All of a call's requests, or none."""
+        """Submit all requests of a call, or none."""
         if self._serving.log_prompts:
             _log.info("request: %s", wanted[0].prompt_text)
         client = _client_of(request)
@@ -202,7 +202,7 @@ class Front:
         return JSONResponse(found, headers=_note_headers(call.ignored, call.repaired))
 
     async def _token_ids(self, request: HTTPRequest, prompt: PromptSource) -> list[int]:
-        """Of a prompt, whose images are decoded as long as there is time and the client waits."""
+        """Tokenise a prompt; stop decoding its images at the deadline, or at a disconnect."""
         over = threading.Event()
         caller = Caller(_client_of(request), over.is_set)
         gone = asyncio.create_task(_call_when_gone(request, over.set))
@@ -230,7 +230,7 @@ class Front:
         return JSONResponse(found, headers=_note_headers(ignored))
 
     async def models(self, request: HTTPRequest) -> Response:
-        """``GET /v1/models``: the one, under each of its names."""
+        """``GET /v1/models``: the served model, once per name."""
         self._check_key(request)
         data = [self._describe(name) for name in self._served.names]
         return JSONResponse({"object": "list", "data": data})
@@ -240,7 +240,7 @@ class Front:
         self._check_key(request)
         name = request.path_params["name"]
         if name not in self._served.names:
-            message = f"model: there is no {name!r:.80} here."
+            message = f"model: {name!r:.80} is not served here. See GET /v1/models."
             raise RefusedError(404, message, "model_not_found", "model")
         return JSONResponse(self._describe(name))
 
@@ -250,12 +250,12 @@ class Front:
             "object": "model",
             "created": 0,
             "owned_by": "trt-eagle3",
-            # vLLM's field: prompt and answer together
+            # vLLM's field: prompt plus answer
             "max_model_len": self._served.max_seq_len,
         }
 
     async def chat_page(self, _: HTTPRequest) -> Response:
-        """``GET /``: a page to chat on. It loads nothing from elsewhere, and may not."""
+        """``GET /``: a chat page. Its policy forbids loading anything from other servers."""
         page = (files("trt_eagle3.serving") / "chat_page.html").read_text("utf-8")
         return HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
 
@@ -264,21 +264,21 @@ class Front:
         return JSONResponse({"version": version("trt-eagle3")})
 
     async def health(self, _: HTTPRequest) -> Response:
-        """``GET /health``: whether the engine answers, and finishes steps."""
+        """``GET /health``: 200 if the engine answers and finishes steps, else 503."""
         if not self._engine.ready:
             return PlainTextResponse("the engine has stopped", 503)
         stall = self._stall()
         return PlainTextResponse("ok") if stall is None else PlainTextResponse(stall, 503)
 
     def _stall(self) -> str | None:
-        """Why the engine seems to hang; the log hears of each change."""
+        """Describe why the engine seems to hang, or return None; log each change."""
         limit = self._serving.max_step_s
         found = None if limit is None else self._engine.stall(limit)
         stall = None if found is None else f"{found} (max_step_s: {limit:g})"
         if stall is not None and not self._stalled:
             _log.error("/health answers 503: %s", stall)
         elif stall is None and self._stalled:
-            _log.warning("/health answers 200: the engine goes on")
+            _log.warning("/health answers 200: the engine works again")
         self._stalled = stall is not None
         return stall
 
@@ -298,17 +298,20 @@ class Front:
         given = token.strip() if scheme.lower() == "bearer" else ""
         key = self.http.api_key
         if key is not None and not hmac.compare_digest(given.encode("latin-1"), key.encode()):
-            raise RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
+            raise RefusedError(
+                401, "Authorization: expected the API key as a bearer token.", "invalid_api_key"
+            )
 
 
 def _client_of(request: HTTPRequest) -> str:
-    """The client's address, clipped: a proxy may forward any text."""
+    """Return the client's address, clipped: a proxy may forward any text."""
     return clip(request.client.host, 64) if request.client else ""
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events. ``chunks`` and their answers are closed however the response ends, even
-    before it begins.
+    """Server-sent events that close ``chunks`` and their answers whenever the response ends.
+
+    This holds even if the response ends before it starts.
     """
 
     def __init__(self, content: AsyncIterator[str], chunks: AsyncGenerator[Any], **kw: Any) -> None:
@@ -321,7 +324,7 @@ class _EventStream(StreamingResponse):
 
 
 def _failing_as_exception(job: Callable[[], _T]) -> Callable[[], _T]:
-    """``job`` with panics turned into exceptions, which request handlers catch."""
+    """Wrap ``job`` so that a panic becomes an exception, which request handlers catch."""
 
     def run() -> _T:
         try:
@@ -335,7 +338,10 @@ def _failing_as_exception(job: Callable[[], _T]) -> Callable[[], _T]:
 
 
 async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> None:
-    """Once the body is read, the only news that a client can send is that it hangs up."""
+    """Run ``calls`` when the client disconnects.
+
+    Once the body is read, a disconnect is the only message that a client can send.
+    """
     while (await request.receive())["type"] != "http.disconnect":
         pass
     for call in calls:
@@ -343,7 +349,7 @@ async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> N
 
 
 def _note_headers(ignored: Sequence[str], repaired: Sequence[str] = ()) -> dict[str, str]:
-    """Headers that list ignored and repaired keys of a request."""
+    """Make the headers that list ignored and repaired keys of a request."""
     headers = {}
     if ignored:
         headers["X-Ignored-Fields"] = ", ".join(ignored)

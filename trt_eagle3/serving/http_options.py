@@ -1,4 +1,4 @@
-"""HttpOptions: how ``serve`` appears to its clients."""
+"""Define HttpOptions: the options of ``serve`` that are not limits on requests."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from trt_eagle3.errors import UserError
 __all__ = ["HttpOptions"]
 
 _HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:]+")
-# as browsers send it: in small letters, and without a slash at the end
+# as browsers send it: lower case, without a slash at the end
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@A-Z\s]+")
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """What is of ``serve`` alone, not of requests.
+    """Options of the HTTP server.
 
     Attributes:
-        api_key: what ``/v1`` asks for as a bearer token; None: nothing.
-        names: that requests may give the model; the bundle's, where there are none.
-        cors_origins: web pages of which origins may read answers; ``*`` is all.
+        api_key: bearer token that ``/v1`` requires; None: none.
+        names: model names that requests may use; empty: the bundle's name.
+        cors_origins: origins whose web pages may read answers; ``*`` is all.
         tls_cert, tls_key: PEM files of the certificate chain and its key; None: plain HTTP.
         forwarded_allow_ips: proxies whose ``X-Forwarded-For`` is trusted: addresses and networks,
             separated by commas, or ``*`` for any; empty: none.
         host_headers: allowed values of Host, in addition to those of ``checked_hosts``; ``*``: any.
-        access_log: one line for each request.
-        chat_page: whether ``/`` is a page to chat on.
+        access_log: write one log line per request.
+        chat_page: serve a chat page at ``/``.
     Raises:
         UserError: an empty key or name, an invalid proxy or host, or only one of the two PEM files.
     """
@@ -47,7 +47,7 @@ class HttpOptions:
     def __post_init__(self) -> None:
         if self.api_key == "":
             raise UserError(
-                "--api-key: it is empty, and would let everybody in. Give a key, or leave the "
+                "--api-key: it is empty, and would let every client in. Give a key, or leave the "
                 "option out."
             )
         if not all(self.names):

@@ -1,4 +1,4 @@
-"""Which field of a request is too large: found out once a body was refused, before it is parsed."""
+"""Find the largest field of a refused request body, before it is parsed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MAX_NAME = 40
 
 
 def largest_field(data: bytes | bytearray, by_text: bool) -> str | None:
-    """The name of the field that takes most of what there is of a JSON object.
+    """Return the name of the field that takes the largest part of a JSON object.
 
     Args:
-        data: the object, or its beginning. by_text: most bytes of texts, data URIs left out;
-            else most values.
+        data: the object, or its beginning. by_text: compare bytes of texts without data URIs; else
+            compare numbers of values.
     Returns:
-        The name, at most 40 characters, ASCII; None where ``data`` is no object or has no field.
+        The name, at most 40 characters, ASCII; None if ``data`` is not an object or has no field.
     """
     sizes: Counter[bytes] = Counter()
     name, depth, names_follow = b"", 0, False

@@ -1,4 +1,4 @@
-"""JSON of strangers: counted and bounded before any object is built of it."""
+"""Count and bound untrusted JSON before any object is built from it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ __all__ = ["JsonScanner", "TooLargeError", "parse_request_json"]
 
 _STRING_BODY = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _MEDIA_HEAD = b"data:"
-_BLOCK = 1 << 16  # bytes that one call looks at: other threads run in between
-# bytes of a data URI that the parser does not get to see: it holds up all threads as long as it
-# runs
+_BLOCK = 1 << 16  # bytes per call: other threads run between calls
+# Bytes: longer data URIs are cut out before parsing. The parser blocks all threads while it runs.
 _LONG = 4096
 
 
 class TooLargeError(UserError):
-    """A body that is bigger than a limit, or holds more values than one.
+    """A body that exceeds a limit on bytes or on values.
 
     Attributes:
-        limit: the field of ``ServingConfig``. param: the field of the request, where one is to
-            blame.
+        limit: the field of ``ServingConfig``. param: the request's largest field, if one caused it.
     """
 
     def __init__(self, message: str, limit: str = "", param: str | None = None) -> None:
@@ -36,29 +34,29 @@ class TooLargeError(UserError):
         self.param = param
 
     def about(self, param: str | None) -> TooLargeError:
-        """The same, with the field to blame."""
+        """Return the same error with the request's largest field."""
         if param is None:
             return self
         return TooLargeError(f"{self} Most is in {param}.", self.limit, param)
 
 
 class JsonScanner:
-    """Counts bytes and values of JSON text, block by block, before it is parsed.
+    """Count bytes and values of JSON text, block by block, before it is parsed.
 
-    A byte is media inside a string that begins with ``data:``, and text elsewhere. A value is a
-    string (names of fields too), a list, an object, or whatever a comma parts; the count is never
-    below the number of objects that the parser would make.
+    Bytes inside a string that begins with ``data:`` are media; all other bytes are text. A value is
+    a string (including field names), a list, an object, or anything separated by a comma. The count
+    is never below the number of objects that the parser would make.
     """
 
     def __init__(self, serving: ServingConfig, name: str = "body") -> None:
         self._serving = serving
         self._name = name
         self._in_string = self._after_backslash = False
-        self._head = b""  # of the string that is open, as much of it as tells media from text
+        self._head = b""  # first bytes of the open string, enough to detect ``data:``
         self._num_text = self._num_bytes = self._num_values = 0
-        self._opened, self._has_escapes = 0, False  # of the open string: where it begins
+        self._opened, self._has_escapes = 0, False  # of the open string: offset of its first byte
         self.media: list[tuple[int, int]] = []
-        """Where long data URIs without escapes begin and end, their quotes left out."""
+        """Start and end offsets of long data URIs without escapes, excluding the quotes."""
 
     def feed(self, block: bytes) -> None:
         """Count a block.
@@ -77,7 +75,7 @@ class JsonScanner:
         self._check()
 
     def _structure(self, block: bytes, start: int, end: int) -> int:
-        """Count up to the next string; returns where that begins."""
+        """Count up to the next string; return the offset of its first byte."""
         quote = block.find(b'"', start)
         stop = end if quote < 0 else quote + 1
         self._num_text += stop - start
@@ -90,7 +88,7 @@ class JsonScanner:
         return stop
 
     def _string(self, block: bytes, start: int, end: int) -> int:
-        """Count the open string's bytes in this block; returns where they end."""
+        """Count the open string's bytes in this block; return the offset of their end."""
         stop = self._end_of_string(block, start, end)
         if len(self._head) < len(_MEDIA_HEAD):
             self._head += block[start : min(stop, start + len(_MEDIA_HEAD) - len(self._head))]
@@ -103,7 +101,7 @@ class JsonScanner:
         return stop
 
     def _end_of_string(self, block: bytes, start: int, end: int) -> int:
-        """Behind the quote that closes the open string, or the end of the block."""
+        """Return the offset after the quote that closes the open string, or the block's end."""
         quote = block.find(b'"', start)
         if not self._after_backslash and block.find(b"\\", start, end if quote < 0 else quote) < 0:
             self._in_string = quote < 0
@@ -112,7 +110,7 @@ class JsonScanner:
         found = _STRING_BODY.match(block, start + self._after_backslash)
         stop = found.end() if found else end
         self._in_string = stop >= end or block[stop : stop + 1] == b"\\"
-        # the block's last byte: what it escapes follows
+        # a backslash is the block's last byte: the escaped byte comes in the next one
         self._after_backslash = stop < end and self._in_string
         return min(stop + 1, end)
 
@@ -122,7 +120,7 @@ class JsonScanner:
             (
                 self._num_text,
                 "max_text_bytes",
-                "bytes of text (images as data URIs are counted apart). Shorten it.",
+                "bytes of text (data URIs are counted separately). Shorten it.",
             ),
             (self._num_values, "max_json_values", "values. Send fewer."),
         )
@@ -137,10 +135,10 @@ class JsonScanner:
 def parse_request_json(
     data: bytes | bytearray, name: str, serving: ServingConfig, scanner: JsonScanner | None = None
 ) -> Any:
-    """Parse JSON, all of whose texts can be encoded.
+    """Parse JSON, and check that all of its texts can be encoded.
 
     Args:
-        scanner: has seen all of ``data``; None: it is scanned here.
+        scanner: must have scanned all of ``data``; None: ``data`` is scanned here.
     Raises:
         TooLargeError: over a limit of ``serving``.
         UserError: not JSON, not UTF-8, nested too deep, a text with a lone surrogate, or a number
@@ -164,7 +162,7 @@ def parse_request_json(
 
 
 def _without(data: bytes | bytearray, media: Sequence[tuple[int, int]]) -> bytes | bytearray:
-    """``data`` with ``data:0``, ``data:1``, ... in place of its long data URIs."""
+    """Return ``data`` with ``data:0``, ``data:1``, ... in place of its long data URIs."""
     if not media:
         return data
     parts, end = [], 0
@@ -175,7 +173,7 @@ def _without(data: bytes | bytearray, media: Sequence[tuple[int, int]]) -> bytes
 
 
 def _put_back(value: list[Any], media: Sequence[str]) -> None:
-    """Undo ``_without`` in what was parsed, in place."""
+    """Undo ``_without`` in the parsed value, in place."""
     names = {f"data:{i}": uri for i, uri in enumerate(media)}
     left: list[Any] = [value]
     while left:
@@ -188,10 +186,10 @@ def _put_back(value: list[Any], media: Sequence[str]) -> None:
 
 
 def _check_values(value: Any, name: str) -> None:
-    """Refuse a JSON value with parts that JSON cannot represent.
+    """Refuse a value that JSON cannot represent.
 
     Raises:
-        UserError: a lone surrogate in a text or in a name of a field.
+        UserError: a lone surrogate in a text or in a field name.
         FieldError: a number that is not finite: ``NaN``, or ``1e999``, which Python reads as inf.
     """
     left = [value]
@@ -209,7 +207,7 @@ def _check_values(value: Any, name: str) -> None:
 
 
 def _not_finite(value: Any, name: str) -> FieldError:
-    """The error for the first number of ``value`` that is not finite, with its path."""
+    """Build the error for the first number of ``value`` that is not finite, with its path."""
     left: list[tuple[str, Any]] = [("" if name == "body" else name, value)]
     while left:
         path, holder = left.pop()
@@ -227,7 +225,7 @@ def _not_finite(value: Any, name: str) -> FieldError:
 
 
 def _check_text(text: str, name: str) -> None:
-    if text.isascii():  # a flag of the string
+    if text.isascii():  # O(1): a flag of the string
         return
     try:
         text.encode()

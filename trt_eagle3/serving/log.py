@@ -1,4 +1,4 @@
-"""Log lines that strangers cause: one per cause and interval, so that no client fills a disk."""
+"""Rate-limit log lines that untrusted clients cause: one per cause and interval."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 __all__ = ["OnePerCause", "set_up_log"]
 
-_MAX_CAUSES = 256  # that are told apart
+_MAX_CAUSES = 256  # tracked at a time
 
 
 @dataclass
@@ -19,10 +19,10 @@ class _Seen:
 
 
 class OnePerCause(logging.Filter):
-    """Passes the first warning or error of each cause in an interval, and counts the others into
-    the next.
+    """Log filter: pass the first warning or error per cause and interval, and count the rest.
 
-    A cause is a logger, the line in the source that logs, and the type of the exception.
+    The next line of the cause gives the count. A cause is a logger, the source line that logs, and
+    the type of the exception.
     """
 
     def __init__(self, interval_s: float = 10.0) -> None:
@@ -32,7 +32,7 @@ class OnePerCause(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether ``record`` is written."""
+        """Return whether ``record`` is written."""
         if record.levelno < logging.WARNING:
             return True
         kind = record.exc_info[0] if record.exc_info else None
@@ -52,7 +52,7 @@ class OnePerCause(logging.Filter):
 
 
 def set_up_log(level: str) -> None:
-    """Where nobody has set up logging, to stderr. Handlers of others are left as they are."""
+    """Log to stderr, unless logging is already configured. Existing handlers stay unchanged."""
     handler = logging.StreamHandler()
     handler.addFilter(OnePerCause())
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])

@@ -1,4 +1,4 @@
-"""An engine's metrics under Prometheus names, for whatever publishes them."""
+"""Export an engine's metrics under Prometheus names."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _OUTCOMES = ("stop", "length", "cancelled", "rejected", "error")
 
 
 def exposition(metrics: EngineMetrics, model: str, accept: str) -> tuple[bytes, str]:
-    """The metrics in the format that a client's ``Accept`` header asks for, and its content type:
-    OpenMetrics, or Prometheus' text.
+    """Encode the metrics as the client's ``Accept`` header requests; return bytes and content type.
+
+    The format is OpenMetrics or Prometheus text.
     """
     try:
         encode, content_type = choose_encoder(accept)
-    except TypeError:  # a version that is not made of numbers
+    except TypeError:  # a malformed version in the header
         encode, content_type = choose_encoder("")
     return encode(EngineCollector(metrics, model)), content_type
 
 
 @dataclass(frozen=True)
 class EngineCollector:
-    """One moment of an engine as metric families of ``prometheus_client``; no registry knows it.
+    """One snapshot of an engine as metric families of ``prometheus_client``, without a registry.
 
     Attributes:
         model: label of every series.
@@ -41,7 +42,7 @@ class EngineCollector:
     model: str
 
     def collect(self) -> Iterator[Metric]:
-        """Everything that a dashboard or an autoscaler asks for."""
+        """Yield all metric families."""
         m, counter, gauge, histogram = self.metrics, self._counter, self._gauge, self._histogram
         yield counter("prompt_tokens_total", "Tokens of prompts.", m.prompt_tokens)
         yield counter(
@@ -51,10 +52,10 @@ class EngineCollector:
         )
         yield counter("generated_tokens_total", "Tokens generated.", m.generated_tokens)
         yield counter(
-            "preemptions_total", "Requests put off because KV pages ran out.", m.preempted
+            "preemptions_total", "Requests preempted because KV pages ran out.", m.preempted
         )
         yield counter(
-            "cycles_total", "Target forwards behind the prompts', counted per request.", m.cycles
+            "cycles_total", "Target forwards after prefill, counted per request.", m.cycles
         )
         yield self._labelled(
             "requests_total",
@@ -77,24 +78,24 @@ class EngineCollector:
             m.acceptance_length or 0,
         )
         yield gauge(
-            "speculation_on", "1 while cycles draft, 0 while they decode plainly.", m.speculation_on
+            "speculation_on",
+            "1 while cycles draft, 0 while they decode without speculation.",
+            m.speculation_on,
         )
         yield gauge(
             "draft_tokens",
-            "Tokens that each request of the last cycle drafted; 0 where it decoded plainly.",
+            "Tokens drafted per request in the last cycle; 0 without speculation.",
             m.draft_tokens,
         )
-        yield counter(
-            "plain_cycles_total", "Cycles of batches that drafted for no request.", m.plain_cycles
-        )
+        yield counter("plain_cycles_total", "Batch cycles without any draft.", m.plain_cycles)
         yield histogram(
             "draft_tokens_per_cycle",
-            "Tokens that each request drafted, by cycle of a batch.",
+            "Tokens drafted per request, by batch cycle.",
             m.draft_tokens_per_cycle,
         )
         yield gauge(
             "step_seconds",
-            "That the step under way has taken so far; 0 while there is no work.",
+            "Time of the current step so far; 0 while there is no work.",
             m.step_seconds,
         )
         yield gauge("requests_running", "Requests being decoded.", m.running)
@@ -102,18 +103,18 @@ class EngineCollector:
         yield gauge("kv_pages_used", "Pages of the KV cache that requests hold.", m.kv_pages_used)
         yield gauge(
             "kv_pages_cached",
-            "Pages that only the prefix cache holds; they are given up when needed.",
+            "Pages that only the prefix cache holds; they are released when needed.",
             m.kv_pages_cached,
         )
         yield gauge("kv_pages_total", "Pages of the KV cache.", m.kv_pages_total)
-        yield histogram("queue_seconds", "From submission to the first pass.", m.queue_seconds)
+        yield histogram("queue_seconds", "From submission to the first forward.", m.queue_seconds)
         yield histogram(
             "time_to_first_token_seconds",
             "From submission to the first token.",
             m.first_token_seconds,
         )
         yield histogram(
-            "inter_token_seconds", "Between tokens: a pass's time over its tokens.", m.token_seconds
+            "inter_token_seconds", "Between tokens: step time per token.", m.token_seconds
         )
 
     def _counter(self, name: str, text: str, value: float) -> Metric:

@@ -1,4 +1,4 @@
-"""RemoteEngine: the engine of another process, as a server uses it."""
+"""Run a server's engine in another process."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from trt_eagle3.serving.engine_process import EngineJob
 __all__ = ["RemoteEngine"]
 
 _log = logging.getLogger("trt_eagle3")
-_NO_POLICY = FixedPolicy(None)  # the engine process has its own; reading one asks for the GPU
-_STATUS_S = 1.0  # from the end of a connection to that of its process
-_CLOSE_S = 2.0  # in which a process that is told to ends: whoever waits is to hear of it
+_NO_POLICY = FixedPolicy(None)  # the engine process has a real one, which needs the GPU
+_STATUS_S = 1.0  # from the end of a connection to the exit of its process
+_CLOSE_S = 2.0  # for a process to exit after Close, which unblocks waiting readers
 _METRICS_S = 10.0
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -59,26 +59,26 @@ _PROGRAM = (
 
 
 class _RemoteAnswer(Answer):
-    """An answer whose text is made elsewhere."""
+    """An answer that the engine process generates."""
 
-    said_lag = False
+    lag_sent = False
     whole: Generation | None = None
 
     @property
     def generation(self) -> Generation:
-        """What was generated, once it is over."""
+        """What was generated; complete once the answer has ended."""
         return self.whole or super().generation
 
 
 class RemoteEngine:
-    """Starts an engine's process, and is to a server what its engine would be.
+    """Start an engine's process, and act as its ``Engine`` for a server.
 
     Attributes:
-        failed: the process has ended, and nobody had asked for it.
+        failed: the process has ended without a call of ``close``.
     """
 
     def __init__(self, job: EngineJob) -> None:
-        """Start the process; it opens the engine meanwhile.
+        """Start the process, which opens the engine in the background.
 
         Raises:
             EnvironmentMissingError: no process can be started.
@@ -99,7 +99,7 @@ class RemoteEngine:
         self._failure: Exception | None = None
         self._metrics: EngineMetrics | None = None
         self._num_metrics = 0
-        self._owed = Stopwatch()  # metrics: since they were asked for
+        self._owed = Stopwatch()  # time since unanswered metrics were requested
         self._bundle: LoadedBundle | None = None
         self._kill_later = threading.Timer(_CLOSE_S, self._process.kill)
         self._kill_later.daemon = True
@@ -108,17 +108,17 @@ class RemoteEngine:
         self._reader.start()
 
     def wait_until_open(self) -> LimitsConfig:
-        """The limits of the bundle, as far as the process has room for them.
+        """Wait until the bundle is open; return its limits, reduced to the memory of the process.
 
         Raises:
-            UserError: what is wrong with the bundle. EngineFailedError: the process ended.
+            UserError: an error in the bundle. EngineFailedError: the process ended.
         """
         self._wait(lambda: self._opened is not None)
         assert self._opened is not None
         return self._opened
 
     def wait_until_ready(self) -> float:
-        """Seconds that the warm-up took.
+        """Wait until the engine is ready; return the seconds of the warm-up.
 
         Raises:
             UserError, EngineFailedError: as for ``wait_until_open``.
@@ -147,7 +147,7 @@ class RemoteEngine:
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
     ) -> None:
-        """Read what of ``bundle`` is needed here, once the process has opened it.
+        """Read this process's parts of ``bundle``, once the engine process has opened it.
 
         Raises:
             UserError, EngineFailedError: as for ``wait_until_open``.
@@ -163,17 +163,17 @@ class RemoteEngine:
 
     @property
     def bundle(self) -> LoadedBundle:
-        """What ``attach`` has read: no graph of it runs in this process, nor is its GPU asked."""
+        """The bundle read by ``attach``; this process runs none of its graphs and uses no GPU."""
         assert self._bundle is not None, "attach a bundle first"
         return self._bundle
 
     @property
     def ready(self) -> bool:
-        """Whether requests would be answered."""
+        """Whether the engine accepts requests."""
         return not self._gone and not self._closed
 
     def submit(self, request: Request) -> Answer:
-        """Start answering; whatever is wrong comes out of the answer.
+        """Start answering; the answer raises errors of the request.
 
         Raises:
             ClosedError: this is closed, or the process has ended.
@@ -188,56 +188,58 @@ class RemoteEngine:
         return answer
 
     def prepare(self, prompt: PromptSource, *, caller: Caller = NO_CALLER) -> ModelInputs:
-        """Tokens, positions and patches of a prompt, in this process.
+        """Return tokens, positions and patches of a prompt, made in this process.
 
         Raises:
-            UserError: what is wrong with it. RequestCancelledError: ``caller`` left.
+            UserError: an error in the prompt. RequestCancelledError: ``caller`` disconnected.
         """
         request = Request(prompt, client=caller.client)
         return self.bundle.preprocessor().model_inputs(request, caller)
 
     def metrics(self) -> EngineMetrics:
-        """Counters so far; the last ones that were heard of where the process ends, or is slow."""
+        """Return the counters so far; the last known ones if the process has ended or is slow."""
         with self._news:
             asked = self._num_metrics
             self._ask_for_metrics()
             self._news.wait_for(lambda: self._num_metrics > asked or not self.ready, _METRICS_S)
-            assert self._metrics is not None, "they come before the engine is ready"
+            assert self._metrics is not None, "Metrics must precede Ready"
             return self._metrics
 
     def _ask_for_metrics(self) -> None:
-        """With ``_news`` held."""
+        """Request metrics; the caller holds ``_news``."""
         if not self._owed.runs:
             self._owed.start()
         self._channel.send(GetMetrics())
 
     def stall(self, max_step_s: float) -> str | None:
-        """Why the process seems to hang, as of the last time that it told its metrics. It is asked
-        for the next ones, which count when this is called again; also ``metrics`` asks.
+        """Describe why the process seems to hang, as of its last metrics, or return None.
+
+        Requests the next metrics, which the next call uses; ``metrics`` requests them too.
         """
         with self._news:
             if not self._owed.runs:
                 self._ask_for_metrics()
             silent_s = self._owed.seconds
-            assert self._metrics is not None, "they come before the engine is ready"
+            assert self._metrics is not None, "Metrics must precede Ready"
             metrics = self._metrics
         if silent_s > max_step_s:
             return f"the engine's process has not answered for {silent_s:.0f} s"
         return stall_of(metrics.step_seconds, metrics.prepare_seconds, max_step_s)
 
     def count_rejected(self) -> None:
-        """Count a request that was refused here."""
+        """Count a request that this process refused."""
         self._channel.send(CountRejected())
 
     def close(self) -> None:
-        """Cancel what is in flight, take nothing more, and end the process: in time, whatever it
-        does. Back at once.
+        """Cancel requests in flight, accept no more, and end the process within a time limit.
+
+        Returns at once.
         """
         if not self._closed:
             self._closed = True
             self._channel.send(Close())
             self._kill_later.start()
-            with self._news:  # whoever asks for metrics waits no longer
+            with self._news:  # wakes callers that wait for metrics
                 self._news.notify_all()
 
     def __enter__(self) -> Self:
@@ -249,8 +251,9 @@ class RemoteEngine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """``close``, and wait for the end of the process: after Ctrl-C, or where it was still
-        opening the engine, that is at once.
+        """Close the engine, and wait for the process to exit.
+
+        After Ctrl-C, or while the engine is still opening, the process is killed.
         """
         self.close()
         if kind is KeyboardInterrupt or self._warm_up_seconds is None:
@@ -263,14 +266,14 @@ class RemoteEngine:
             self._bundle.processor.decoders.close()
 
     def _look_at(self, number: int) -> None:
-        """Pass on that an answer was cancelled, or that its reader has caught up."""
+        """Forward to the process that an answer was cancelled, or that its reader has caught up."""
         answer = self._answers.get(number)
         if answer is None:
             return
         if answer.cancelled:
             self._channel.send(Cancel(number))
-        elif answer.said_lag and not answer.lagging:
-            answer.said_lag = False
+        elif answer.lag_sent and not answer.lagging:
+            answer.lag_sent = False
             self._channel.send(Lag(number, False))
 
     def _read(self) -> None:
@@ -278,10 +281,10 @@ class RemoteEngine:
             while (message := self._channel.receive()) is not None:
                 self._hear(message)
         finally:
-            self._tell_of_end()
+            self._end_answers()
 
-    def _tell_of_end(self) -> None:
-        """Nothing more comes of the process: tell whoever waits for it."""
+    def _end_answers(self) -> None:
+        """End all answers, and wake all waiting callers: the process is gone."""
         with self._lock:
             self._gone = True
             left = list(self._answers.values())
@@ -291,11 +294,11 @@ class RemoteEngine:
                 answer.put(CANCELLED)
                 answer.end()
             else:
-                answer.end(ClosedError("the engine's process ended. Ask again later."))
+                answer.end(ClosedError("the engine's process ended. Try again later."))
         wake_readers(left)
         failure = EngineFailedError(f"engine: {_end_of(self._process)}")
         self.failed = not self._closed
-        if self.failed and self._warm_up_seconds is not None:  # else it is told to who waits
+        if self.failed and self._warm_up_seconds is not None:  # else the waiting caller raises it
             _log.error("%s", failure)
         with self._news:
             self._failure = self._failure or failure
@@ -322,51 +325,52 @@ class RemoteEngine:
             self._news.notify_all()
 
     def _deliver(self, news: News) -> None:
-        """Hand chunks on, and wake their readers all at once."""
-        told: dict[Answer, None] = {}
+        """Put chunks into their answers, and wake all readers once."""
+        changed: dict[Answer, None] = {}
         for number, fields in news.chunks:
             if (answer := self._answers.get(number)) is not None:
                 answer.put(Chunk(*fields))
-                told[answer] = None
-                if not answer.said_lag and answer.lagging:
+                changed[answer] = None
+                if not answer.lag_sent and answer.lagging:
                     self._channel.send(Lag(number, True))
-                    answer.said_lag = True
-                    self._look_at(number)  # its reader, on another thread, may have caught up
+                    answer.lag_sent = True
+                    self._look_at(number)  # the reader's thread may have caught up meanwhile
         for number, error, generation in news.ends:
             if (answer := self._answers.pop(number, None)) is not None:
                 answer.whole = generation
                 answer.end(error)
-                told[answer] = None
-        wake_readers(told)
+                changed[answer] = None
+        wake_readers(changed)
 
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:
     words = [_PROGRAM, str(descriptor), json.dumps(sys.path)]
     try:
         return subprocess.Popen(
-            # -P: a json.py where this runs is none of ours. -u: what it prints is not lost with it
+            # -P: ignores a json.py in the working directory. -u: unbuffered, so a crash loses no
+            # output.
             [sys.executable, "-P", "-u", "-c", *words],
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
-            start_new_session=True,  # Ctrl-C is the server's, which lets answers end
+            start_new_session=True,  # only the server handles Ctrl-C, so that answers can finish
         )
     except OSError as error:
         raise EnvironmentMissingError(
-            f"engine: cannot start {sys.executable}: {error.strerror}. It has a process of its own."
+            f"engine: cannot start its process {sys.executable}: {error.strerror}."
         ) from error
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended that has closed its connection; it is ended where it goes on."""
+    """Describe how a process ended after it closed its connection; kill it if it still runs."""
     try:
         status = process.wait(_STATUS_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return "its process closed its connection, and was ended."
+        return "its process closed its connection, and was killed."
     if status >= 0:
-        return f"its process ended with status {status}. The log says why."
+        return f"its process ended with status {status}. See the log."
     name = next((s.name for s in signal.Signals if s == -status), f"signal {-status}")
     memory = " Is there enough memory?" if -status == signal.SIGKILL else ""
     return f"its process was ended by {name}.{memory}"

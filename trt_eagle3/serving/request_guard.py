@@ -1,4 +1,4 @@
-"""RequestGuard: checks a request's Host header and body framing before its route."""
+"""Check a request's Host header and body framing before routing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def checked_hosts(host: str, names: Iterable[str], *, has_key: bool) -> frozenset[str] | None:
-    """Allowed values of the Host header; None: any.
+    """Return the allowed values of the Host header; None: any.
 
     The owner of a domain can point it at 127.0.0.1 (DNS rebinding). Pages of that domain then reach
     a server on loopback through the user's browser, but their requests name the domain.
@@ -37,7 +37,7 @@ def checked_hosts(host: str, names: Iterable[str], *, has_key: bool) -> frozense
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``."""
+    """Return whether only this machine reaches ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -76,7 +76,7 @@ class RequestGuard:
 
 
 def _name_of(header: str) -> str:
-    """The host in ``[::1]:8000`` or ``LocalHost.:8000``: lower case, without port or last dot."""
+    """Return the host of a header like ``LocalHost.:8000``: lower case, no port, no last dot."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].lower().removesuffix(".")

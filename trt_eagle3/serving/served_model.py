@@ -1,4 +1,4 @@
-"""ServedModel: what readers of requests must know of the model that is served."""
+"""Define ServedModel: the model's names, limits and formats, for request readers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class ServedModel:
     """A model as clients see it.
 
     Attributes:
-        names: that clients may ask for; answers name the one asked for, or the first.
-        max_seq_len: tokens of prompt and answer together.
-        defaults: of sampling, where a request says nothing.
+        names: names that requests may use. An answer repeats the requested name, or has the first
+            one.
+        max_seq_len: tokens of prompt plus answer.
+        defaults: sampling parameters where a request has none.
         processor: tokenizer and chat template.
     """
 
@@ -37,7 +38,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, engine: Engine, serving: ServingConfig, names: Sequence[str] = ()) -> ServedModel:
-        """The model of ``engine``; ``names``: the bundle's, where there are none."""
+        """Return the model of ``engine``; empty ``names``: the bundle's name."""
         bundle = engine.bundle
         defaults = default_sampling(bundle.path) if serving.generation_config else GREEDY
         return cls(
@@ -53,7 +54,7 @@ class ServedModel:
         return TokenBytes(self.processor.tokenizer)
 
     def answer_format(self, conversation: Conversation) -> AnswerFormat:
-        """The form of the answer to a conversation.
+        """Return the form of the answer to a conversation.
 
         Raises:
             UserError: the template refuses the conversation's options.

@@ -1,4 +1,4 @@
-"""The process that serves: port, engine, uvicorn, signals, and an end in time."""
+"""Run the serving process: port, engine, uvicorn, signals, and a bounded shutdown."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ except ImportError as missing:
 __all__ = ["Server", "serve"]
 
 _log = logging.getLogger("trt_eagle3")
-DRAIN_S = 30  # after SIGTERM, for answers
-FLUSH_S = 3  # after that, to send what is left to say
+DRAIN_S = 30  # time limit for answers after SIGTERM
+FLUSH_S = 3  # after that, time limit for sending the rest
 _SWEEP_S = 0.5
-# descriptors that are no connections: the bundle's, Python's, sockets of fetched images
+# file descriptors besides connections: the bundle's, Python's, sockets of fetched images
 _OTHER_FILES = 128
 
 
@@ -58,16 +58,16 @@ def serve(
 ) -> None:
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
-    SIGTERM ends the process with status 0 then, and before it answers at once. A second SIGINT
-    ends it at once. Where the engine fails, those who wait are told, and the process ends with
-    status 1. Call it from the main thread, which is where signals arrive.
+    After SIGTERM the process ends with status 0; before it is ready, it ends at once. A second
+    SIGINT ends it at once. If the engine fails, waiting clients get an error, and the process ends
+    with status 1. Call it from the main thread, which receives the signals.
 
     Raises:
         UserError: no bundle, a certificate that cannot be read, or no such address to listen on.
         EngineFailedError: the engine's process ended before it was ready.
     """
     with contextlib.ExitStack() as stack:
-        # also as a container's first process; uvicorn raises it again once it has drained
+        # works as a container's first process too; uvicorn raises SIGTERM again after draining
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
         set_up_log(log_level)
@@ -75,14 +75,15 @@ def serve(
         sockets = [stack.enter_context(bound) for bound in _bind(host, port)]
         if http.api_key is None and not is_loopback(host):
             _log.warning(
-                "listening on %s without an API key: whoever reaches this port is answered", host
+                "listening on %s without an API key: every client that reaches this port is served",
+                host,
             )
         serving = _within_file_limit(serving)
         engine = _start_engine(bundle, serving, log_level, stack)
         for warning in setting_warnings(engine.bundle.limits, engine.bundle.spec):
             _log.warning(warning)
         if engine.bundle.manifest is None:
-            _log.warning("draft: the bundle has none, so nothing is speculated.")
+            _log.warning("draft: the bundle has none, so it decodes without speculation.")
         seconds = engine.wait_until_ready()
         hosts = checked_hosts(host, http.host_headers, has_key=http.api_key is not None)
         server = Server(engine, serving, http, tls=tls, hosts=hosts)
@@ -99,26 +100,28 @@ def serve(
 
 
 def _run(server: Server, engine: RemoteEngine, sockets: list[socket.socket]) -> None:
-    """Answer until a signal comes, or until the engine fails: then this ends the process."""
+    """Serve until a signal or a failure of the engine; exit with status 1 after a failure."""
     with ThroughputLog(engine.metrics):
         engine.on_failure(server.end)
         try:
             server.run(sockets)
         finally:
-            engine.close()  # the log may wait for its metrics
-    if engine.failed:  # the log says how
+            engine.close()  # the log thread may be waiting for its metrics
+    if engine.failed:  # the log has the reason
         sys.exit(1)
 
 
 def _start_engine(
     bundle: Path, serving: ServingConfig, log_level: str, stack: contextlib.ExitStack
 ) -> RemoteEngine:
-    """The engine of ``bundle``, being warmed up in a process of its own, which ends with ``stack``.
+    """Start the engine of ``bundle`` in its own process, which ends with ``stack``.
+
+    The warm-up continues after this call.
 
     Raises:
-        UserError: what is wrong with the bundle.
+        UserError: an error in the bundle.
     """
-    read_bundle(bundle)  # before a process is started for nothing
+    read_bundle(bundle)  # raises before a process is started
     media, split, calls = serving.media(), serving.split_special_tokens, serving.tool_format
     job = EngineJob.of_bundle(
         bundle, media, split_special_tokens=split, tool_format=calls, log_level=log_level
@@ -134,7 +137,7 @@ def _url(host: str, port: int, *, tls: bool) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn over one engine, with bounds on connections, and an end that comes in time."""
+    """A uvicorn server over one engine, with bounded connections and a bounded shutdown."""
 
     def __init__(
         self,
@@ -145,14 +148,17 @@ class Server(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         hosts: frozenset[str] | None = None,
     ) -> None:
-        """``tls``: encrypts connections; None: plain HTTP. ``hosts``: allowed values of Host
-        (``checked_hosts``).
+        """Configure uvicorn.
+
+        Args:
+            tls: encrypts connections; None: unencrypted HTTP.
+            hosts: allowed values of Host (``checked_hosts``).
         """
         self._engine = engine
         self._front = Front(engine, serving, http)
         proxies = self._front.http.forwarded_allow_ips
-        plain = connection_class(serving)
-        connection: Any = plain if tls is None else encrypted(plain, tls, serving)
+        unencrypted = connection_class(serving)
+        connection: Any = unencrypted if tls is None else encrypted(unencrypted, tls, serving)
         config = uvicorn.Config(
             make_app(self._front, hosts),
             port=0,
@@ -171,28 +177,28 @@ class Server(uvicorn.Server):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which requests may call the model."""
+        """Names of the model that requests may use."""
         return self._front.names
 
     def end(self) -> None:
-        """End as after SIGTERM; any thread may ask."""
+        """End as after SIGTERM; callable from any thread."""
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains; after a second Ctrl-C nobody is waited for."""
+        """Drain at the first signal; drop all connections at a second SIGINT."""
         super().handle_exit(sig, frame)
-        if self.force_exit:  # each request that is cut off would be logged as an error
+        if self.force_exit:  # suppress one logged error per dropped request
             for name in ("uvicorn.error", "asyncio"):
                 logging.getLogger(name).disabled = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse bodies that are still coming, wait for answers, and then drop whoever is left."""
+        """Refuse bodies that are still arriving, wait for answers, then drop all connections."""
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
         self._front.stop()
         sweeping = loop.create_task(_close_idle(connections))
         drain_s = DRAIN_S if self._engine.ready else 0
         ends = [
-            loop.call_later(drain_s, self._engine.close),  # tells those whose answers are not ready
+            loop.call_later(drain_s, self._engine.close),  # ends unfinished answers with an error
             loop.call_later(drain_s + FLUSH_S, drop_all, connections),
         ]
         try:
@@ -205,15 +211,16 @@ class Server(uvicorn.Server):
 
 
 async def _close_idle(connections: set[Any]) -> None:
-    """Connections that were accepted while the server stopped are nobody's to wait for."""
+    """Close idle connections repeatedly: some are accepted while the server stops."""
     while True:
         await asyncio.sleep(_SWEEP_S)
         drop_idle(connections)
 
 
 def _within_file_limit(serving: ServingConfig) -> ServingConfig:
-    """As many connections as this process may open files: one that cannot be accepted would be
-    tried again for ever.
+    """Reduce ``max_connections`` to the limit on open files.
+
+    Otherwise the server would retry for ever to accept a connection.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = serving.max_connections + _OTHER_FILES
@@ -228,7 +235,7 @@ def _within_file_limit(serving: ServingConfig) -> ServingConfig:
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
-    """Take the port before a big engine is loaded; nobody is let in before the server listens."""
+    """Bind the port before a large engine is loaded; clients connect only once it listens."""
     bound: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -1,4 +1,4 @@
-"""A line about the engine every ten seconds, while it works."""
+"""Log the engine's throughput every ten seconds while it has work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["ThroughputLog", "idle_draft", "throughput_line", "useless_steps"]
 
 _log = logging.getLogger("trt_eagle3")
 INTERVAL_S = 10.0
-_MIN_CYCLES = 1000  # before a step may be called useless
-_MIN_RATE = 0.02  # accepted tokens of a step that is worth its draft pass, at the very most
+_MIN_CYCLES = 1000  # before a draft step may be called useless
+_MIN_RATE = 0.02  # accepted tokens per cycle below which no draft step pays
 _IDLE_CYCLES = 10_000  # before a draft may be called idle
 
 
 class ThroughputLog:
-    """Writes the line from a thread of its own; a context manager."""
+    """Log from a thread of its own; a context manager."""
 
     def __init__(
         self, snapshot: Callable[[], EngineMetrics], interval_s: float | None = None
@@ -51,7 +51,7 @@ class ThroughputLog:
 
 
 def throughput_line(before: EngineMetrics, now: EngineMetrics, seconds: float) -> str | None:
-    """What happened in ``seconds`` between two moments; None where nothing did."""
+    """Format the activity of ``seconds`` between two snapshots; None if there was none."""
     prompt = now.prompt_tokens - before.prompt_tokens
     generated = now.generated_tokens - before.generated_tokens
     if not (prompt or generated or now.running or now.waiting):
@@ -66,16 +66,16 @@ def throughput_line(before: EngineMetrics, now: EngineMetrics, seconds: float) -
 
 
 def _acceptance_length(before: EngineMetrics, now: EngineMetrics) -> float | None:
-    """Of the cycles in between; None where none drafted."""
+    """Return the mean tokens per verified forward between two snapshots; None without a draft."""
     proposed = (now.proposed[:1] or (0,))[0] - (before.proposed[:1] or (0,))[0]
     accepted = sum(now.accepted) - sum(before.accepted)
     return 1 + accepted / proposed if proposed > 0 else None
 
 
 def useless_steps(metrics: EngineMetrics) -> str | None:
-    """A warning where the last steps of the draft are hardly ever accepted.
+    """Return a warning if the draft's last steps are hardly ever accepted, else None.
 
-    A step counts only if it is reached: the rate is of cycles, not of those that came so far.
+    The rate is per cycle, not per cycle that reached the step: an unreached step has no use.
     """
     cycles = metrics.proposed[0] if metrics.proposed else 0
     rates = [accepted / max(cycles, 1) for accepted in metrics.accepted]
@@ -83,15 +83,15 @@ def useless_steps(metrics: EngineMetrics) -> str | None:
     if cycles < _MIN_CYCLES or useful >= len(rates):
         return None
     return (
-        f"speculation.steps: {len(rates)}, of which the draft's tokens behind step {useful} are "
-        f"accepted in less than {_MIN_RATE:.0%} of {cycles} cycles. Build with steps: {useful}."
+        f"speculation.steps: {len(rates)}, but draft tokens after step {useful} are accepted in "
+        f"less than {_MIN_RATE:.0%} of {cycles} cycles. Build with steps: {useful}."
     )
 
 
 def idle_draft(metrics: EngineMetrics) -> str | None:
-    """A warning where the engine found next to no cycle in which drafting pays.
+    """Return a warning if drafting hardly ever paid, else None.
 
-    None before the first draft, so for a bundle without one.
+    None before the first draft, so also for a bundle without one.
     """
     if not metrics.proposed or metrics.cycles < _IDLE_CYCLES:
         return None

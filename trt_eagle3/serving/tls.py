@@ -1,4 +1,4 @@
-"""HTTPS: connections that are encrypted before they are counted, under the same bounds."""
+"""Serve HTTPS: connections count after their handshake, and have the same bounds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trt_eagle3.serving.http_options import HttpOptions
 __all__ = ["encrypted", "tls_context"]
 
 _log = logging.getLogger("trt_eagle3")
-_SHUTDOWN_S = 3.0  # for a client to take its leave
+_SHUTDOWN_S = 3.0  # for a client to close the TLS session
 
 
 def tls_context(http: HttpOptions) -> ssl.SSLContext | None:
-    """The context of the certificate that ``http`` names; None where it names none.
+    """Return the context of the certificate in ``http``; None if it has none.
 
     Raises:
         UserError: as for ``read_certificate``.
@@ -34,28 +34,28 @@ def tls_context(http: HttpOptions) -> ssl.SSLContext | None:
 
 
 class _Handshakes:
-    """Connections whose handshake is not done: as many as connections, for as long as headers."""
+    """Bound TLS handshakes: ``max_connections`` at a time, ``header_timeout_s`` each."""
 
     def __init__(self, serving: ServingConfig) -> None:
         self._most = serving.max_connections
         self._waiting: dict[_Handshake, None] = {}
 
     def add(self, handshake: _Handshake) -> None:
-        """Count one; past the limit, the one that has waited longest is closed."""
+        """Add one; past the limit, close the oldest."""
         self._waiting[handshake] = None
         if len(self._waiting) > self._most:
             oldest = next(iter(self._waiting))
-            _log.warning("more than %d TLS handshakes: the oldest is closed", self._most)
+            _log.warning("more than %d TLS handshakes: closing the oldest", self._most)
             self.remove(oldest)
             oldest.abort()
 
     def remove(self, handshake: _Handshake) -> None:
-        """It is over, well or not."""
+        """Remove a handshake that has succeeded or failed."""
         self._waiting.pop(handshake, None)
 
 
 class _Handshake(asyncio.Protocol):
-    """A connection until it is encrypted; then ``make`` makes the protocol that goes on with it."""
+    """A connection during its TLS handshake; ``make`` then makes its HTTP protocol."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _Handshake(asyncio.Protocol):
         self._handshakes = handshakes
         self._raw: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self._early: list[bytes] = []  # came with the end of the handshake
+        self._early: list[bytes] = []  # arrived with the end of the handshake
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,16 +82,16 @@ class _Handshake(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._encrypt(transport))
 
     def data_received(self, data: bytes) -> None:
-        """Keep what came before the connection was handed on."""
+        """Keep data that arrived before the HTTP protocol took over."""
         self._early.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End before there was a connection."""
+        """Record that the connection ended during the handshake."""
         del exc
         self._lost = True
 
     def abort(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._raw is not None:
             self._raw.abort()
 
@@ -105,7 +105,7 @@ class _Handshake(asyncio.Protocol):
                 ssl_handshake_timeout=self._timeout_s,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
-        except OSError:  # no TLS, none that is known here, too slow, or gone
+        except OSError:  # not TLS, an unsupported version, too slow, or disconnected
             return
         finally:
             self._handshakes.remove(self)
@@ -122,9 +122,9 @@ class _Handshake(asyncio.Protocol):
 def encrypted(
     connection: Callable[..., BoundedConnection], context: ssl.SSLContext, serving: ServingConfig
 ) -> Callable[..., asyncio.Protocol]:
-    """What makes ``connection``s behind TLS, for uvicorn to call in their place.
+    """Return a factory of ``connection``s behind TLS, for uvicorn.
 
-    A connection begins once its handshake is done: until then no request can hold anything.
+    A connection begins once its handshake is done; before that, no request can hold resources.
     """
     handshakes = _Handshakes(serving)
 

@@ -1,4 +1,4 @@
-"""What a serving process does before it answers strangers."""
+"""Warm up a serving process before it answers clients."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from trt_eagle3.serving.config import WARM_UP_SIDE
 __all__ = ["warm_up"]
 
 _log = logging.getLogger("trt_eagle3")
-# Beside the decoding thread there are some that tokenise, decode images and send. At Python's own 5
-# ms they hold it up
-# for as long as a step of a small model takes: a tenth of the tiny pair's throughput with 8
-# clients.
+# Other threads tokenise, decode images and send beside the engine thread. Python's default switch
+# interval of 5 ms would block it for as long as a step of a small model: a tenth of the tiny pair's
+# throughput with 8 clients.
 _SWITCH_S = 0.001
 _SHORT = SamplingParams(max_tokens=8)
 
 
 def warm_up(engine: LLM) -> float:
-    """Answer about a text, and about an image where the target sees, so that every graph is open
-    and has run, and capture the CUDA graphs of decoding; returns seconds. The processes
-    that encode texts are started first, the one that tries grammars meanwhile.
+    """Run every graph once, capture the CUDA graphs of decoding, and return the seconds taken.
 
-    The process is a server's from here on: its threads take turns more often, torch computes within
-    each of them where the engine is on a GPU, and what is counted is its clients'.
+    It answers a text, and an image if the target has vision. The processes that encode texts start
+    first, and the one that compiles grammars starts in the background.
+
+    It also configures the process as a server: threads switch more often, torch uses one thread if
+    the engine is on a GPU, and the metrics restart at zero.
 
     Raises:
-        Exception: whatever keeps the engine from answering; it must not be called ready then.
+        Exception: any error of the engine; it must not be called ready then.
     """
     sys.setswitchinterval(_SWITCH_S)
     if engine.bundle.device == "cuda":
-        torch.set_num_threads(1)  # waking others takes longer than what is left to the host
+        torch.set_num_threads(1)  # waking other threads takes longer than the host's remaining work
     start = time.perf_counter()
     engine.bundle.processor.warm_up()
     grammars = threading.Thread(target=_warm_up_grammars, args=(engine,), daemon=True)
@@ -59,7 +59,7 @@ def warm_up(engine: LLM) -> float:
 
 
 def _warm_up_grammars(engine: LLM) -> None:
-    """A tokenizer that no grammar can be compiled over fails the requests that have one."""
+    """Warm up grammars; a tokenizer without grammar support fails only requests with a grammar."""
     try:
         engine.bundle.grammars.warm_up()
     except TrtEagle3Error as error:

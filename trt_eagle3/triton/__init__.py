@@ -1,3 +1,1 @@
-"""Triton Inference Server: the model repository that `deploy` writes, and the model that the
-server runs from it.
-"""
+"""Deploy to Triton Inference Server: write its model repository, and run the model in it."""

@@ -1,6 +1,4 @@
-"""What stands beside the models of a repository and launches a server: for all of them,
-whichever came last.
-"""
+"""Write the files beside a repository's models that launch one server for all of them."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ __all__ = [
 ]
 
 BUNDLE_PLACE = "1/bundle"
-"""Of a model's bundle in its folder, below Triton's version of the model."""
+"""Path of the bundle in a model's folder, below Triton's version of the model."""
 PACKED = "env.tar.gz"
 """A model's packed environment, in its folder."""
 _MARK = "Written by trt-eagle3"
@@ -47,7 +45,7 @@ _FILES |= {"kubernetes.yaml": "kubernetes.yaml", ".dockerignore": "dockerignore"
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a repository; ``num_bytes``: of its bundle."""
+    """A model of a repository; ``num_bytes``: size of its bundle."""
 
     name: str
     record: BundleRecord
@@ -55,7 +53,7 @@ class Model:
 
 
 def find_models(repository: Path, without: str) -> tuple[list[Model], list[str]]:
-    """The models of ours in ``repository`` but one, and a note on each that cannot be read."""
+    """Find our models in ``repository`` except one, and note each that cannot be read."""
     models, notes = [], []
     for file in sorted(repository.glob(f"*/{BUNDLE_PLACE}/{BUNDLE_FILE}")):
         name = file.relative_to(repository).parts[0]
@@ -64,22 +62,22 @@ def find_models(repository: Path, without: str) -> tuple[list[Model], list[str]]
         try:
             models.append(Model(name, read_bundle(file.parent), folder_bytes(file.parent)))
         except UserError as error:
-            notes.append(f"{name}: not counted in what lies beside it: {error}")
+            notes.append(f"{name}: left out of the launch files: {error}")
     return models, notes
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all its files."""
+    """Return the bytes of all files in ``folder``."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _gibibytes(num_bytes: int) -> int:
-    """With room to spare."""
+    """Convert to GiB with 20 % to spare, rounded up, at least 1."""
     return max(1, -(-num_bytes * 12 // 10 >> 30))
 
 
 def check_together(model: Model, others: Sequence[Model]) -> None:
-    """Refuse ``model`` where no one server could run it beside ``others``.
+    """Refuse ``model`` if no single server can run it beside ``others``.
 
     Raises:
         UserError: engines of different versions of a runtime, or for different GPUs.
@@ -89,13 +87,13 @@ def check_together(model: Model, others: Sequence[Model]) -> None:
         for what, mine in ours.items():
             if mine != (its := theirs.get(what, mine)):
                 raise UserError(
-                    f"{model.name}: built for {what} {mine}, but {other.name} for {its}, and one "
-                    "server has one. Name another --repository, or build them alike."
+                    f"{model.name}: built for {what} {mine}, but {other.name} for {its}, and a "
+                    "server has only one. Name another --repository, or build both alike."
                 )
 
 
 def _exact_needs(record: BundleRecord) -> dict[str, str]:
-    """What a server must have in this very version, and has once."""
+    """Return the requirements that must match exactly and that a server has only once."""
     engine = record.engine
     exact = {name: label for b in all_backends() for name, label in b.exact_packages.items()}
     needs = {exact[name]: found for name, found in engine.versions.items() if name in exact}
@@ -103,7 +101,7 @@ def _exact_needs(record: BundleRecord) -> dict[str, str]:
 
 
 def check_launchers(repository: Path) -> None:
-    """Refuse to replace files that are not ours.
+    """Refuse to replace launch files that trt-eagle3 did not write.
 
     Raises:
         UserError: there is one.
@@ -117,8 +115,9 @@ def check_launchers(repository: Path) -> None:
 
 
 def write_launchers(repository: Path, models: Sequence[Model], image: str) -> tuple[Path, ...]:
-    """Write the files for ``models``, the last of which has been deployed now; returns those
-    that there are.
+    """Write the launch files for ``models``, and return their paths.
+
+    The last model is the one deployed now.
     """
     values = _values(repository, models, image)
     written = []
@@ -142,22 +141,22 @@ def _values(repository: Path, models: Sequence[Model], image: str) -> dict[str, 
         "environment": sys.prefix,
         "image": image,
         "gpu": any(model.record.config.engine.device == "cuda" for model in models),
-        # without +cpu, which is on no index
+        # without +cpu, which no package index has
         "pins": [f"{package}=={pin}" for package, pin in pins.items()],
         "mounts": sorted({folder for model in models for folder in _mounts(model.record)}),
         "slug": _slug(repository, models[-1].name),
-        "storage": _gibibytes(folder_bytes(repository)),  # packed environments and all
+        "storage": _gibibytes(folder_bytes(repository)),  # including packed environments
         "memory": sum(_gibibytes(model.num_bytes) * 2 + 4 for model in models),
     }
 
 
 def _sharing(repository: Path, models: Sequence[Model]) -> list[Model]:
-    """Those that run in the image's environment, not in one of their own."""
+    """Return the models that run in the image's environment, without one of their own."""
     return [model for model in models if not (repository / model.name / PACKED).exists()]
 
 
 def _versions(model: Model) -> dict[str, str]:
-    """Of the packages that run it."""
+    """Return the versions of the packages that run the model."""
     return {
         package: found
         for package, found in model.record.engine.versions.items()
@@ -166,8 +165,9 @@ def _versions(model: Model) -> dict[str, str]:
 
 
 def _image(repository: Path, models: Sequence[Model]) -> dict[str, tuple[str, str]]:
-    """The versions in the image, each with the last model that was built with the package: its
-    is taken.
+    """Return each package's version in the image, with the model that determines it.
+
+    That is the last model built with the package.
     """
     sharing = _sharing(repository, models)
     return {
@@ -178,8 +178,9 @@ def _image(repository: Path, models: Sequence[Model]) -> dict[str, tuple[str, st
 
 
 def _slug(repository: Path, name: str) -> str:
-    """What containers are called: a name that they have already, so that another model does not
-    start them twice.
+    """Return the project name of the containers: an existing one, else one made from ``name``.
+
+    Keeping it prevents a second model from starting the containers twice.
     """
     file = repository / "compose.yaml"
     if file.exists() and (
@@ -192,7 +193,7 @@ def _slug(repository: Path, name: str) -> str:
 
 
 def _mounts(record: BundleRecord) -> set[str]:
-    """Folders outside the bundle that hold its weights."""
+    """Return the folders outside the bundle that hold its weights."""
     files = [file for source in record.sources.values() for file in source.files]
     return (
         {str((REFERENCE_ROOT / file).parent) for file in files}
@@ -206,7 +207,7 @@ def _referring(models: Sequence[Model]) -> list[str]:
 
 
 def container_notes(repository: Path, models: Sequence[Model]) -> list[str]:
-    """What containers lack."""
+    """Return notes on what the containers lack."""
     notes = []
     if names := _referring(models):
         notes.append(
@@ -217,18 +218,18 @@ def container_notes(repository: Path, models: Sequence[Model]) -> list[str]:
     if not any(repository.glob(f"trt_eagle3-{version('trt-eagle3')}-*.whl")):
         source = shlex.quote(str(_checkout() or "/path/to/trt-eagle3"))
         notes.append(
-            "the Dockerfile installs a wheel that must lie beside it: "
+            "the Dockerfile installs a wheel that must be beside it: "
             f"pip wheel --no-deps -w {shlex.quote(str(repository))} {source}"
         )
     return notes
 
 
 def _unlike(repository: Path, models: Sequence[Model]) -> list[str]:
-    """What the image has in other versions than models were built with."""
+    """Return notes on packages whose version in the image differs from a model's build."""
     image = _image(repository, models)
     return [
         f"{model.name}: built with {package} {theirs}, but the image has {found}, of {last}: "
-        "build them alike, or give each an environment of its own (--env)"
+        "build them alike, or give each its own environment (--env)"
         for model in _sharing(repository, models)
         for package, theirs in sorted(_versions(model).items())
         for found, last in [image[package]]
@@ -237,8 +238,9 @@ def _unlike(repository: Path, models: Sequence[Model]) -> list[str]:
 
 
 def start_command(repository: Path) -> str:
-    """What starts the server; in a checkout, with the environment that its Makefile makes where
-    there is no server.
+    """Return the command that starts the server.
+
+    In a checkout without a server, it first makes the Makefile's Triton environment.
     """
     script, checkout = shlex.quote(str(repository / "launch.sh")), _checkout()
     if (
@@ -252,6 +254,6 @@ def start_command(repository: Path) -> str:
 
 
 def _checkout() -> Path | None:
-    """The folder of trt-eagle3's sources, where it runs from them."""
+    """Return the source folder of trt-eagle3 if it runs from one, else None."""
     folder = Path(__file__).resolve().parents[2]
     return folder if (folder / "Makefile").is_file() else None

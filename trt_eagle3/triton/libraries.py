@@ -1,4 +1,4 @@
-"""Our CUDA libraries travel with a GPU bundle's model: a Python package does not hold them."""
+"""Ship our CUDA libraries with a GPU bundle's model: the Python package lacks them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ __all__ = ["find_libraries", "use_libraries"]
 
 
 def find_libraries(engine: EngineConfig) -> tuple[Library, ...]:
-    """What an engine needs, as found on this machine."""
+    """Return the libraries that an engine needs, as found on this machine."""
     return backend_named(engine.backend).libraries(engine)
 
 
 def use_libraries(folder: Path) -> None:
-    """Take the libraries in ``folder``, named as their variables are, unless the environment
-    names others.
+    """Use the libraries in ``folder``, unless the environment sets others.
+
+    Each file is named after its environment variable.
     """
     for file in folder.glob("*.so"):
         os.environ.setdefault(file.stem, str(file))

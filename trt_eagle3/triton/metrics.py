@@ -1,4 +1,4 @@
-"""The engine's metrics as Triton custom metrics, on the server's own metrics port."""
+"""Publish the engine's metrics as Triton custom metrics, on the server's metrics port."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["PublishedMetrics"]
 
 
 class PublishedMetrics:
-    """Keeps Triton's copy up to date.
+    """Keeps Triton's copy of the metrics up to date.
 
-    Triton's histograms take single observations, the engine has finished histograms: their
+    Triton's histograms take single observations, but the engine has complete histograms. Their
     ``_bucket``, ``_sum`` and ``_count`` series are published as counters, which Prometheus'
-    ``histogram_quantile`` reads just as well.
+    ``histogram_quantile`` also reads.
     """
 
     def __init__(self, engine: LLM, pb_utils: Any, model: str) -> None:
@@ -29,7 +29,7 @@ class PublishedMetrics:
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[Any, float]] = {}
 
     def publish(self) -> None:
-        """Send what has changed since the last time."""
+        """Send the values that changed since the last call."""
         for family in EngineCollector(self._engine.metrics(), self._model).collect():
             for sample in family.samples:
                 self._set(family, sample)

@@ -1,10 +1,9 @@
-"""The model that Triton's Python backend runs: one engine, many requests in flight, decoupled
-responses.
+"""Run the model of Triton's Python backend: one engine, concurrent requests, decoupled responses.
 
-``execute`` hands requests to the engine and returns at once. One event loop in a thread of its own
-does everything with response senders: it passes chunks on and looks for cancelled requests. (Triton
-2.51 crashes when a sender is asked whether its request is cancelled after the final response, so no
-two threads may share one.) Another thread publishes the engine's metrics.
+``execute`` submits requests to the engine and returns at once. One event loop in its own thread
+uses the response senders: it sends chunks and checks for cancelled requests. No two threads may
+share a sender: Triton 2.51 crashes on a cancellation check after the final response. Another thread
+publishes the engine's metrics.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from trt_eagle3.triton.watchdog import Watchdog
 
 __all__ = ["TritonPythonModel"]
 
-TICK_S = 0.1  # between looks at the requests in flight: a cancelled one decodes so much longer
-# after the last response: once the model is gone, the server closes connections, sent or not
+TICK_S = 0.1  # between checks of requests in flight; a cancelled one decodes this much longer
+# after the last response: when the model exits, the server drops unsent responses
 FLUSH_S = 0.5
 PUBLISH_S = 0.5  # between updates of the metrics: each changed series is a message to the server
 
 
 class TritonPythonModel:
-    """What Triton's Python backend calls; see its documentation for the contract of the methods."""
+    """The model of Triton's Python backend; its documentation has the methods' contract."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the bundle and answer once. The model is ready when this returns, not before."""
+        """Load the bundle and warm up. The model is ready when this returns."""
         parameters = _parameters(json.loads(args["model_config"]))
         exits = parameters.pop("exit_on_crash", True)
         self._serving = ServingConfig.from_mapping(parameters, "config.pbtxt: parameters")
@@ -70,13 +69,13 @@ class TritonPythonModel:
         ]
         for thread in self._threads:
             thread.start()
-        self._watchdog = Watchdog() if exits else None  # a model that cannot be loaded is no crash
+        self._watchdog = Watchdog() if exits else None  # a model that fails to load is not a crash
         pb_utils.Logger.log_info(
             f"trt_eagle3: {args['model_name']} answers; warm-up took {seconds:.1f} s"
         )
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Begin answering; responses go out through each request's sender."""
+        """Start answering; each request's sender sends its responses."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -84,24 +83,24 @@ class TritonPythonModel:
                 answer = self._engine.submit(parsed.request)
                 stream = ResponseStream(sender, parsed, answer, self._serving, self._served)
                 self._log(request.request_id(), parsed)
-            except BaseException as error:  # any failure is this request's, not the server's
+            except BaseException as error:  # a failure must end this request only, not the server
                 refuse(sender, as_failure(error))
                 continue
             asyncio.run_coroutine_threadsafe(self._serve(stream), self._loop)
 
     def is_ready(self) -> bool:
-        """Whether the engine answers and finishes steps.
+        """Return whether the engine answers and finishes steps.
 
-        Servers from 26.03 on ask when they are asked the same. Those before never ask.
+        Servers from 26.03 on call this for their own readiness checks. Older ones never do.
         """
         limit = self._serving.max_step_s
         stalled = limit is not None and self._engine.stall(limit) is not None
         return self._engine.ready and not stalled
 
     def finalize(self) -> None:
-        """Answer what is in flight, then stop.
+        """Answer requests in flight, then stop.
 
-        The server's own exit timeout bounds how long that may take.
+        The server's own exit timeout limits the time.
         """
         self._closing.set()
         self._engine.close(drain=True)
@@ -114,7 +113,7 @@ class TritonPythonModel:
             self._watchdog.dismiss()
 
     async def _drain(self) -> None:
-        """Wait until the last responses are out."""
+        """Wait until the last responses are sent."""
         while self._flights:
             await asyncio.sleep(TICK_S)
         self._ticker.cancel()
@@ -139,21 +138,21 @@ class TritonPythonModel:
     def _publish(self) -> None:
         server = os.getppid()
         while not self._closing.wait(PUBLISH_S):
-            if os.getppid() != server:  # it died, and would leave this process behind
+            if os.getppid() != server:  # the server died, and this process would stay
                 os._exit(1)
             self._metrics.publish()
             if not self._engine.ready and not self._closing.is_set():
                 pb_utils.Logger.log_error(
-                    "trt_eagle3: the engine has stopped, so this process ends"
+                    "trt_eagle3: the engine has stopped, so this process exits"
                 )
-                # the watchdog stops the server, and whoever supervises it starts it again
+                # the watchdog stops the server, and its supervisor restarts it
                 os._exit(1)
 
     def _read(self, request: Any) -> ParsedRequest:
         try:
             parameters = _request_parameters(request, self._serving)
             return read_order(_tensors(request), parameters, self._serving, self._served)
-        except UserError:  # whatever is wrong with its prompt, the engine counts
+        except UserError:  # the engine counts every refused prompt
             self._engine.count_rejected()
             raise
 
@@ -181,7 +180,7 @@ def _request_parameters(request: Any, serving: ServingConfig) -> Any:
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's parameters: YAML values, those of the Python backend itself left out."""
+    """Read the model's parameters as YAML values, without those of the Python backend."""
     values = {
         name: yaml.safe_load(value["string_value"]) for name, value in config["parameters"].items()
     }

@@ -1,4 +1,4 @@
-"""Inputs that are JSON: conversations, tools, formats of answers, biases."""
+"""Read JSON inputs: conversations, tools, answer formats, biases."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _OF_MESSAGES = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kw
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt.
+    """A parsed prompt.
 
     Attributes:
-        parser: of the answer to messages; None: the answer is a text.
+        parser: parses the answer to messages; None: the answer is a text.
         answer_format: form of the answer.
     """
 
@@ -50,10 +50,10 @@ class Asked:
 
 
 def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: ServedModel) -> Asked:
-    """The prompt of an inference request, whose inputs of one value are ``single``.
+    """Read the prompt of an inference request; ``single`` has its inputs of one value.
 
     Raises:
-        UserError: no prompt or two, or what is wrong with messages and tools.
+        UserError: no prompt or two, or an error in messages and tools.
     """
     text, messages = single.get("text_input"), single.get("messages")
     if (text is None) == (messages is None):
@@ -64,7 +64,7 @@ def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: Served
     if messages is None:
         alone = next((name for name in _OF_MESSAGES if name in single), None)
         if alone is not None:
-            raise UserError(f"{alone}: expected messages with it, got text_input.")
+            raise UserError(f"{alone}: needs messages, got text_input.")
         serving.check_prompt(text or "")
         return Asked(text or "")
     conversation = _conversation(single, messages, serving, served.processor)
@@ -90,7 +90,7 @@ def _conversation(
     repairs = Repairs(text_arguments=processor.text_arguments)
     repairs.check_messages(turns)
     for what, paths in (("ignored", ignored.paths), ("repaired", repairs.paths)):
-        if paths:  # Triton has no header for it
+        if paths:  # Triton has no response header for it
             _log.warning("keys of a request are %s: %s", what, ", ".join(paths))
     return read_conversation(
         turns,
@@ -105,10 +105,10 @@ def _conversation(
 def constrained(
     sampling: SamplingParams, asked: Asked, single: Mapping[str, Any], serving: ServingConfig
 ) -> SamplingParams:
-    """``sampling`` with the biases and the grammar that ``single`` asks for.
+    """Add the biases and the grammar in ``single`` to ``sampling``.
 
     Raises:
-        UserError: no JSON, or what is wrong with the values.
+        UserError: not JSON, or an error in the values.
     """
     given: dict[str, Any] = {
         name: _object(single[name], name, serving)

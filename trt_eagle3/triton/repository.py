@@ -1,6 +1,4 @@
-"""deploy: a bundle becomes a model in a Triton model repository, with the files that launch a
-server on it.
-"""
+"""Deploy a bundle as a model in a Triton model repository, with launch files."""
 
 from __future__ import annotations
 
@@ -56,28 +54,29 @@ __all__ = ["DEFAULT_IMAGE", "ENVIRONMENTS", "Deployment", "deploy"]
 
 DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
 ENVIRONMENTS = ("server", "interpreter")
-"""Whose Python runs the model: the server's own, this one's; or a packed environment, by its
-file name.
+"""Python environment of the model: the server's own, or this interpreter's.
+
+A packed environment is given by its file name instead.
 """
 
 _MODEL_KIND = FolderKind(
-    "model",  # what Python compiles when Triton loads it, and what is added to bundles
+    "model",  # additions: compiled Python from loading in Triton, and additions to bundles
     additions=rf"1/__pycache__/([^/]+\.pyc)?|{BUNDLE_PLACE}/({BUNDLE_KIND.additions})",
     recognise=lambda folder: BUNDLE_KIND.recognise(folder / BUNDLE_PLACE),
 )
-# a file name has at most 255 bytes, some of them for what stands around it while it is written
+# a file name has at most 255 bytes, and temporary names are longer than the final ones
 _MAX_NAME = 128
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What was written.
+    """The result of a deployment.
 
     Attributes:
-        model: the model's folder. name: what requests call it. files: for launching, in the
+        model: the model's folder. name: the name in requests. files: launch files in the
             repository.
-        num_bytes: of the bundle. placed: how its files got there. notes: what a user should know,
-            one line each.
+        num_bytes: size of the bundle. placed: how its files were placed. notes: remarks for the
+            user, one line each.
     """
 
     model: Path
@@ -88,7 +87,7 @@ class Deployment:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         paths = {
             "model": str(self.model),
             "name": self.name,
@@ -102,7 +101,7 @@ class Deployment:
         }
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """Return lines for a terminal."""
         return [
             f"wrote {self.model}: {self.num_bytes / 1e6:.1f} MB by {' and '.join(self.placed)}",
             f"  beside it: {', '.join(file.name for file in self.files)}",
@@ -120,21 +119,20 @@ def deploy(
     serving: Mapping[str, Any] | None = None,
     image: str = DEFAULT_IMAGE,
 ) -> Deployment:
-    """Write the model ``name`` into ``repository``, whole or not at all, and what launches a server
-    on all there.
+    """Write the model ``name`` into ``repository``, all of it or nothing, and the launch files.
 
-    The bundle goes into the model by reflink, hard link or copy, so that the repository stands on
-    its own.
+    The bundle's files are placed by reflink, hard link or copy, so the repository is
+    self-contained.
 
     Args:
         name: of the model; the bundle's by default.
         environment: one of ``ENVIRONMENTS``, or a packed environment (.tar.gz of conda-pack or
             venv-pack).
         serving: fields of ``ServingConfig``.
-        image: of Triton, for containers.
+        image: Triton image of the containers.
     Raises:
-        UserError: no bundle, somebody else's files in the way, a bad field, or a model there that
-            needs another server.
+        UserError: no bundle, foreign files in the way, a bad field, or an existing model that needs
+            another server.
     """
     record = read_bundle(bundle)
     name = name or record.config.name
@@ -146,7 +144,7 @@ def deploy(
     parameters = _parameters(limits, environment)
     model = Model(name, record, folder_bytes(bundle))
     libraries = find_libraries(record.config.engine)
-    with _locked(repository):  # the launchers are for all models, so one deployment after the other
+    with _locked(repository):  # one deployment at a time, since all models share the launch files
         others, unread = find_models(repository, without=name)
         check_together(model, others)
         check_launchers(repository)
@@ -160,14 +158,14 @@ def deploy(
 
 @contextlib.contextmanager
 def _locked(repository: Path) -> Iterator[None]:
-    lock = repository / "all models"  # no model can be called so
+    lock = repository / "all models"  # not a valid model name
     try:
         make_parents(lock)
         with output_lock(lock, repository):
             yield
     except OSError as error:
         raise UserError(
-            f"{repository}: cannot write there: {error.strerror or error}. Name another place."
+            f"{repository}: cannot write there: {error.strerror or error}. Name another folder."
         ) from error
 
 
@@ -179,7 +177,7 @@ def _write_model(
     libraries: Sequence[Library],
     environment: str,
 ) -> tuple[str, ...]:
-    """Returns how the bundle's files got there."""
+    """Write the model's folder; return how the bundle's files were placed."""
     values = {
         "version": version("trt-eagle3"),
         "bundle": model.record,
@@ -206,8 +204,8 @@ def _unbuilt(model: Path) -> tuple[str, ...]:
     if not script.is_file():
         return ()
     return (
-        f"the engines are not built: before the server starts, run {script} where TensorRT and "
-        "the GPU are",
+        f"the engines are not built: before the server starts, run {script} on a machine with "
+        "TensorRT and the GPU",
     )
 
 
@@ -229,7 +227,7 @@ def _check_place(
     if inside.is_relative_to(outside):
         raise UserError(f"{repository}: lies in the bundle. Name another folder.")
     if repository.exists() and not repository.is_dir():
-        raise UserError(f"{repository}: not a folder. Name another place.")
+        raise UserError(f"{repository}: not a folder. Name another one.")
     if outside.is_relative_to(model.resolve()):
         raise UserError(
             f"{bundle}: lies in the model that would be replaced. Name another repository."
@@ -240,14 +238,14 @@ def _check_place(
 
 
 def _parameters(serving: ServingConfig, environment: str) -> dict[str, str]:
-    """Of config.pbtxt; the limits as YAML values."""
+    """Return the parameters of config.pbtxt; limits are YAML values."""
     found = {name: _yaml(value) for name, value in serving.model_dump(mode="json").items()}
     found["exit_on_crash"] = "true"
     if environment == "interpreter":
         if not Path(sys.prefix, "bin/activate").is_file():
             raise UserError(
-                f"--env interpreter: {sys.prefix} is no virtual environment. Run this from one, or "
-                "use server."
+                f"--env interpreter: {sys.prefix} is not a virtual environment. Run this from one, "
+                "or use server."
             )
         found["EXECUTION_ENV_PATH"] = sys.prefix
     elif environment != "server":

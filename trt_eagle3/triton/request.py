@@ -1,4 +1,4 @@
-"""An inference request's tensors and parameters as a `Request` of the engine."""
+"""Convert an inference request's tensors and parameters to an engine ``Request``."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """What one inference request asks for.
+    """A parsed inference request.
 
     Attributes:
-        stream: one response per chunk, else one in all.
-        echo: what stands before the answer: the prompt, or nothing.
-        return_token_ids: whether responses carry ``token_ids``.
-        parser: of the answer, where it is a message; the last response carries it then.
+        stream: one response per chunk, else a single response.
+        echo: the text before the answer: the prompt, or nothing.
+        return_token_ids: whether responses have ``token_ids``.
+        parser: parses an answer to messages, and the last response then has ``message``.
     """
 
     request: Request
@@ -66,9 +66,9 @@ def read_order(
     """Read an inference request.
 
     Args:
-        tensors: numpy arrays by input name, those that the request has; strings as bytes objects.
-        parameters: the request's parameters. HTTP's ``generate`` makes one of each key of its JSON
-            that no input has.
+        tensors: numpy arrays by the name of a given input; strings as bytes objects.
+        parameters: the request's parameters. HTTP's ``generate`` makes one of each JSON key without
+            an input.
     Raises:
         UserError: no prompt or two, text that is not UTF-8, too long a prompt, too many stop words,
             an unknown parameter, or a value that ``decode.request.request.Request`` refuses.
@@ -120,7 +120,7 @@ def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(tensors: Mapping[str, Any], serving: ServingConfig) -> None:
-    """Refuse what is too long to be read, before it is."""
+    """Refuse inputs that are too long, before they are read."""
     for name, array in tensors.items():
         if array.size > serving.max_json_values:
             raise TooLargeError(
@@ -163,7 +163,7 @@ _READERS: Mapping[str, Callable[[Any, str], list[Any]]] = {
 
 
 def _video(text: str, serving: ServingConfig) -> Any:
-    """A file's data URI or URL; or a JSON list of frames."""
+    """Read a data URI or URL of a file, or a JSON list of frames."""
     if not text.lstrip().startswith("["):
         return text
     frames = parse_request_json(text.encode(), "video", serving)

@@ -1,4 +1,4 @@
-"""A request on its way: from the engine's chunks to the responses of its sender."""
+"""Send an answer's chunks as responses of a request's sender."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class ResponseStream:
-    """One request being answered. Everything here happens in one event loop."""
+    """One request in progress. All methods run in one event loop."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class ResponseStream:
         self._start = time.monotonic()
         self._sent = 0.0
         self._late = self._over = False
-        # what has come and is not sent
+        # received but not sent yet
         self._text = parsed.echo
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     async def run(self) -> None:
-        """Pass chunks on as they come, or all of them at the end."""
+        """Send chunks as they arrive, or all of them at the end."""
         try:
             async for chunk in self._answer:
                 if chunk.finish_reason == "cancelled":
@@ -66,8 +66,9 @@ class ResponseStream:
             self._end(error)
 
     def look_after(self) -> None:
-        """Now and then: send what waits, and stop decoding for a client that has gone, cancelled
-        or had its time.
+        """Send due chunks, and cancel a request that was cancelled or has exceeded its time.
+
+        The model calls this periodically.
         """
         if self._over:
             return
@@ -92,7 +93,7 @@ class ResponseStream:
         if self._order.request.sampling.logprobs is not None:
             found = response_logprobs(self._logprobs, self._served.token_bytes)
             outputs.append(_strings("logprobs", json.dumps(found, ensure_ascii=False)))
-        if finish_reason:  # every tensor costs, so what is said once is sent once
+        if finish_reason:  # every tensor costs time, so these are sent once
             outputs += [_strings("finish_reason", finish_reason), *self._summary()]
         self._text, self._token_ids, self._logprobs = "", [], []
         self._sent = time.monotonic()
@@ -117,7 +118,7 @@ class ResponseStream:
         return outputs
 
     def _message(self, text: str) -> str:
-        """The answer as OpenAI's message."""
+        """Return the answer as OpenAI's message."""
         parser = self._order.parser
         assert parser is not None
         parser.push(text)
@@ -135,9 +136,7 @@ def _strings(name: str, text: str) -> Any:
 
 
 def refuse(sender: Any, error: BaseException | None) -> None:
-    """End a request with an error: the client's fault, too much at once, cancelled (None), or
-    ours.
-    """
+    """End a request with an error: invalid, overloaded, cancelled (None), or internal."""
     codes = pb_utils.TritonError
     match error:
         case None:
@@ -156,12 +155,12 @@ def refuse(sender: Any, error: BaseException | None) -> None:
     for text in (
         clip(message, MAX_MESSAGE_LEN),
         "refused",
-    ):  # a client that hears nothing waits for ever, and SIGTERM for it
+    ):  # a client without a response waits for ever, and blocks SIGTERM
         try:
             sender.send(
                 pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), flags=_FINAL
             )
-        except Exception as failure:  # the client may be gone: then there is nobody to tell
+        except Exception as failure:  # the client may be gone
             pb_utils.Logger.log_verbose(f"trt_eagle3: a refusal could not be sent: {clip(failure)}")
         else:
             return

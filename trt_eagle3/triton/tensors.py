@@ -1,4 +1,4 @@
-"""The model's inputs and outputs. Names are TensorRT-LLM's where it has one."""
+"""Define the model's inputs and outputs. Names are TensorRT-LLM's where it has one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ INPUTS: Mapping[str, Tensor] = {
     "exclude_input_in_output": Tensor("TYPE_BOOL"),
     "return_token_ids": Tensor("TYPE_BOOL"),
 }
-"""All are optional, but one of text_input and messages."""
+"""All are optional, but exactly one of text_input and messages is required."""
 
 OUTPUTS: Mapping[str, Tensor] = {
     "text_output": Tensor("TYPE_STRING"),
@@ -61,6 +61,7 @@ OUTPUTS: Mapping[str, Tensor] = {
     "logprobs": Tensor("TYPE_STRING"),
     "message": Tensor("TYPE_STRING"),
 }
-"""Of a streamed answer, every response has text_output, and token_ids and logprobs where asked for;
-the last one has the rest.
+"""Every response of a stream has text_output; token_ids and logprobs only on request.
+
+The last response has the rest.
 """

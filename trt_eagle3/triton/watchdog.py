@@ -1,8 +1,8 @@
-"""Watchdog: when the backend process dies without saying goodbye, its server is told to stop.
+"""Stop the server if the backend process dies without a clean exit.
 
-Triton 2.51 goes on calling a model ready whose Python process has crashed, and answers every
-request with an error. A server that stops is seen by readiness probes, clients and supervisors, who
-start it again.
+Triton 2.51 still reports a model as ready after its Python process has crashed, and answers every
+request with an error. Readiness probes, clients and supervisors notice a stopped server, and
+supervisors restart it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from trt_eagle3.io.child_environment import child_environment
 
 __all__ = ["Watchdog"]
 
-GRACE_S = 5  # what other models of that server may still finish
+GRACE_S = 5  # time for other models of the server to finish
 
-# Waits for the end of the pipe that the backend process holds. A letter before it is the goodbye.
+# Waits for the end of the backend process's pipe. A byte before the end means a clean exit.
 _PROGRAM = """
 import os, signal, sys, time
 server, grace, regions = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
@@ -66,18 +66,16 @@ class Watchdog:
         )
 
     def dismiss(self) -> None:
-        """This process ends as it should."""
+        """Report a clean exit of this process."""
         self._process.communicate(b"x", timeout=5)
 
 
 def _regions() -> list[str]:
-    """The shared memory that the server made for this process: a server that is killed leaves it
-    behind.
-    """
+    """Return the names of this process's shared memory: a killed server leaves it behind."""
     words = Path("/proc/self/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     return [word for word in words if word.startswith("triton_python_backend_shm_region_")]
 
 
 def _interpreter() -> str:
-    """Inside Triton's stub, ``sys.executable`` may be the stub."""
+    """Return the Python interpreter; in Triton's stub, ``sys.executable`` may be the stub."""
     return f"{sys.prefix}/bin/python3"

@@ -87,6 +87,6 @@ def test_inspect_names_layers_experts_and_state(root: Path) -> None:
     told = " ".join(result.output.split())
     assert "Qwen3.5-MoE, 5 layers" in told
     assert "4 layers of linear attention, 1/3 heads of 12/20, convolution of 3" in told
-    assert "5 layers of 5 experts of 20, 2 a token, renormalised, and one of 28 for all" in told
+    assert "5 layers of 5 experts of 20, 2 per token, renormalised, and a shared one of 28" in told
     assert "no visual levels" in told
-    assert "recurrent states: 12,864 bytes an entry, and two of each sequence" in told
+    assert "recurrent states: 12,864 bytes per entry, two entries per sequence" in told

@@ -85,7 +85,7 @@ def test_inspect_names_the_thinker(root: Path) -> None:
     result = CliRunner().invoke(cli, ["inspect", str(root / "target"), str(root / "specforge")])
     assert result.exit_code == 0, result.output
     assert "Qwen3-Omni thinker, 5 layers" in result.output
-    assert "4 layers of 5 experts of 20, 2 a token, renormalised" in result.output
+    assert "4 layers of 5 experts of 20, 2 per token, renormalised" in result.output
 
 
 def test_audio_and_the_talker_are_left_out(root: Path) -> None:

@@ -75,7 +75,7 @@ def test_inspect_names_the_experts(target: Path) -> None:
     result = CliRunner().invoke(cli, ["inspect", str(target), str(DRAFT)])
     assert result.exit_code == 0
     assert "Qwen3-VL-MoE, 8 layers" in result.output
-    assert "7 layers of 3 experts of 448, 2 a token, renormalised" in result.output
+    assert "7 layers of 3 experts of 448, 2 per token, renormalised" in result.output
 
 
 def test_text_only_mixture_answers_as_the_dense_one(dense: LLM, tmp_path: Path) -> None:

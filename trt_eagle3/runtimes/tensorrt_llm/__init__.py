@@ -1,1 +1,1 @@
-"""A bundle for TensorRT-LLM."""
+"""Write bundles for TensorRT-LLM."""

@@ -1,4 +1,4 @@
-"""deploy: a bundle as input of TensorRT-LLM's own runtime."""
+"""Deploy a bundle as input of TensorRT-LLM's own runtime."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ _TRITON = {"max_batch_size": 0, "decoupled": True}
 def deploy(
     bundle: Path, repository: Path, *, runtime_version: str = "1.4", tensor_parallel_size: int = 1
 ) -> RuntimeFolder:
-    """Write ``repository``, whole or not at all: the draft normalised, the LLM API's options, how
-    to serve it.
+    """Write ``repository``, whole or not at all.
+
+    It has the normalised draft, the options of the LLM API, and the files that serve them.
 
     Raises:
-        UserError: an unknown version, a draft that the runtime cannot express, heads that do not
-            divide, a folder with other things in it.
+        UserError: an unknown version, a draft that the runtime cannot express, a size that does not
+            divide the heads, a folder with other files.
     """
     release = resolve_version(runtime_version)
     loaded = LoadedBundle.open(bundle)
@@ -56,12 +57,12 @@ def deploy(
         if manifest and not kind_of(manifest).in_target:
             architecture = family_of(spec).architecture
             kind_of(manifest).export(manifest, folder / "draft", "tensorrt-llm", architecture)
-            (folder / "draft" / "speculative_config.yaml").unlink()  # llm_api.yaml says it all
+            (folder / "draft" / "speculative_config.yaml").unlink()  # llm_api.yaml has it all
         options = llm_api_config(
             limits, speculation, manifest, release, tensor_parallel_size, "draft"
         )
         _write_yaml(folder / "llm_api.yaml", options, release)
-        # Triton starts elsewhere, so there the draft has its whole path
+        # Triton starts in another directory, so this path is absolute
         options = llm_api_config(
             limits,
             speculation,
@@ -89,10 +90,10 @@ def deploy(
 
 
 def _check_kind(bundle: Path, manifest: DraftManifest | None, release: Version) -> None:
-    """Refuse a draft of a kind that the runtime cannot be given."""
+    """Refuse a kind of draft that the runtime does not support."""
     if manifest is not None and not kind_of(manifest).tensorrt_llm:
         raise UserError(
-            f"{bundle}: TensorRT-LLM {release.name} cannot be given this target's "
+            f"{bundle}: TensorRT-LLM {release.name} does not support this target's "
             f"{kind_of(manifest).title}. Use --target vllm, or build with an EAGLE-3 draft."
         )
 
@@ -105,7 +106,7 @@ def llm_api_config(
     tensor_parallel_size: int,
     draft: str,
 ) -> dict[str, Any]:
-    """Options of the LLM API, without the target; ``draft`` is where the draft lies."""
+    """Return the options of the LLM API, without the target; ``draft`` is the draft's path."""
     options: dict[str, Any] = {
         "backend": "pytorch",
         "tensor_parallel_size": tensor_parallel_size,
@@ -145,12 +146,12 @@ def _tree(speculation: SpeculationConfig, release: Version) -> dict[str, Any]:
 def _differences(
     manifest: DraftManifest | None, spec: TargetSpec, mode: str, release: Version
 ) -> Iterator[str]:
-    """Where the runtime's own reading of a draft is not the manifest's."""
+    """Yield notes where the runtime's interpretation of a draft differs from the manifest's."""
     if manifest is None:
         return
     yield from kind_of(manifest).differences(manifest, spec)
     if manifest.positions == "3d":
-        yield "positions: its draft counts rope positions on one axis, here on the target's three"
+        yield "positions: its draft uses one rope axis, the manifest the target's three"
     if mode == "tree":
         yield "speculation.mode: it has no static trees; written as a chain"
     if mode == "dynamic" and not release.dynamic_trees:

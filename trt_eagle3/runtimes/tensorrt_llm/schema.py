@@ -1,9 +1,9 @@
-"""Names that TensorRT-LLM's configuration has, by version. Its models refuse a name that they do
-not know.
+"""Define the names of TensorRT-LLM's configuration, by version; unknown names are refused there.
 
 Sources: ``tensorrt_llm/llmapi/llm_args.py`` of the 1.1 to 1.2 line, and the LLM API reference of
 1.4.0rc1 (``Eagle3DecodingConfig``). Between them ``speculative_model_dir`` became
-``speculative_model``, static trees and the two-model switch went, and dynamic trees became usable.
+``speculative_model``, static trees and the two-model switch were removed, and dynamic trees became
+usable.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Version:
     """One line of releases.
 
     Attributes:
-        speculative: fields of ``speculative_config``. decoding_type: what EAGLE-3 is called there.
-        draft_field: which of them names the draft. dynamic_trees: whether they work.
-        config_option: of ``trtllm-serve``. triton: what its Triton model's ``triton_config`` wants
-            besides.
+        speculative: fields of ``speculative_config``. decoding_type: its name for EAGLE-3.
+        draft_field: the field with the draft's path. dynamic_trees: whether they work.
+        config_option: option of ``trtllm-serve``. triton: further fields of ``triton_config`` for
+            its Triton model.
     """
 
     name: str
@@ -130,15 +130,12 @@ VERSIONS: Mapping[str, Version] = {
 
 
 def resolve_version(text: str) -> Version:
-    """The schema of a release such as ``1.2``, ``1.2.1`` or ``1.4.0rc1``.
+    """Return the schema of a release such as ``1.2``, ``1.2.1`` or ``1.4.0rc1``.
 
     Raises:
-        UserError: a release whose schema is not known here.
+        UserError: a release whose schema is unknown.
     """
     found = re.fullmatch(r"(\d+\.\d+)(\.\d+)?(rc\d+)?(\.post\d+)?", text)
     if found is None or found[1] not in VERSIONS:
-        raise UserError(
-            f"--runtime-version {text}: its configuration is not known here. Known: "
-            f"{', '.join(VERSIONS)}."
-        )
+        raise UserError(f"--runtime-version {text}: unknown version. Known: {', '.join(VERSIONS)}.")
     return VERSIONS[found[1]]

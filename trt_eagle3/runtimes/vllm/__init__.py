@@ -1,1 +1,1 @@
-"""A bundle for vLLM."""
+"""Write bundles for vLLM."""

@@ -1,9 +1,8 @@
-"""deploy: a bundle as input of vLLM: the draft in the layout that it reads, its options, how to
-start it.
+"""Deploy a bundle as input of vLLM: the draft in its layout, its options, its launch files.
 
-Names of options and what its loaders read: vLLM 0.25.1, ``vllm/engine/arg_utils.py``,
-``vllm/utils/argparse_utils.py`` (configuration files), ``vllm/transformers_utils/configs/
-speculators`` and ``vllm/model_executor/models/llama_eagle3.py``.
+Sources of option names and of what its loaders read: vLLM 0.25.1, ``vllm/engine/arg_utils.py``,
+``vllm/utils/argparse_utils.py`` (configuration files),
+``vllm/transformers_utils/configs/speculators`` and ``vllm/model_executor/models/llama_eagle3.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["VERSION", "deploy", "serve_config"]
 
 VERSION = "0.25.1"
 _KIND = FolderKind("folder for vLLM")
-_LAYOUT: Layout = "speculators"  # the one of vLLM's own project: it has a key for every norm
+_LAYOUT: Layout = "speculators"  # the layout of vLLM's own project: it has a key for every norm
 _TEMPLATES = {
     "serve.sh": 0o777,
     "README.md": 0o666,
@@ -55,15 +54,17 @@ def deploy(
     tensor_parallel_size: int = 1,
     data_parallel_size: int = 1,
 ) -> RuntimeFolder:
-    """Write ``repository``, whole or not at all: the draft normalised, the options of ``vllm
-    serve``, a launch line, and files for Docker Compose and Kubernetes.
+    """Write ``repository``, whole or not at all.
+
+    It has the normalised draft, the options of ``vllm serve``, a launch script, and files for
+    Docker Compose and Kubernetes.
 
     Args:
         tensor_parallel_size: GPUs that share one copy of the target.
-        data_parallel_size: copies of the target, each on GPUs of its own.
+        data_parallel_size: copies of the target, each on its own GPUs.
     Raises:
-        UserError: a draft that vLLM cannot express, heads that do not divide, no copy, a folder
-            with other things in it.
+        UserError: a draft that vLLM cannot express, a size that does not divide the heads, no copy,
+            a folder with other files.
     """
     loaded = LoadedBundle.open(bundle)
     spec, manifest, config = loaded.spec, loaded.manifest, loaded.record.config
@@ -97,8 +98,9 @@ def serve_config(
     tensor_parallel_size: int = 1,
     copies: int = 1,
 ) -> dict[str, Any]:
-    """Options of ``vllm serve`` but the target; a draft with files of its own lies in ``draft``,
-    beside them.
+    """Return the options of ``vllm serve`` except the target.
+
+    A draft with its own files is in the folder ``draft``, beside the options.
     """
     options: dict[str, Any] = {
         "served-model-name": config.name,
@@ -124,23 +126,23 @@ def serve_config(
 def _differences(
     manifest: DraftManifest | None, spec: TargetSpec, engine: EngineConfig, mode: str
 ) -> Iterator[str]:
-    """Where vLLM's own reading of a draft is not the manifest's."""
+    """Yield notes where vLLM's interpretation of a draft differs from the manifest's."""
     if manifest is None:
         return
     yield from kind_of(manifest).differences(manifest, spec)
     if manifest.positions == "linear" and spec.vision is not None:
         yield (
-            "positions: after a picture its draft counts on the target's temporal axis, here every "
-            "row counts"
+            "positions: after an image its draft counts on the target's temporal axis, the "
+            "manifest counts every row"
         )
     if mode != "chain":
         yield f"speculation.mode: it has no trees; {mode} is written as a chain"
     if engine.weights or engine.quantise_head:
-        yield "engine.weights: it reads the checkpoint as it lies, not as this bundle was quantised"
+        yield "engine.weights: it reads the checkpoint, not this bundle's quantised weights"
 
 
 def _values(name: str, target: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the templates are filled with."""
+    """Return the values of the templates."""
     folder = target if Path(target).is_dir() else None
     return {
         "tool_version": installed_version("trt-eagle3"),

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP objects: requests read, answers written. No server in here."""
+"""Read requests and write answers as OpenAI's HTTP objects, without a server."""

@@ -1,4 +1,4 @@
-"""The field ``trt_eagle3`` of chunks: which tokens the draft proposed and the target accepted."""
+"""Fill the field ``trt_eagle3`` of chunks: proposed draft tokens and accepted ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class AcceptanceField:
         self._decoder = processor.stream_decoder()
 
     def push(self, chunk: Chunk) -> dict[str, Any] | None:
-        """``{"accepted", "pieces"}`` of a target forward; None where it emitted nothing.
+        """Return ``{"accepted", "pieces"}`` of a target forward; None if it emitted no token.
 
-        ``pieces`` is the text of each token: ``accepted`` of the draft's (None where the forward
-        verified no drafts), and behind them the target's own. A token that ends inside a character
-        adds its text to a later one.
+        ``pieces`` has the text of each token: ``accepted`` draft tokens, then the target's own
+        token. ``accepted`` is None if the forward verified no drafts. A token that ends inside a
+        character adds its text to a later one.
         """
         if not chunk.token_ids:
             return None

@@ -1,4 +1,4 @@
-"""A request body, read: what the engine is asked, and how its answers are written."""
+"""Define Call, a parsed request body, and Reply, which writes its answers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["Call", "CountReasoning", "ReadCall", "Reply", "to_event"]
 class Reply(Protocol):
     """Writes the answers of one call, as one object or as server-sent events.
 
-    Events are text, several of them or none.
+    Each method returns events as text: several, one or none.
     """
 
     def opening(self) -> str:
-        """Events before the first token."""
+        """Return the events before the first token."""
         ...
 
     def piece(self, index: int, chunk: Chunk) -> str:
-        """Events of a chunk of answer ``index``."""
+        """Return the events of a chunk of answer ``index``."""
         ...
 
     def closing(self, generations: Sequence[Generation]) -> str:
-        """Events behind the last token."""
+        """Return the events after the last token."""
         ...
 
     def failed(self, error: Mapping[str, Any]) -> str:
-        """Events that end a stream which cannot go on; ``error``: OpenAI's object."""
+        """Return the events that end a failed stream; ``error``: OpenAI's object."""
         ...
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """The object of answers that are complete."""
+        """Return the object of completed answers."""
         ...
 
 
@@ -46,10 +46,10 @@ class Call:
     """One HTTP request.
 
     Attributes:
-        requests: of the engine, one for each answer.
+        requests: engine requests, one per answer.
         ignored: paths of unknown keys.
-        repaired: paths of cut arguments of past calls that are closed for the template.
-        apart: each chunk is wanted by itself, as it came from the target.
+        repaired: paths of truncated call arguments in the history, closed for the template.
+        apart: deliver each chunk of the target on its own, without merging.
     """
 
     requests: tuple[Request, ...]
@@ -66,13 +66,11 @@ CountReasoning = Callable[[Sequence[int], str], int]
 ReadCall = Callable[[Any, ServedModel, ServingConfig], Call]
 """Reads a JSON body.
 
-Raises ``UserError``; ``ModelNotFoundError`` for another model's name.
+Raises ``UserError``, or ``RefusedError`` for another model's name.
 """
 
 
 def to_event(value: Mapping[str, Any], name: str | None = None) -> str:
-    """A server-sent event; in ASCII, because some clients take U+2028 and its like for the end
-    of a line.
-    """
+    """Format a server-sent event in ASCII: some clients treat U+2028 as a line end."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {json.dumps(value)}\n\n"

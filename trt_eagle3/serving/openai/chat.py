@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: the body."""
+"""Read bodies of ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["ALIASES", "ChatFields", "chat_error", "read_chat"]
 
-# What many clients send whether or not it was asked for: served with these values only.
+# Fields that many clients always send. They are accepted with these values only.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "functions": ([],),
@@ -61,7 +61,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
 }
 ALIASES = {"prompt": "messages", "text": "messages", "chat template": "messages"}
-"""What the engine calls a field of ours."""
+"""Request field by the engine's name for it."""
 
 
 class ChatFields(SamplingFields, StructuredFields):
@@ -83,16 +83,16 @@ class ChatFields(SamplingFields, StructuredFields):
 
 
 def chat_error(error: UserError) -> UserError:
-    """``error`` with the field that it is about."""
+    """Attach the request field that ``error`` is about."""
     return with_param(error, ChatFields.model_fields, ALIASES)
 
 
 def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
-    """Check a body.
+    """Validate a body, and make the call.
 
     Raises:
         UserError: a bad value, an unserved field, too long a prompt, bad tools.
-        RefusedError: another model is asked for.
+        RefusedError: the body names another model.
     """
     fields, ignored = read_fields(raw, ChatFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
@@ -142,7 +142,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
 
 
 def _check_keys(fields: ChatFields, ignored: IgnoredKeys, processor: Processor) -> None:
-    """Check the keys below the body's own."""
+    """Check the keys below the body's top level."""
     template = processor.template
     check_message_keys(fields.messages, ignored, template.reads_of_messages)
     check_part_keys(fields.messages, ignored, processor, "messages")
@@ -154,7 +154,7 @@ def _check_keys(fields: ChatFields, ignored: IgnoredKeys, processor: Processor) 
 
 def _num_logprobs(fields: ChatFields) -> int | None:
     if fields.top_logprobs and not fields.logprobs:
-        raise FieldError("top_logprobs: expected logprobs to be true with it.", "top_logprobs")
+        raise FieldError("top_logprobs: needs logprobs: true.", "top_logprobs")
     if not 0 <= (fields.top_logprobs or 0) <= MAX_LOGPROBS:
         raise FieldError(
             f"top_logprobs: expected a whole number from 0 to {MAX_LOGPROBS}, got "

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: the answer, whole or in chunks."""
+"""Write the answers of ``/v1/chat/completions``, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ChatReply", "message_object"]
 
 
 class ChatReply:
-    """The objects of one completion; they share an id and a time."""
+    """Writes the objects of one completion; they share an id and a time."""
 
     def __init__(
         self,
@@ -38,10 +38,13 @@ class ChatReply:
         include_usage: bool = False,
         pieces: Processor | None = None,
     ) -> None:
-        """``parsers``: one for each answer; ``count_reasoning``: ids of an answer's reasoning.
+        """Start a reply.
 
-        ``token_bytes``: for log-probabilities; ``pieces``: for the field ``trt_eagle3`` of chunks;
-        None: there are none.
+        Args:
+            parsers: one per answer.
+            count_reasoning: counts the reasoning ids of an answer.
+            token_bytes: for log-probabilities; None: no log-probabilities.
+            pieces: for the field ``trt_eagle3`` of chunks; None: no such field.
         """
         self._common = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -57,12 +60,12 @@ class ChatReply:
         self._call_ids: dict[tuple[int, int], str] = {}
 
     def opening(self) -> str:
-        """Who speaks."""
+        """Return the chunks with the role, one per answer."""
         indices = range(len(self._parsers))
         return "".join(self._chunk(i, {"role": "assistant", "content": ""}, None) for i in indices)
 
     def piece(self, index: int, chunk: Chunk) -> str:
-        """One ``chat.completion.chunk``, or none where the text is not certain yet."""
+        """Return one ``chat.completion.chunk``, or none while the text is uncertain."""
         parser = self._parsers[index]
         delta = parser.push(chunk.text)
         if chunk.finish_reason is not None:
@@ -75,17 +78,17 @@ class ChatReply:
         return self._chunk(index, self._delta(index, delta), reason, ours)
 
     def closing(self, generations: Sequence[Generation]) -> str:
-        """The usage where it was asked for, and the end."""
+        """Return the usage, if requested, and the end mark."""
         last = {**self._common, "object": "chat.completion.chunk", "choices": []}
         event = to_event({**last, "usage": self._usage(generations)}) if self._include_usage else ""
         return f"{event}data: [DONE]\n\n"
 
     def failed(self, error: Mapping[str, Any]) -> str:
-        """The error in the stream, without an end that looks like success."""
+        """Return the error without the end mark, which would look like success."""
         return to_event(error)
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """``chat.completion``."""
+        """Return the ``chat.completion`` object."""
         choices = [self._choice(i, generation) for i, generation in enumerate(generations)]
         return {
             **self._common,
@@ -159,7 +162,7 @@ class ChatReply:
         }
         event = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
         if self._include_usage:
-            event["usage"] = None  # the last chunk has it
+            event["usage"] = None  # the last chunk has the usage
         if ours is not None:
             event["trt_eagle3"] = ours
         return to_event(event)
@@ -172,7 +175,7 @@ def _new_call_id(_call: int) -> str:
 def message_object(
     message: AssistantMessage, call_id: Callable[[int], str] = _new_call_id
 ) -> dict[str, Any]:
-    """OpenAI's object of a message; ``call_id``: the id of each call."""
+    """Build OpenAI's object of a message; ``call_id`` makes the id of each call."""
     content = message.content or (None if message.calls else "")
     written: dict[str, Any] = {"role": "assistant", "content": content}
     if message.reasoning:

@@ -1,4 +1,4 @@
-"""``/v1/completions``: a prompt without chat template, and its continuation."""
+"""Serve ``/v1/completions``: a prompt without chat template, and its continuation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "prompt_logprobs": (),
 }
-_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
 class CompletionFields(SamplingFields, StructuredFields):
@@ -49,16 +49,16 @@ class CompletionFields(SamplingFields, StructuredFields):
 
 
 def completion_error(error: UserError) -> UserError:
-    """``error`` with the field that it is about."""
+    """Attach the request field that ``error`` is about."""
     return with_param(error, CompletionFields.model_fields, {"prompt": "prompt", "text": "prompt"})
 
 
 def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
-    """Check a body.
+    """Validate a body, and make the call.
 
     Raises:
         UserError: a bad value, an unserved field, too many or too long prompts.
-        RefusedError: another model is asked for.
+        RefusedError: the body names another model.
     """
     fields, ignored = read_fields(raw, CompletionFields, _NEUTRAL, serving)
     check_format_keys(fields.response_format, ignored, "response_format")
@@ -66,7 +66,7 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
     prompts = _read_prompts(fields.prompt)
     if len(prompts) * fields.n > serving.max_choices:
         raise FieldError(
-            f"prompt: {len(prompts)} prompts of {fields.n} answers each, the limit is "
+            f"prompt: {len(prompts)} prompts with {fields.n} answers each, the limit is "
             f"{serving.max_choices} answers (max_choices). Send fewer.",
             "prompt",
         )
@@ -96,7 +96,7 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
 
 
 def _read_prompts(raw: Any) -> list[RawPrompt]:
-    """A text, token ids, or a list of either."""
+    """Read a text, token ids, or a list of either."""
     if isinstance(raw, str) or _are_ids(raw):
         return [RawPrompt(raw if isinstance(raw, str) else tuple(raw))]
     prompts = raw if isinstance(raw, list) else []
@@ -123,7 +123,7 @@ def _text(prompt: RawPrompt, served: ServedModel) -> str:
 
 
 class CompletionReply:
-    """The objects of one completion; they share an id and a time."""
+    """Writes the objects of one completion; they share an id and a time."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class CompletionReply:
         include_usage: bool,
         logprobs: bool,
     ) -> None:
-        """``echoes``: what stands before each answer."""
+        """Start a reply; ``echoes`` are the texts before each answer."""
         self._common = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -151,28 +151,28 @@ class CompletionReply:
         self._offsets = [len(echo) for echo in echoes]
 
     def opening(self) -> str:
-        """The prompts, where they are echoed."""
+        """Return the echoed prompts, if any."""
         return "".join(self._event(i, echo, None) for i, echo in enumerate(self._echoes) if echo)
 
     def piece(self, index: int, chunk: Chunk) -> str:
-        """One object, or none where the text is not certain yet."""
+        """Return one object, or none while the text is uncertain."""
         self._unsent[index] += chunk.logprobs
         if not chunk.text and chunk.finish_reason is None:
             return ""
         return self._event(index, chunk.text, chunk.finish_reason)
 
     def closing(self, generations: Sequence[Generation]) -> str:
-        """The usage where it was asked for, and the end."""
+        """Return the usage, if requested, and the end mark."""
         counts = usage(generations, prompts=self._num_prompts)
         event = to_event({**self._common, "choices": [], "usage": counts})
         return f"{event if self._include_usage else ''}data: [DONE]\n\n"
 
     def failed(self, error: Mapping[str, Any]) -> str:
-        """The error in the stream."""
+        """Return the error as an event."""
         return to_event(error)
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """``text_completion``."""
+        """Return the ``text_completion`` object."""
         choices = [
             self._choice(i, self._echoes[i] + found.text, found.finish_reason, found.logprobs)
             for i, found in enumerate(generations)

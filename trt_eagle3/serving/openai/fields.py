@@ -1,4 +1,4 @@
-"""Fields that requests have in common: how to sample, how to send, and which model is meant."""
+"""Read the fields that all requests share: sampling, streaming and the model's name."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def _read_number(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_read_whole)]
-"""A whole number, also ``5.0`` or a text."""
+"""A whole number, also as ``5.0`` or a text."""
 Number = Annotated[float, BeforeValidator(_read_number)]
-"""A number, also a text."""
+"""A number, also as a text."""
 
 
 class StreamOptions(BaseModel):
-    """``stream_options``; the second field is ours."""
+    """``stream_options``; ``include_acceptance`` is our own field."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -68,9 +68,9 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(BaseModel):
-    """Fields of OpenAI's that say how to answer, and vLLM's and ours below them.
+    """Sampling fields: OpenAI's first, then vLLM's and our own, then fields without effect.
 
-    ``null`` is a field that is not given. What the third block says changes nothing here.
+    ``null`` counts as not given.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -109,12 +109,14 @@ class SamplingFields(BaseModel):
 def read_fields(
     raw: Any, model: type[_F], neutral: Mapping[str, tuple[Any, ...]], serving: ServingConfig
 ) -> tuple[_F, IgnoredKeys]:
-    """Check a body's fields; return them and its ignored keys, to which deeper readers add.
+    """Validate a body's fields; return them and its ignored keys.
+
+    Later checks of nested keys add to the ignored keys.
 
     Args:
-        neutral: fields that are not served, each with the values that change nothing.
+        neutral: unserved fields, each with the values that change nothing.
     Raises:
-        FieldError: a bad value, a field that is not served, with ``strict_fields`` an unknown one.
+        FieldError: a bad value, an unserved field, or with ``strict_fields`` an unknown one.
     """
     if not isinstance(raw, Mapping):
         raise UserError(f"body: expected a JSON object, got {quote(raw, 80)}")
@@ -131,7 +133,7 @@ def read_fields(
 
 
 def _given(raw: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The fields that say anything."""
+    """Return the fields with a value, without neutral ones."""
     given = {name: value for name, value in raw.items() if value is not None}
     for name, values in neutral.items():
         if name not in given:
@@ -139,8 +141,8 @@ def _given(raw: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> di
         if given[name] not in values:
             expected = " or ".join(map(repr, values)) or "nothing"
             raise FieldError(
-                f"{name}: expected {expected}, got {reprlib.repr(given[name])}. Nothing else is "
-                "served here.",
+                f"{name}: expected {expected}, got {reprlib.repr(given[name])}. Other values are "
+                "not served here.",
                 name,
                 "unsupported_value",
             )
@@ -155,15 +157,15 @@ def _problem(error: Mapping[str, Any]) -> FieldError:
 
 
 def _code(kind: str) -> str:
-    """OpenAI's code of a kind of pydantic's."""
+    """Map a pydantic error type to OpenAI's code."""
     return _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
 
 
 def check_model(name: str | None, served: ServedModel) -> str:
-    """The name under which the answer goes.
+    """Return the model name for the answer.
 
     Raises:
-        RefusedError: another model is asked for.
+        RefusedError: the request names another model.
     """
     if name is None:
         return served.names[0]
@@ -178,7 +180,9 @@ def check_model(name: str | None, served: ServedModel) -> str:
 def sampling(
     fields: SamplingFields, served: ServedModel, serving: ServingConfig, max_tokens: int | None
 ) -> SamplingParams:
-    """What ``fields`` say; the model's defaults, and no limit but the context, where they do not.
+    """Make sampling parameters from ``fields``, with the model's defaults for missing ones.
+
+    Without ``max_tokens``, the context is the only limit.
 
     Raises:
         UserError: a value outside its range, too many stop texts or answers.
@@ -186,7 +190,7 @@ def sampling(
     serving.check_stop(fields.stop, fields.stop_token_ids)
     if not 1 <= fields.n <= serving.max_choices:
         raise FieldError(f"n: expected from 1 to {serving.max_choices}, got {fields.n}", "n")
-    top_k = 0 if fields.top_k == -1 else fields.top_k  # vLLM's word for all
+    top_k = 0 if fields.top_k == -1 else fields.top_k  # -1 is vLLM's value for all tokens
     chosen: dict[str, Any] = {
         "temperature": fields.temperature,
         "top_p": fields.top_p,
@@ -210,22 +214,22 @@ def sampling(
 
 
 def _seed(seed: int | None) -> int | None:
-    """OpenAI's seeds have a sign, ours have none: a negative one is read as unsigned."""
+    """Read a negative seed as unsigned: OpenAI's seeds are signed, ours are not."""
     return seed + 2**64 if seed is not None and -(2**63) <= seed < 0 else seed
 
 
 def read_biases(raw: Mapping[str, Any]) -> dict[int, Any]:
-    """``logit_bias``: token ids are texts, as names of JSON are."""
+    """Read ``logit_bias``, whose token ids are texts, because JSON names are."""
     for name in raw:
         if not name.isascii() or not name.isdigit() or len(name) > 10:
             raise FieldError(
-                f"logit_bias: expected token ids as names, got {quote(name, 40)}", "logit_bias"
+                f"logit_bias: expected token ids as keys, got {quote(name, 40)}", "logit_bias"
             )
     return {int(name): bias for name, bias in raw.items()}
 
 
 def repeated(request: Request, n: int) -> tuple[Request, ...]:
-    """``request`` once for each of ``n`` answers, each with random numbers of its own."""
+    """Repeat ``request`` for ``n`` answers, each with its own random seed."""
     seed = request.sampling.seed
     if n == 1 or seed is None:
         return (request,) * n

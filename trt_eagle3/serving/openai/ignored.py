@@ -1,4 +1,4 @@
-"""IgnoredKeys: paths of request keys that nothing reads, at any depth of the body."""
+"""Define IgnoredKeys: paths of unread request keys, at any depth of the body."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from trt_eagle3.serving.errors import FieldError, nearest
 
 __all__ = ["MAX_PATHS", "IgnoredKeys"]
 
-MAX_PATHS = 8  # in an answer's header
+MAX_PATHS = 8  # in a response header
 _MAX_NAME = 40  # characters of a key
 _MAX_PATH = 160  # characters of a whole path, such as that of a key in a message part
 
 
 class IgnoredKeys:
-    """Collects the paths of keys that nothing reads, such as ``messages[0].foo``.
+    """Collects the paths of unread keys, such as ``messages[0].foo``.
 
     With strict fields the first such key is refused.
     """
@@ -30,7 +30,7 @@ class IgnoredKeys:
         return tuple(self._paths)
 
     def check(self, fields: Any, known: Collection[str], where: str = "") -> None:
-        """Add the keys of ``fields`` that are not ``known``. Nulls do not count.
+        """Add the keys of ``fields`` that are not ``known``. Null values are skipped.
 
         Args:
             fields: a JSON value; only an object has keys.
@@ -48,7 +48,7 @@ class IgnoredKeys:
                 self.add(f"{where}.{shown}" if where else shown, known)
 
     def add(self, path: str, known: Collection[str] = ()) -> None:
-        """Add a path. ``known``: the keys that are read there, for a suggestion.
+        """Add a path. ``known``: keys that are read there, for a suggestion.
 
         Raises:
             FieldError: fields are strict.

@@ -1,4 +1,4 @@
-"""The known keys of messages, tools and formats. All others are reported to the client."""
+"""Check the keys of messages, tools and formats, and report unknown ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 _BASE = ("role", "content")
-_MESSAGE: Mapping[Any, Collection[str]] = {  # by role; servers emit all keys of an assistant
+_MESSAGE: Mapping[Any, Collection[str]] = {  # by role; servers emit every assistant key
     "assistant": (
         *_BASE,
         "name",
@@ -111,7 +111,7 @@ def check_choice_keys(choice: Any, ignored: IgnoredKeys) -> None:
 
 
 def check_format_keys(form: Any, ignored: IgnoredKeys, where: str) -> None:
-    """Check the keys of a ``response_format``; a schema may be beside its type.
+    """Check the keys of a ``response_format``; its schema may be beside its type.
 
     Raises:
         FieldError: an unknown key where fields are strict.

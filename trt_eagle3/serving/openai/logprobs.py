@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's objects."""
+"""Write log-probabilities as OpenAI's objects."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from trt_eagle3.multimodal.tokenizer import TokenBytes
 
 __all__ = ["chat_logprobs", "completion_logprobs", "response_logprobs"]
 
-_LEAST = -9999.0  # OpenAI's for a token that cannot be; JSON has no infinity
+_LEAST = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
 
 
 def chat_logprobs(found: Sequence[TokenLogprob], token_bytes: TokenBytes) -> dict[str, Any]:
-    """``logprobs`` of a chat completion's choice."""
+    """Build ``logprobs`` of a chat completion's choice."""
     return {"content": response_logprobs(found, token_bytes)}
 
 
 def response_logprobs(
     found: Sequence[TokenLogprob], token_bytes: TokenBytes
 ) -> list[dict[str, Any]]:
-    """An entry for each token, with the likeliest ones in its place."""
+    """Build one entry per token, with the most likely tokens at its position."""
     return [
         {
             **_entry(one.token_id, one.logprob, token_bytes),
@@ -34,7 +34,7 @@ def response_logprobs(
 def completion_logprobs(
     found: Sequence[TokenLogprob], token_bytes: TokenBytes, offset: int
 ) -> dict[str, Any]:
-    """``logprobs`` of a completion's choice; ``offset``: characters of the text before them."""
+    """Build ``logprobs`` of a completion's choice; ``offset``: characters before the tokens."""
     tokens = [_text(one.token_id, token_bytes) for one in found]
     offsets = []
     for token in tokens:

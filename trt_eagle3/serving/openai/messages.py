@@ -1,4 +1,4 @@
-"""Messages and tools of a chat request, as a ``Conversation``."""
+"""Read messages and tools of a chat request as a ``Conversation``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_conversation(
 
 
 def read_choice(raw: Any) -> str:
-    """``auto``, ``none``, ``required``, or the name of ``{"type": "function", ...}``."""
+    """Return ``auto``, ``none``, ``required``, or the name in ``{"type": "function", ...}``."""
     if raw is None:
         return "auto"
     if isinstance(raw, str) and raw in _MODES:
@@ -68,7 +68,7 @@ def read_choice(raw: Any) -> str:
 
 
 def template_options(given: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """``chat_template_kwargs``: values without structure; ``effort`` none turns thinking off.
+    """Read ``chat_template_kwargs``, which hold scalars only; ``effort`` none turns thinking off.
 
     Raises:
         FieldError: a list or an object among them.
@@ -77,7 +77,7 @@ def template_options(given: Mapping[str, Any] | None, effort: str | None) -> dic
     for name, value in options.items():
         if isinstance(value, Mapping | list):
             raise FieldError(
-                f"chat_template_kwargs.{name:.40}: expected a text, a number or a truth value, got "
+                f"chat_template_kwargs.{name:.40}: expected a text, a number or a boolean, got "
                 f"{quote(value, 40)}",
                 "chat_template_kwargs",
             )
@@ -87,8 +87,10 @@ def template_options(given: Mapping[str, Any] | None, effort: str | None) -> dic
 
 
 def _with_known_role(message: Any) -> Mapping[str, Any]:
-    """Chat templates drop messages of roles that they do not know; OpenAI's developer is what
-    was called system.
+    """Map a message's role to the template's, and refuse unknown roles.
+
+    Chat templates drop messages with unknown roles. OpenAI's ``developer`` is the former
+    ``system``.
     """
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str) or role not in _ROLES:

@@ -1,4 +1,4 @@
-"""Repairs: paths of cut arguments that are repaired for templates that take only objects."""
+"""Collect the paths of truncated arguments, repaired for templates that take only objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Repairs:
     """Collects paths such as ``messages[1].tool_calls[0].function.arguments``."""
 
     def __init__(self, *, text_arguments: bool) -> None:
-        """``text_arguments``: the template takes text, so nothing is repaired."""
+        """Start empty; ``text_arguments``: the template takes text, so nothing is repaired."""
         self._as_text = text_arguments
         self._paths: list[str] = []
 

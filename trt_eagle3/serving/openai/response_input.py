@@ -1,4 +1,4 @@
-"""``/v1/responses``: input items and tools as those of a chat."""
+"""Convert input items and tools of ``/v1/responses`` to those of a chat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trt_eagle3.serving.openai.repairs import Repairs
 
 __all__ = ["read_input", "read_response_tools"]
 
-_KEYS: Mapping[str, Collection[str]] = {  # by the item's type; answers hold all of them
+_KEYS: Mapping[str, Collection[str]] = {  # by item type; answers contain all of them
     "message": ("type", "id", "role", "content", "status"),
     "function_call": ("type", "id", "call_id", "name", "arguments", "status"),
     "function_call_output": ("type", "id", "call_id", "output", "status"),
@@ -23,7 +23,7 @@ _KEYS: Mapping[str, Collection[str]] = {  # by the item's type; answers hold all
 def read_input(
     raw: Any, instructions: str | None, ignored: IgnoredKeys, repairs: Repairs
 ) -> list[dict[str, Any]]:
-    """Messages of a text, or of a list of items; ``instructions`` become the system message.
+    """Convert a text or a list of items to messages; ``instructions`` become the system message.
 
     Raises:
         FieldError: an unknown item or part, an unknown key where fields are strict.
@@ -46,7 +46,7 @@ def read_input(
         message = _message(item, where)
         if message["role"] == "assistant":
             message["reasoning_content"], reasoning = reasoning, ""
-        elif reasoning:  # its answer was cut before any text
+        elif reasoning:  # the answer was truncated before any text
             messages.append(_assistant(reasoning))
             reasoning = ""
         if "tool_calls" in message:
@@ -62,7 +62,7 @@ def _assistant(reasoning: str) -> dict[str, Any]:
 
 
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Calls that follow an assistant's message are part of it."""
+    """Append a message; calls after an assistant's message are merged into it."""
     last = messages[-1] if messages else None
     if last is not None and "tool_calls" in message and last["role"] == "assistant":
         last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
@@ -101,12 +101,12 @@ def _check_item_keys(item: Any, where: str, ignored: IgnoredKeys) -> None:
     kind = item.get("type") or "message" if isinstance(item, Mapping) else None
     if isinstance(kind, str) and kind in _KEYS:
         ignored.check(item, _KEYS[kind], where)
-        if item.get("summary"):  # another server's: this model did not write it
+        if item.get("summary"):  # from another server: this model writes no summaries
             ignored.add(f"{where}.summary")
 
 
 def _content(role: str, parts: Sequence[Any], where: str) -> Any:
-    """Join an assistant's texts."""
+    """Read a message's parts, and join an assistant's texts."""
     read = _parts(parts, where)
     if role == "assistant" and all(part["type"] == "text" for part in read):
         return "".join(part["text"] for part in read)
@@ -120,7 +120,7 @@ def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _part(part: Any, where: str) -> dict[str, Any]:
-    """The part in the form of chat completions."""
+    """Convert a part to the form of chat completions."""
     match part:
         case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
             return {"type": "text", "text": text}
@@ -148,17 +148,17 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
 
 
 def read_response_tools(raw: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools as chat completions have them: the function one level deeper.
+    """Convert tools to the form of chat completions, which nests the function one level deeper.
 
     Raises:
-        FieldError: a tool of another type than ``function``.
+        FieldError: a tool type other than ``function``.
     """
     tools = []
     for i, tool in enumerate(raw):
         if not isinstance(tool, Mapping) or tool.get("type") != "function":
             kind = tool.get("type") if isinstance(tool, Mapping) else tool
             raise FieldError(
-                f"tools[{i}].type: expected function, got {quote(kind, 40)}. Nothing else is "
+                f"tools[{i}].type: expected function, got {quote(kind, 40)}. Other types are not "
                 "served here.",
                 f"tools[{i}].type",
                 "unsupported_value",

@@ -1,4 +1,4 @@
-"""The output items of a response, as they grow: reasoning, messages, calls of functions."""
+"""Build the output items of a response: reasoning, messages, function calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
 class OutputItems:
-    """Items in the order in which the model wrote them, and the events of their growing."""
+    """Output items in the order of generation, and the events of their growth."""
 
     def __init__(self) -> None:
         self._items: list[dict[str, Any]] = []
@@ -31,7 +31,7 @@ class OutputItems:
     def add(
         self, delta: MessageDelta, logprobs: Sequence[dict[str, Any]] = ()
     ) -> list[dict[str, Any]]:
-        """Events of what was added; ``logprobs`` go with the next text."""
+        """Return the events of a delta; ``logprobs`` go with the next text."""
         self._logprobs += logprobs
         events: list[dict[str, Any]] = []
         if delta.reasoning:
@@ -44,7 +44,7 @@ class OutputItems:
         return events
 
     def close(self, status: str = "completed") -> list[dict[str, Any]]:
-        """Events that end the last item."""
+        """Return the events that end the last item."""
         if not self._open:
             return []
         self._open = False

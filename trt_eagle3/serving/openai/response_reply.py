@@ -1,4 +1,4 @@
-"""``/v1/responses``: the answer, whole or as events."""
+"""Write the answer of ``/v1/responses``, whole or as events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ResponseReply"]
 
 
 class ResponseReply:
-    """One response."""
+    """Writes one response."""
 
     def __init__(
         self,
@@ -30,9 +30,12 @@ class ResponseReply:
         *,
         count_reasoning: CountReasoning,
     ) -> None:
-        """``echo``: what it repeats of its request; ``count_reasoning``: ids of its reasoning.
+        """Start a reply.
 
-        ``token_bytes``: for log-probabilities; None: there are none.
+        Args:
+            echo: the fields repeated from the request.
+            token_bytes: for log-probabilities; None: no log-probabilities.
+            count_reasoning: counts the reasoning ids of the answer.
         """
         self._common = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -48,13 +51,13 @@ class ResponseReply:
         self._reason: str | None = None
 
     def opening(self) -> str:
-        """``response.created`` and ``response.in_progress``."""
+        """Return ``response.created`` and ``response.in_progress``."""
         begun = {"response": self._response("in_progress")}
         kinds = ("response.created", "response.in_progress")
         return "".join(self._event({"type": kind, **begun}) for kind in kinds)
 
     def piece(self, index: int, chunk: Chunk) -> str:
-        """Events of what a chunk added."""
+        """Return the events of a chunk."""
         del index
         delta = self._parser.push(chunk.text)
         if chunk.finish_reason is not None:
@@ -63,14 +66,14 @@ class ResponseReply:
         return self._add(delta, chunk.logprobs)
 
     def closing(self, generations: Sequence[Generation]) -> str:
-        """The end of the last item, and ``response.completed`` or ``response.incomplete``."""
+        """Return the end of the last item, and the completed or incomplete response."""
         status = self._status(generations[0].finish_reason)
         events = [self._event(event) for event in self._items.close(status)]
         response = self._response(status, self._usage(generations))
         return "".join(events) + self._event({"type": f"response.{status}", "response": response})
 
     def failed(self, error: Mapping[str, Any]) -> str:
-        """``response.failed``."""
+        """Return ``response.failed``."""
         found = error["error"]
         code = found["code"] or "server_error"
         response = {
@@ -80,7 +83,7 @@ class ResponseReply:
         return self._event({"type": "response.failed", "response": response})
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """The response of an answer that is complete."""
+        """Return the response of a completed answer."""
         [generation] = generations
         delta = self._parser.push(generation.text)
         delta += self._parser.flush()
@@ -90,7 +93,7 @@ class ResponseReply:
         return self._response(status, self._usage(generations))
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """``usage`` by this endpoint's names."""
+        """Return ``usage`` under the names of this endpoint."""
         [generation] = generations
         count = self._count_reasoning(generation.token_ids, self._parser.message.reasoning)
         counts = usage(generations, reasoning_tokens=count)

@@ -1,4 +1,4 @@
-"""``/v1/responses``: the body. Nothing is stored: each request holds its whole conversation."""
+"""Read bodies of ``/v1/responses``. Each has the whole conversation; nothing is stored."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ class ResponseFields(SamplingFields):
 
 
 def response_error(error: UserError) -> UserError:
-    """``error`` with the field that it is about."""
+    """Attach the request field that ``error`` is about."""
     fields = ResponseFields.model_fields.keys() - {"text"}
     return with_param(error, fields, _ALIASES)
 
 
 def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
-    """Check a body.
+    """Validate a body, and make the call.
 
     Raises:
         UserError: a bad value, an unserved field, too long an input, bad tools.
-        RefusedError: another model is asked for.
+        RefusedError: the body names another model.
     """
     fields, ignored = read_fields(raw, ResponseFields, _NEUTRAL, serving)
     name = check_model(fields.model, served)
@@ -120,7 +120,7 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
 
 
 def _check_keys(fields: ResponseFields, ignored: IgnoredKeys, processor: Processor) -> None:
-    """Check the keys below the body's own, except those of the input's items."""
+    """Check the keys below the body's top level, except those of input items."""
     check_part_keys(fields.input, ignored, processor, "input")
     check_function_keys(fields.tools, ignored)
     check_choice_keys(fields.tool_choice, ignored)
@@ -138,14 +138,14 @@ def _num_logprobs(fields: ResponseFields) -> int | None:
         return fields.top_logprobs or 0
     if fields.top_logprobs:
         raise FieldError(
-            f"top_logprobs: expected {_LOGPROBS} in include with it.",
+            f"top_logprobs: needs {_LOGPROBS} in include.",
             "top_logprobs",
         )
     return None
 
 
 def _echo(model: str, fields: ResponseFields) -> dict[str, Any]:
-    """What a response repeats of its request."""
+    """Return the request's fields that the response repeats."""
     return {
         "model": model,
         "instructions": fields.instructions,

@@ -1,4 +1,4 @@
-"""Structured output: OpenAI's ``response_format`` and vLLM's fields as a ``Grammar``."""
+"""Read structured output: OpenAI's ``response_format`` and vLLM's fields as a ``Grammar``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 class StructuredFields(BaseModel):
-    """Fields that say what an answer must look like; at most one of them counts."""
+    """Fields that constrain the answer's form; at most one may be set."""
 
     response_format: dict[str, Any] | None = None
 
@@ -29,7 +29,7 @@ class StructuredFields(BaseModel):
 
 
 def read_grammar(fields: StructuredFields) -> Grammar | None:
-    """The grammar that ``fields`` ask for.
+    """Return the grammar that ``fields`` request.
 
     Raises:
         UserError: two of them at once, an unknown type, or no schema, pattern or grammar.
@@ -37,7 +37,7 @@ def read_grammar(fields: StructuredFields) -> Grammar | None:
     found = [grammar for grammar in _grammars(fields) if grammar is not None]
     if len(found) > 1:
         raise FieldError(
-            f"{found[1].field}: {found[0].field} says already what the answer looks like. Leave "
+            f"{found[1].field}: expected one constraint, but {found[0].field} is set too. Leave "
             "one of them out.",
             found[1].field,
         )
@@ -54,9 +54,9 @@ def _grammars(fields: StructuredFields) -> list[Grammar | None]:
 
 
 def read_format(raw: Any, where: str) -> Grammar | None:
-    """OpenAI's ``{"type": "text" | "json_object" | "json_schema", ...}``.
+    """Read OpenAI's ``{"type": "text" | "json_object" | "json_schema", ...}``.
 
-    A schema stands below ``json_schema``, or beside the type as ``/v1/responses`` has it.
+    The schema is inside ``json_schema``, or beside the type as in ``/v1/responses``.
     """
     if raw is None:
         return None
@@ -85,7 +85,7 @@ def read_format(raw: Any, where: str) -> Grammar | None:
 
 
 def _read_outputs(raw: Mapping[str, Any] | None) -> list[Grammar | None]:
-    """vLLM's ``structured_outputs``."""
+    """Read vLLM's ``structured_outputs``."""
     given = {} if raw is None else {name: v for name, v in raw.items() if v is not None}
     for name in given:
         if name not in _PARTS:

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
+"""Serve ``/tokenize`` and ``/detokenize``, as vLLM does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _DetokenizeFields(BaseModel):
 
 
 def tokenize_error(error: UserError) -> UserError:
-    """``error`` with the field that it is about."""
+    """Attach the request field that ``error`` is about."""
     return with_param(error, _TokenizeFields.model_fields, {"text": "prompt"})
 
 
@@ -71,11 +71,11 @@ class TokenizeCall:
 
 
 def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> TokenizeCall:
-    """Check a body of ``POST /tokenize``.
+    """Validate a body of ``POST /tokenize``.
 
     Raises:
-        UserError: neither a prompt nor messages, or both; what is wrong with them.
-        RefusedError: another model is asked for.
+        UserError: neither a prompt nor messages, or both; an error in them.
+        RefusedError: the body names another model.
     """
     fields, ignored = read_fields(raw, _TokenizeFields, _NEUTRAL, serving)
     check_model(fields.model, served)
@@ -101,7 +101,7 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
 
 
 def tokens_object(ids: list[int], served: ServedModel, *, texts: bool) -> dict[str, Any]:
-    """The answer of ``POST /tokenize``."""
+    """Build the response of ``POST /tokenize``."""
     strings = [served.token_bytes(i).decode("utf-8", "replace") for i in ids] if texts else None
     return {
         "count": len(ids),
@@ -114,11 +114,11 @@ def tokens_object(ids: list[int], served: ServedModel, *, texts: bool) -> dict[s
 def detokenize(
     raw: Any, served: ServedModel, serving: ServingConfig
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The answer of ``POST /detokenize``, special tokens included, and the ignored keys.
+    """Return the response of ``POST /detokenize``, including special tokens, and the ignored keys.
 
     Raises:
         UserError: an id that the tokenizer lacks.
-        RefusedError: another model is asked for.
+        RefusedError: the body names another model.
     """
     fields, ignored = read_fields(raw, _DetokenizeFields, {}, serving)
     check_model(fields.model, served)

@@ -1,4 +1,4 @@
-"""Counts of tokens as OpenAI's object."""
+"""Count tokens in OpenAI's ``usage`` object."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ __all__ = ["acceptance_length", "usage"]
 def usage(
     generations: Sequence[Generation], *, prompts: int = 1, reasoning_tokens: int = 0
 ) -> dict[str, Any]:
-    """``usage`` of a call; ``acceptance_length`` is ours.
+    """Build ``usage`` of a call; ``acceptance_length`` is our own field.
 
     Args:
-        prompts: different ones; the answers to a prompt stand together, and share its tokens.
-        reasoning_tokens: of the answers' tokens, those of their reasoning.
+        prompts: number of different prompts. Answers to the same prompt are adjacent, and its
+            tokens count once.
+        reasoning_tokens: the answers' tokens that are reasoning.
     """
     per_prompt = len(generations) // prompts
     firsts = generations[::per_prompt]
@@ -35,8 +36,9 @@ def usage(
 
 
 def acceptance_length(generations: Sequence[Generation]) -> float | None:
-    """Mean tokens emitted per target forward that verified drafts, over all answers; None where
-    none did.
+    """Return the mean tokens emitted per target forward that verified drafts; None without one.
+
+    The mean is over all answers.
     """
     lengths = [length for generation in generations for length in generation.accepted_lengths]
     return sum(lengths) / len(lengths) if lengths else None

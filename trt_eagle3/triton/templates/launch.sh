@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Written by trt-eagle3 {{ version }}.
 # Start Triton Inference Server on this repository: ./launch.sh [more tritonserver options]
-#   HOST=127.0.0.1 HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002   where it listens
-#   TRT_EAGLE3_ENV   virtual environment with trt_eagle3; where no tritonserver is on PATH, with nvidia-pytriton and
-#                    numpy<2 too: in a checkout, make .venv-triton/.ready makes .venv-triton so
+#   HOST=127.0.0.1 HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002   listen address and ports
+#   TRT_EAGLE3_ENV   virtual environment with trt_eagle3. Without a tritonserver on PATH, it also needs nvidia-pytriton
+#                    and numpy<2. In a checkout, make .venv-triton/.ready creates it as .venv-triton
 #   EXIT_TIMEOUT=30  seconds that requests in flight may take after SIGTERM
-#   ADMIN_KEY        opens the APIs that change the server: header triton-admin: $ADMIN_KEY
+#   ADMIN_KEY        key of the APIs that change the server: header triton-admin: $ADMIN_KEY
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 environment=${TRT_EAGLE3_ENV:-{{ environment }}}
@@ -38,7 +38,7 @@ lacks() {
     exit 3
 }
 
-# The server of the nvidia-pytriton wheel: its Python backend wants the stub of this Python version beside it, as a copy.
+# The server of the nvidia-pytriton wheel: its Python backend needs a copy of this Python version's stub beside it.
 read -r version numpy site libraries < <("$environment/bin/python3" -c '
 import sys, sysconfig
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""The model is in trt_eagle3, in the Python environment that the server runs this with."""
+"""Load the model from trt_eagle3, in the Python environment that the server runs."""
 
 from trt_eagle3.triton.model import TritonPythonModel
 
