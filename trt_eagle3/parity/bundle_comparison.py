@@ -1,7 +1,7 @@
-"""Bundle comparison: two backends, two precisions, two versions. The first bundle gives the
-expected values.
+"""Compare two bundles: two backends, two precisions or two versions.
 
-What both computed is compared as far as their answers have the same tokens.
+The first bundle gives the expected values. Values are compared as far as the two answers have the
+same tokens.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ def compare(
     target_only: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Report:
-    """Hold ``bundle`` against the bundle ``expected``, with the tolerances of the coarser type of
-    the two.
+    """Compare ``bundle`` with the bundle ``expected``.
+
+    The tolerances are those of the coarser dtype of the two.
 
     Args:
-        target_only: leave the drafts out, and answer without speculation.
+        target_only: ignore the drafts, and answer without speculation.
 
     Raises:
-        UserError: anything wrong with bundles or prompts, bundles of different targets, or only one
-            with a draft.
+        UserError: a bundle or the prompts are invalid, the targets differ, or only one bundle has a
+            draft.
     """
     start = time.perf_counter()
     engines = [RecordingEngine(path) for path in (expected, bundle)]
@@ -95,7 +96,7 @@ def _check_shapes(engines: Sequence[RecordingEngine]) -> None:
 
 
 def _choose_drafts(engines: Sequence[RecordingEngine], *, target_only: bool) -> None:
-    """Two bundles of which one has a draft are not the same thing, whatever their targets are."""
+    """Check that both bundles have a draft or neither has; with ``target_only`` drop the drafts."""
     if target_only:
         for engine in engines:
             engine.leave_out_draft()
@@ -130,7 +131,7 @@ def _run_checks(recorder: CheckRecorder, evidence: Evidence, *, target_only: boo
 
 
 def _evidence(first: Record, second: Record) -> Evidence:
-    """The second bundle's record, with the first's values expected of it."""
+    """Build the evidence: the second bundle's record, with the first's values as expected."""
     expected = [_expected(first, second, i) for i in range(len(first.answers))]
     spec, manifest = first.engine.spec, first.engine.manifest
     acceptance = _acceptance(first, second)
@@ -138,7 +139,7 @@ def _evidence(first: Record, second: Record) -> Evidence:
 
 
 def _expected(first: Record, second: Record, i: int) -> ExpectedAnswer:
-    """One case, up to where the answers part."""
+    """Return one case, up to the first token that differs."""
     theirs, ours = first.answers[i], second.answers[i]
     same = first_difference(theirs.autoregressive, ours.autoregressive)
     rows = ours.prompt_len + same
@@ -170,7 +171,7 @@ def _vision(seen: Forward | None) -> VisionStates | None:
 
 
 def _logits(answer: Answer) -> Tensor:
-    """float32 [A, V], of every token of an answer."""
+    """Return the logits of every token of an answer, float32 [A, V]."""
     forwards = answer.autoregressive_forwards
     found = {logit.row: logit.values for f in forwards for logit in logits_of(f)}
     return torch.stack([found[r] for r in range(answer.prompt_len - 1, answer.num_rows)]).float()
@@ -187,7 +188,7 @@ def _layer_errors(first: Record, second: Record, i: int, rows: int) -> list[RowE
 
 
 def _aux_errors(theirs: Answer, ours: Answer, rows: int) -> list[RowErrors]:
-    """Of the rows that both ran; none where the drafts want other layers."""
+    """Return errors of the rows that both ran; empty if the drafts read other layers."""
     name, forwards = "aux_hidden_states", [a.autoregressive_forwards for a in (ours, theirs)]
     if not all(name in some[0].outputs for some in forwards):
         return []
@@ -199,7 +200,7 @@ def _aux_errors(theirs: Answer, ours: Answer, rows: int) -> list[RowErrors]:
 
 
 def _acceptance(first: Record, second: Record) -> Acceptance:
-    """Shares of verify forwards that accepted so deep, where both speculate alike."""
+    """Count accepted drafts by depth; empty if the bundles speculate with different settings."""
     counts = Acceptance()
     engines = [side.engine for side in (first, second)]
     configs = [engine.record.config.speculation for engine in engines]

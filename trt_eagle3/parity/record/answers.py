@@ -1,4 +1,4 @@
-"""Answers: every case without speculation and with it, or sampled, and the recorded forwards."""
+"""Answers: every case without and with speculation, or sampled, and the recorded forwards."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from trt_eagle3.parity.record.workload import Case
 
 __all__ = ["Answer", "SampledAnswer", "answer_cases", "kept_columns", "sample_cases"]
 
-# of one verify forward; of more (big vocabularies, big trees) only some columns are kept
+# logits of one verify forward; above this (big vocabularies, big trees) only some columns are kept
 _MAX_LOGITS = 4_000_000
 _KEPT_COLUMNS = 8192
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One case and what the engine made of it.
+    """One case and the engine's answers to it.
 
     Attributes:
         inputs: as the engine's processor prepared them.
-        autoregressive, speculative: tokens of the answer, without and with speculation; of a bundle
-            without a draft none are speculative.
-        vision: the recorded run of the vision graph. autoregressive_forwards: those of the target
-            without speculation. speculative_forwards: those of all graphs with speculation.
-        accepted_lengths: as ``Generation``'s, of the speculative answer.
-        text: of the autoregressive answer, as it was streamed.
+        autoregressive, speculative: tokens of the answer, without and with speculation; without a
+            draft ``speculative`` is empty.
+        vision: the recorded run of the vision graph.
+        autoregressive_forwards: the target's forwards without speculation.
+        speculative_forwards: forwards of all graphs with speculation.
+        accepted_lengths: as in ``Generation``, of the speculative answer.
+        text: the streamed text of the autoregressive answer.
     """
 
     case: Case
@@ -50,12 +51,12 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """The case's."""
+        """The case's name."""
         return self.case.name
 
     @property
     def prompt_len(self) -> int:
-        """P."""
+        """P: tokens of the prompt."""
         return len(self.inputs.token_ids)
 
     @cached_property
@@ -65,19 +66,19 @@ class Answer:
 
     @property
     def num_rows(self) -> int:
-        """P + A - 1: the last token is no row."""
+        """P + A - 1: the last token has no row."""
         return len(self.token_ids) - 1
 
     @cached_property
     def visual_rows(self) -> Tensor:
-        """bool [P + A - 1]."""
+        """bool [P + A - 1]: rows of visual tokens."""
         rows = torch.zeros(self.num_rows, dtype=torch.bool)
         rows[: self.prompt_len] = self.inputs.visual_rows
         return rows
 
     @cached_property
     def agreed(self) -> int:
-        """Tokens at the start of the answer that are the same with speculation and without."""
+        """Number of equal tokens at the start, with and without speculation."""
         pairs = zip(self.autoregressive, self.speculative, strict=False)
         same = [a == b for a, b in pairs]
         return same.index(False) if False in same else len(same)
@@ -86,8 +87,9 @@ class Answer:
 def answer_cases(
     engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, progress: Callable[[], object]
 ) -> list[Answer]:
-    """Answer every case; end tokens do not end an answer: each has ``max_tokens``, or as many as
-    the limits let it.
+    """Answer every case.
+
+    End tokens do not end an answer: each has ``max_tokens``, or as many as the limits allow.
     """
     return [_answer(engine, case, max_tokens, progress) for case in cases]
 
@@ -133,7 +135,7 @@ def _generate(
     columns: Tensor | None,
     **options: Any,
 ) -> tuple[Generation, list[Forward]]:
-    """Answer one case; what was recorded meanwhile, of the target's logits these ``columns``."""
+    """Answer one case; return its forwards, with these ``columns`` of the target's logits."""
     q = case.question
     engine.take()
     engine.recording.columns = columns
@@ -161,10 +163,13 @@ def _vision_of(
 
 
 def without_padding(run: Forward, rows: dict[str, Tensor], patches: int, merged: int) -> Forward:
-    """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow
-    (``decode/forward/runner.py``).
+    """Cut a run of the vision graph to its first ``patches``.
 
-    ``rows``: its other inputs, of those alone. ``merged``: patches of a visual token.
+    On CUDA the patches are padded to the size of a bucket (``decode/forward/runner.py``).
+
+    Args:
+        rows: the run's other inputs, for these patches alone.
+        merged: patches of a visual token.
     """
     tokens = patches // merged
     inputs = {"patches": run.inputs["patches"][:patches], **rows}
@@ -174,7 +179,7 @@ def without_padding(run: Forward, rows: dict[str, Tensor], patches: int, merged:
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """A sampled answer: the tokens [P] of its prompt, its own, and the target's recorded runs."""
+    """A sampled answer: prompt tokens [P], answer tokens, and the target's recorded forwards."""
 
     name: str
     prompt_ids: Tensor
@@ -189,8 +194,9 @@ def sample_cases(
     sampling: SamplingParams,
     progress: Callable[[], object],
 ) -> list[SampledAnswer]:
-    """Answer by chance, with speculation where the whole logits of its forwards can be kept; seeds
-    count from 0.
+    """Sample an answer to each case; seeds count from 0.
+
+    Speculates if the whole logits of its forwards can be kept.
     """
     whole = engine.manifest is not None and kept_columns(engine) is None
     found = []
@@ -207,7 +213,7 @@ def sample_cases(
 
 
 def kept_columns(engine: RecordingEngine, batch_size: int = 1) -> Tensor | None:
-    """Columns of verify logits of so many sequences that are kept: None for all of them."""
+    """Return the columns of verify logits to keep for ``batch_size`` sequences; None: all."""
     vocab, speculation = engine.spec.vocab_size, engine.record.config.speculation
     nodes = speculation.num_draft_tokens or speculation.steps * max(1, speculation.topk) + 1
     if batch_size * vocab * nodes <= _MAX_LOGITS:

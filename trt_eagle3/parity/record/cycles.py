@@ -1,5 +1,4 @@
-"""The draft's side of a record: committed rows and, cycle by cycle, the rows it drafted on its own
-features.
+"""The draft's part of a record: committed rows, and the rows drafted in each cycle.
 
 Shapes: n committed rows, S rows of a forward, Hd draft hidden, Vd draft vocab, k * H aux states.
 """
@@ -23,10 +22,12 @@ class Drafted:
     """One row that the draft ran.
 
     Attributes:
-        embeds: [Hd]. position: [3]. features: [Hd], what it gave. logits: [Vd] or None where none
-            was wanted.
-        parent: row of its cycle, -1 for the last committed row; it is at ``depth`` 1 then. seen:
-            rows of the cycle.
+        embeds: [Hd].
+        position: [3].
+        features: [Hd], the row's output.
+        logits: [Vd], or None if they were not computed.
+        parent: row of its cycle; -1 for the last committed row, and ``depth`` is then 1.
+        seen: visible rows of the cycle.
     """
 
     embeds: Tensor
@@ -40,9 +41,9 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Committed(Drafted):
-    """A row with true features:
+    """A row with the target's features.
 
-    ``aux`` [k * H] went into ``fuse``, ``fused`` [Hd] came out and into the draft.
+    ``aux`` [k * H] is the input of ``fuse``; ``fused`` [Hd] is its output and the draft's input.
     """
 
     aux: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -51,7 +52,7 @@ class Committed(Drafted):
 
 @dataclass(frozen=True)
 class Cycle:
-    """What was drafted after ``length`` committed rows; ``verify``: the forward over it."""
+    """The rows drafted after ``length`` committed rows; ``verify``: the forward over their tree."""
 
     length: int
     rows: list[Drafted]
@@ -60,7 +61,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class DraftRecord:
-    """All that the draft ran for one answer. ``forwards``: its own, in order."""
+    """All that the draft ran for one answer. ``forwards``: the draft's forwards, in order."""
 
     committed: dict[int, Committed]
     cycles: list[Cycle]
@@ -70,8 +71,8 @@ class DraftRecord:
 def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRecord:
     """Sort a speculative run into committed rows and cycles.
 
-    A draft forward whose first features are a row of the last ``fuse`` commits rows; every other
-    one drafts a level.
+    A draft forward whose first features are a row of the last ``fuse`` commits rows. Every other
+    draft forward drafts a level.
     """
     committed: dict[int, Committed] = {}
     cycles: list[Cycle] = []
@@ -96,7 +97,7 @@ def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRe
 
 
 def _place_in(fused: Forward | None, features: Tensor) -> int | None:
-    """Which row of the last fuse these features are."""
+    """Return the row of the last ``fuse`` that has these features; None if there is none."""
     if fused is None:
         return None
     same = (fused.outputs["features"] == features).all(dim=-1).nonzero().flatten()
@@ -128,9 +129,9 @@ def _commit(p: Forward, rows: Rows, fused: Forward, place: int) -> dict[int, Com
 
 
 def _level(p: Forward, rows: Rows, length: int) -> list[Drafted]:
-    """Rows of a level.
+    """Read the rows of a level.
 
-    They stand in slots from ``length`` on; slots below ``past`` are seen by all of them.
+    Their slots begin at ``length``. All of them see the slots below ``past``.
     """
     found = []
     for i, row in enumerate(_rows(p, rows)):

@@ -1,4 +1,4 @@
-"""Intermediates: tensors inside the engine's graphs, of the forwards that its answers took."""
+"""Intermediates: tensors inside the engine's graphs, for the forwards of its answers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def layer_intermediates(
     answers: Sequence[Answer],
     progress: Callable[[], object],
 ) -> list[dict[str, Tensor]]:
-    """Run each answer's forwards again, over the caches ``bound``, in a session that also returns
-    layer outputs [n, H]; those by name.
+    """Run each answer's forwards again over the caches ``bound``, and return layer outputs.
+
+    Returns by answer the outputs [n, H] by name.
     """
     known = tensor_names(engine, "target")
     layers = range(engine.spec.num_layers)
@@ -42,5 +43,5 @@ def layer_intermediates(
 
 
 def tensor_names(engine: RecordingEngine, graph: str) -> frozenset[str]:
-    """Inner tensors that a session of ``graph`` can return."""
+    """Return names of the inner tensors that a session of ``graph`` can return."""
     return backend_named(engine.record.engine.backend).intermediates(engine.path / graph)

@@ -1,4 +1,4 @@
-"""Routes: the experts that the engine's rows took in a mixture, from its own router logits.
+"""Routes: the experts that the engine's rows chose in a mixture, from its own router logits.
 
 Every recorded forward of the target returns these logits (``record.engine``), except in TensorRT
 engines that were built without them. Forwards with speculation may choose other experts than
@@ -23,20 +23,20 @@ from trt_eagle3.spec import SparseMoe, TargetSpec
 __all__ = ["Experts", "chosen_experts", "recorded_experts", "speculative_experts"]
 
 Experts = Mapping[int, Tensor]
-"""int64 [n, k] by layer. Dense layers and layers without recorded logits are left out."""
+"""int64 [n, k] by layer. Dense layers and layers without recorded logits are missing."""
 
 
 def chosen_experts(router_logits: Tensor, top_k: int) -> Tensor:
     """int64 [n, k]: the experts with the largest probabilities.
 
-    Of equal ones the first wins, as in every implementation of ``FusedMoe``.
+    Of equal experts the first is chosen, as in every implementation of ``FusedMoe``.
     """
     probabilities = router_logits.float().softmax(dim=-1)
     return probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
 
 
 def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
-    """The experts of the answer's rows in the forwards without speculation."""
+    """Return the experts of the answer's rows in the forwards without speculation."""
     forwards = answer.autoregressive_forwards
     outputs = [forward.outputs for forward in forwards]
     return {
@@ -48,9 +48,9 @@ def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
 def speculative_experts(
     spec: TargetSpec, answer: Answer, table: Tensor, without: Experts
 ) -> Experts:
-    """The experts of the answer's rows in the forwards with speculation.
+    """Return the experts of the answer's rows in the forwards with speculation.
 
-    They are known for prompt rows and for verified nodes on the answer's path. Other rows are taken
+    They are known for prompt rows and for verified nodes on the answer's path. Other rows come
     from ``without``.
 
     Args:
@@ -70,7 +70,7 @@ def speculative_experts(
 
 
 def _routers(spec: TargetSpec, forward: Forward) -> Iterator[tuple[int, str, int]]:
-    """Layer, name of its router logits and experts per row, for logits that ``forward`` has."""
+    """Yield layer, name of its router logits and experts per row, if ``forward`` has the logits."""
     for k, layer in enumerate(spec.layers):
         name = f"layers.{k}.{ROUTER}"
         if isinstance(layer.mlp, SparseMoe) and name in forward.outputs:
@@ -78,7 +78,7 @@ def _routers(spec: TargetSpec, forward: Forward) -> Iterator[tuple[int, str, int
 
 
 def _places(answer: Answer, table: Tensor) -> Iterator[tuple[int, Forward, Rows, int]]:
-    """Row of the sequence, the forward with speculation that ran it, and its index there."""
+    """Yield row of the sequence, the forward with speculation, its rows, and the index in them."""
     for forward in answer.speculative_forwards:
         if forward.graph != "target":
             continue

@@ -1,4 +1,4 @@
-"""From what was measured to the report."""
+"""Summarise the results of a validation in a report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FP8_KV = "FP8 KV caches"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """All that a validation found."""
+    """All results of a validation."""
 
     recorder: CheckRecorder
     evidence: Evidence
@@ -56,7 +56,7 @@ def summarise(
     other: RecordingEngine | None = None,
     left_out: Sequence[str] = (),
 ) -> Report:
-    """The report."""
+    """Build the report."""
     checks = tuple(_check(m) for m in found.recorder.values())
     diagnosis = found.diagnosis
     return Report(
@@ -134,9 +134,7 @@ def _check(m: Measurements) -> CheckResult:
 
 
 def _detail(m: Measurements, shown: Measurement | None, *, failed: bool) -> str:
-    """Of a failure its own, and of what has a bound of its own; else what the check has counted
-    over all prompts.
-    """
+    """Return the detail of a failure or of a bound of its own, else the counts over all prompts."""
     if shown is None:
         return ""
     if shown.bound is not None:
@@ -173,8 +171,9 @@ def _short(text: str) -> str:
 
 
 def _layers(recorder: CheckRecorder) -> tuple[LayerError, ...]:
-    """The worst prompt of each layer; its step is the decoder's, or the adding of its deepstack
-    level.
+    """Return the worst prompt's error of each layer.
+
+    A step is the decoder layer's, or the addition of its deepstack level.
     """
     worst: dict[int, dict[str, float]] = {}
     for check in ("target.layers", "target.layer_steps"):
@@ -205,11 +204,14 @@ def _acceptance(found: Found) -> AcceptanceResult | None:
 def _quantisation(e: Evidence) -> QuantisationResult | None:
     if e.cost is None or e.original is None:
         return None
-    told = e.checkpoint.quantisation if e.original is not e.spec else None
+    quantisation = e.checkpoint.quantisation if e.original is not e.spec else None
     caches = len(e.engine.record.kv_scales)
     return QuantisationResult(
-        weights={**(told.weights if told else {}), **({_FP8_KV: caches} if caches else {})},
-        provenance=told.provenance if told else "engine.kv_dtype",
+        weights={
+            **(quantisation.weights if quantisation else {}),
+            **({_FP8_KV: caches} if caches else {}),
+        },
+        provenance=quantisation.provenance if quantisation else "engine.kv_dtype",
         original=str(e.original.path),
         **dataclasses.asdict(e.cost),
     )
@@ -226,7 +228,7 @@ def _margins(found: Found) -> tuple[tuple[float, Literal["same", "tie", "failure
 
 
 def peak_memory() -> int | None:
-    """Peak resident bytes of this process (VmHWM), where the system tells."""
+    """Return peak resident bytes of this process (VmHWM); None if the system lacks it."""
     try:
         status = dict(
             line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
