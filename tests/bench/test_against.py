@@ -170,7 +170,7 @@ def test_peer_process_that_dies_is_one_line_and_ends(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho CUDA is on fire >&2\n")
     python.chmod(0o755)
-    with pytest.raises(UserError, match=r"its process has ended\. It said last: CUDA is on fire"):
+    with pytest.raises(UserError, match=r"its process has ended\. Its last line: CUDA is on fire"):
         wait(python)
 
 
@@ -180,7 +180,7 @@ def test_peer_that_is_not_ready_in_time_is_one_line(tmp_path: Path) -> None:
     python.chmod(0o755)
     with PeerProcess("vllm", JOB, python, tmp_path / "log") as peer:
         wait_for(lambda: (tmp_path / "log").stat().st_size > 0)
-        with pytest.raises(UserError, match=r"no answer within 0\.1 s\. It said last: Capturing"):
+        with pytest.raises(UserError, match=r"no answer within 0\.1 s\. Its last line: Capturing"):
             peer.wait(0.1)
 
 
