@@ -57,7 +57,7 @@ ENGINES = (
     ("torch", "float32", True),
     ("torch", "bfloat16", False),
 )
-"""Backend, type, and whether steps are launched ahead of the host."""
+"""Backend, dtype, and whether steps are launched ahead of the host."""
 TREES: Mapping[str, Mapping[str, Any] | None] = {
     "chain": {"mode": "chain", "steps": 5},
     "tree": {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 10},
@@ -70,7 +70,7 @@ BATCHES = ((8,), (1, 5), (2, 4), (3, 3), (7,), (1, 6))
 
 
 def _requests() -> dict[str, Request]:
-    """All requests by name; batches take them in order."""
+    """Return all requests by name; batches take them in order."""
     scene = [IMAGES / "scene.png"]
     both = [IMAGES / "before.png", IMAGES / "after.png"]
     frames = [[IMAGES / f"frames/{i}.png" for i in range(4)]]
@@ -139,7 +139,7 @@ class Case:
     """An engine and its requests.
 
     Attributes:
-        name: pair, backend and type, tree.
+        name: pair, backend and dtype, tree.
         config: name of its build config.
         settings: changes to that config.
         ahead: launch steps ahead of the host, as on a GPU.
@@ -154,7 +154,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All cases, in the order of the record. Engines of one pair and tree get the same requests."""
+    """Return all cases in the order of the record. Engines of a pair and tree share requests."""
     sizes, names = cycle(BATCHES), cycle(_requests())
     found = []
     for (pair, (config, draft)), (tree, speculation) in product(PAIRS.items(), TREES.items()):
@@ -176,7 +176,7 @@ def cases() -> list[Case]:
     return found
 
 
-class _OneAStep(Scheduler):
+class _OnePerStep(Scheduler):
     """Takes one new sequence per step, however fast prompts are prepared.
 
     Only this class, ``_open`` and ``_ask`` depend on internals of the engine.
@@ -203,13 +203,13 @@ def _open(bundle: Path, *, ahead: bool) -> LLM:
     """Open an engine whose requests arrive one per step."""
     opened = LoadedBundle.open(bundle)
     engine = LLM(replace(opened, fixed_shapes=True) if ahead else opened)
-    with patch.object(core, "Scheduler", _OneAStep):
+    with patch.object(core, "Scheduler", _OnePerStep):
         engine.start()
     return engine
 
 
 def _ask(engine: LLM, requests: Sequence[Request]) -> list[Generation]:
-    """Answers of a batch; all ``requests`` are prepared before the first step."""
+    """Return the answers of a batch; all ``requests`` are prepared before the first step."""
     answers = engine._started().submit_together(requests, engine)
     return [answer.finish() for answer in answers]
 
@@ -254,7 +254,7 @@ def record(chosen: Sequence[Case], processes: int) -> Iterator[Recorded]:
 
 
 def as_text(answers: Mapping[str, Any]) -> str:
-    """JSON with one answer per line."""
+    """Format answers as JSON, one answer per line."""
     lines = (f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -1,6 +1,4 @@
-"""What an engine's thread did, step by step, while it served: how long steps of each kind took, and
-for how long it did nothing.
-"""
+"""Trace of an engine's thread: duration of steps by kind, and its idle time."""
 
 from __future__ import annotations
 
@@ -23,9 +21,9 @@ from trt_eagle3.decode.schedule.scheduler import Scheduler
 
 __all__ = ["Kind", "Step", "StepTrace", "kinds"]
 
-_BATCHES = (8, 32, 64)  # up to so many sequences are one kind
-_LEAST_S = 5e-5  # that a gap counts from
-_ROWS = (256, 512, 1024)  # likewise, of prompts with their padding
+_BATCHES = (8, 32, 64)  # bounds of batch sizes per kind
+_LEAST_S = 5e-5  # least gap that counts
+_ROWS = (256, 512, 1024)  # bounds of prompt rows per kind, padding included
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,14 @@ class Step:
     """One step of the scheduler.
 
     Attributes:
-        seconds: from its beginning to its end; what it launches may run on.
-        before: since the step before it ended. waited: of that, for something to do.
-        prompt_rows: of prompts, with their padding. batch, drafted: sequences that decode, with
-            their padding, and tokens that each of them verifies besides its own.
-        pictures: prompts whose images were encoded. mixed: prompts and sequences in one forward.
+        seconds: from its beginning to its end; launched work may still run.
+        before: time since the previous step ended.
+        waited: the part of ``before`` without work.
+        prompt_rows: rows of prompts, padding included.
+        batch: decoding sequences, padding included.
+        drafted: drafted tokens that each of them verifies.
+        pictures: prompts whose images were encoded.
+        mixed: prompts and sequences in one forward.
     """
 
     seconds: float = 0.0
@@ -51,10 +52,10 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """In words: what it did, about how much of it."""
+        """The kind of the step: its work and its approximate size."""
         parts = []
         if self.pictures:
-            parts.append("pictures")
+            parts.append("images")
         if self.prompt_rows:
             parts.append(f"prompts {_up_to(self.prompt_rows, _ROWS)}")
         if self.batch:
@@ -69,10 +70,10 @@ def _up_to(number: int, limits: Sequence[int]) -> str:
 
 
 class StepTrace:
-    """Writes down, while it is entered, every step of this process's engines.
+    """Records every step of this process's engines while it is entered.
 
     Attributes:
-        steps: those that are over.
+        steps: finished steps.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,8 @@ class Kind:
     """Steps of one kind.
 
     Attributes:
-        median_ms: of a step. seconds: of all of them together.
+        median_ms: of one step.
+        seconds: of all steps.
     """
 
     name: str
@@ -176,8 +178,9 @@ class Kind:
 
 
 def kinds(steps: Sequence[Step]) -> list[Kind]:
-    """Those of ``steps``, whatever took longest first; and the time between steps, with and without
-    anything to do.
+    """Group ``steps`` by kind, the longest total first; includes the time between steps.
+
+    That time is split into time with and without work.
     """
     found: dict[str, list[Step]] = {}
     for step in steps:
