@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 from trt_eagle3.errors import EnvironmentMissingError, UserError, clip
 
-__all__ = ["ChatReply", "ChatServer"]
+__all__ = ["ClientReply", "ChatServer"]
 
 _LINE_BYTES = 1 << 22  # most bytes of an event
 
 
 @dataclass(frozen=True)
-class ChatReply:
+class ClientReply:
     """A streamed answer, timed at its client.
 
     Attributes:
@@ -74,7 +74,7 @@ class ChatServer:
             ) from error
         return cls(found.host, found.port, tls, path, model, api_key)
 
-    async def ask(self, body: Mapping[str, Any]) -> ChatReply:
+    async def ask(self, body: Mapping[str, Any]) -> ClientReply:
         """Stream the answer to ``body``, whose model and stream options are set here."""
         asked = {**body, "model": self.model, "stream": True}
         asked["stream_options"] = {"include_usage": True}
@@ -146,11 +146,11 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield rest
 
 
-def _failed(message: str) -> ChatReply:
-    return ChatReply("", 0.0, (), 0, clip(message, 300))
+def _failed(message: str) -> ClientReply:
+    return ClientReply("", 0.0, (), 0, clip(message, 300))
 
 
-def _reply(start: float, lines: list[tuple[float, bytes]]) -> ChatReply:
+def _reply(start: float, lines: list[tuple[float, bytes]]) -> ClientReply:
     """Parse the events of an answer."""
     texts, times, tokens = list[str](), [start], 0
     for when, line in lines:
@@ -168,4 +168,4 @@ def _reply(start: float, lines: list[tuple[float, bytes]]) -> ChatReply:
     if len(times) < 2 or not tokens:
         return _failed(f"an answer without {'text' if tokens else 'usage.completion_tokens'}")
     gaps = tuple(after - before for before, after in pairwise(times[1:]))
-    return ChatReply("".join(texts), times[1] - start, gaps, tokens)
+    return ClientReply("".join(texts), times[1] - start, gaps, tokens)

@@ -21,7 +21,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks.chat_client import ChatReply, ChatServer
+from benchmarks.chat_client import ChatServer, ClientReply
 from benchmarks.load_report import LoadReport, LoadRound, rows_of
 from benchmarks.traffic import MAX_WORDS, Bodies, Body, body_source
 from trt_eagle3.bench.workload import Load, pauses
@@ -141,7 +141,7 @@ async def _round(
     target: LoadTarget, bodies: Sequence[Body], load: Load, pause: float, seed: int
 ) -> LoadRound:
     """Send all requests once; failed requests are counted, and the rest continue."""
-    replies: dict[int, ChatReply] = {}
+    replies: dict[int, ClientReply] = {}
     jobs = iter(list(enumerate(bodies)))
     start = time.perf_counter()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.chat_client import ChatReply
+from benchmarks.chat_client import ClientReply
 from trt_eagle3.bench.result import Percentiles, narrow_table
 from trt_eagle3.bench.workload import Load
 
@@ -20,7 +20,7 @@ __all__ = ["LoadReport", "LoadRound", "LoadSide", "rows_of"]
 class LoadRound:
     """All requests of one round; ``seconds``: from the first request to the last token."""
 
-    replies: tuple[ChatReply, ...]
+    replies: tuple[ClientReply, ...]
     seconds: float
 
     @property
@@ -36,7 +36,7 @@ class LoadSide:
     rounds: tuple[LoadRound, ...]
 
     @property
-    def answered(self) -> list[ChatReply]:
+    def answered(self) -> list[ClientReply]:
         """Replies that are answers."""
         return [r for found in self.rounds for r in found.replies if r.error is None]
 

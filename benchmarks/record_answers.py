@@ -38,7 +38,7 @@ from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.pipeline import build
 
-__all__ = ["Case", "cases", "first_difference", "main", "record", "run_case"]
+__all__ = ["AnswerCase", "cases", "first_difference", "main", "record", "run_case"]
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "examples/tiny/images"
@@ -135,7 +135,7 @@ def _requests() -> dict[str, Request]:
 
 
 @dataclass(frozen=True)
-class Case:
+class AnswerCase:
     """An engine and its requests.
 
     Attributes:
@@ -153,7 +153,7 @@ class Case:
     batches: tuple[tuple[str, ...], ...]
 
 
-def cases() -> list[Case]:
+def cases() -> list[AnswerCase]:
     """Return all cases in the order of the record. Engines of a pair and tree share requests."""
     sizes, names = cycle(BATCHES), cycle(_requests())
     found = []
@@ -172,7 +172,7 @@ def cases() -> list[Case]:
                 "prompts": None,
             }
             name = f"{pair}/{backend}-{dtype}{'-ahead' if ahead else ''}/{tree}"
-            found.append(Case(name, config, settings, ahead, batches))
+            found.append(AnswerCase(name, config, settings, ahead, batches))
     return found
 
 
@@ -223,7 +223,7 @@ class Recorded:
     num_reused: int
 
 
-def run_case(case: Case) -> Recorded:
+def run_case(case: AnswerCase) -> Recorded:
     """Build the engine of ``case`` and record its answers."""
     torch.set_num_threads(1)
     answers: dict[str, Mapping[str, Sequence[int]]] = {}
@@ -243,7 +243,7 @@ def run_case(case: Case) -> Recorded:
     return Recorded(answers, now.preempted, now.reused_tokens)
 
 
-def record(chosen: Sequence[Case], processes: int) -> Iterator[Recorded]:
+def record(chosen: Sequence[AnswerCase], processes: int) -> Iterator[Recorded]:
     """Run the cases in ``processes`` processes, 1: this one. Results keep the order."""
     if processes == 1:
         yield from map(run_case, chosen)

@@ -47,7 +47,7 @@ _START_S = 300.0
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServedReply:
     """One answer, timed at its client.
 
     Attributes:
@@ -58,7 +58,7 @@ class Reply:
     pieces: tuple[tuple[float, int], ...]
 
 
-Ask = Callable[[Question, int, bool], Reply]
+Ask = Callable[[Question, int, bool], ServedReply]
 
 
 prompts_option = click.option(
@@ -138,7 +138,7 @@ class Round:
     """All replies of a round."""
 
     seconds: float
-    replies: tuple[Reply, ...]
+    replies: tuple[ServedReply, ...]
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
@@ -175,7 +175,7 @@ def _round(
 
 
 def _offline(engine: LLM) -> Ask:
-    def ask(question: Question, max_tokens: int, speculation: bool) -> Reply:
+    def ask(question: Question, max_tokens: int, speculation: bool) -> ServedReply:
         start, pieces = time.perf_counter(), []
         answer = engine.submit(
             Request(
@@ -188,13 +188,13 @@ def _offline(engine: LLM) -> Ask:
         )
         for chunk in answer:
             pieces.append((time.perf_counter() - start, len(chunk.token_ids)))
-        return Reply(answer.generation.token_ids, tuple(pieces))
+        return ServedReply(answer.generation.token_ids, tuple(pieces))
 
     return ask
 
 
 def _served(port: int, model: str, stream: bool) -> Ask:
-    def ask(question: Question, max_tokens: int, speculation: bool) -> Reply:
+    def ask(question: Question, max_tokens: int, speculation: bool) -> ServedReply:
         inputs: dict[str, Any] = {
             "text_input": question.prompt,
             "max_tokens": max_tokens,
@@ -223,7 +223,7 @@ def _served(port: int, model: str, stream: bool) -> Ask:
                 ids += new
                 pieces.append((time.perf_counter() - start, len(new)))
         connection.close()
-        return Reply(tuple(ids), tuple(pieces))
+        return ServedReply(tuple(ids), tuple(pieces))
 
     return ask
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.full_prefix_cache import fill_prefix_cache
 from benchmarks.host_time import HostTime
 from benchmarks.simulated_acceptance import acceptance_rate, simulated_acceptance
-from benchmarks.step_trace import Step, StepTrace, kinds
+from benchmarks.step_trace import StepTrace, TracedStep, kinds
 from benchmarks.traffic import MAX_WORDS, Body, body_source, request_of
 from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.workload import Load, Run, drive, open_engine
@@ -146,7 +146,7 @@ class ServedLoad:
 
     load: Load
     run: Run
-    steps: Sequence[Step]
+    steps: Sequence[TracedStep]
     host: Mapping[str, float]
 
     def lines(self) -> list[str]:

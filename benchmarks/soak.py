@@ -28,7 +28,7 @@ import click
 import numpy as np
 
 from benchmarks.serve import free_ports, prompts_option, to_data_uri, wait_until_ready
-from benchmarks.soak_clients import CLIENTS, TIMEOUT_S, WORKERS, Case, Soak
+from benchmarks.soak_clients import CLIENTS, TIMEOUT_S, WORKERS, ServedCase, Soak
 from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import CheckFailedError, EnvironmentMissingError
 from trt_eagle3.io.run_command import run_command
@@ -69,7 +69,7 @@ def main(bundle: Path, file: Path, minutes: float, as_json: bool) -> None:
         )
 
 
-def _cases(bundle: Path, questions: Sequence[Question]) -> list[Case]:
+def _cases(bundle: Path, questions: Sequence[Question]) -> list[ServedCase]:
     """Answer each question offline: greedy, sampled, without speculation, with a forged turn."""
     from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 
@@ -88,12 +88,14 @@ def _cases(bundle: Path, questions: Sequence[Question]) -> list[Case]:
         for prompt, inputs, options in asked:
             answer = engine.generate(prompt, images=question.images, **options)
             inputs = {"text_input": prompt, **inputs, **(media if question.images else {})}
-            found.append(Case(inputs, answer.text))
+            found.append(ServedCase(inputs, answer.text))
     engine.close()
     return found
 
 
-def _soak(bundle: Path, cases: Sequence[Case], seconds: float, folder: Path) -> dict[str, Any]:
+def _soak(
+    bundle: Path, cases: Sequence[ServedCase], seconds: float, folder: Path
+) -> dict[str, Any]:
     model = deploy(bundle, folder / "repository").model
     http_port, grpc_port, metrics_port = free_ports(3)
     names = {"HTTP_PORT": http_port, "GRPC_PORT": grpc_port, "METRICS_PORT": metrics_port}

@@ -19,7 +19,7 @@ import numpy as np
 
 from trt_eagle3.errors import UserError
 
-__all__ = ["CLIENTS", "TIMEOUT_S", "WORKERS", "Case", "Soak"]
+__all__ = ["CLIENTS", "TIMEOUT_S", "WORKERS", "ServedCase", "Soak"]
 
 TIMEOUT_S = 60.0  # longest time of an answer or a rejection
 WORKERS = {
@@ -54,7 +54,7 @@ _HOSTILE: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Case:
+class ServedCase:
     """A request, and the text of its expected answer."""
 
     inputs: dict[str, Any]
@@ -68,7 +68,7 @@ class Soak:
     model: str
     http_port: int
     grpc_port: int
-    cases: Sequence[Case]
+    cases: Sequence[ServedCase]
     done: threading.Event = field(default_factory=threading.Event)
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)

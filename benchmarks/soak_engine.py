@@ -33,7 +33,7 @@ from trt_eagle3.io.run_command import run_command
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
-__all__ = ["Case", "SoakReport", "cases_of", "main", "soak_engine"]
+__all__ = ["EngineCase", "SoakReport", "cases_of", "main", "soak_engine"]
 
 _SAMPLES = 20  # samples of the memory
 _LEAVING = 0.15  # share of the requests whose readers leave before the end
@@ -47,7 +47,7 @@ _SAMPLED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Case:
+class EngineCase:
     """A kind of request, and its tokens when it runs alone."""
 
     kind: str
@@ -114,7 +114,7 @@ def soak_engine(
         engine.close()
 
 
-def cases_of(questions: Sequence[Question]) -> list[Case]:
+def cases_of(questions: Sequence[Question]) -> list[EngineCase]:
     """Return cases of each question: short, long, one token, without speculation, and sampled."""
     short, long = (SamplingParams(max_tokens=n) for n in (_SHORT, _LONG))
     sampled = SamplingParams(max_tokens=_SHORT, temperature=0.8, top_k=40, seed=7)
@@ -127,18 +127,18 @@ def cases_of(questions: Sequence[Question]) -> list[Case]:
         ("sampled plain", sampled, False),
     )
     return [
-        Case(kind, Request(q.prompt, q.images, q.videos, sampling, speculation))
+        EngineCase(kind, Request(q.prompt, q.images, q.videos, sampling, speculation))
         for q in questions
         for kind, sampling, speculation in ways
     ]
 
 
-def _alone(bundle: Path, cases: Sequence[Case]) -> list[Case]:
+def _alone(bundle: Path, cases: Sequence[EngineCase]) -> list[EngineCase]:
     """Return the cases with the tokens of an engine that runs one at a time and reuses nothing."""
     engine = open_engine(bundle)
     try:
         return [
-            Case(case.kind, case.request, engine.submit(case.request).finish().token_ids)
+            EngineCase(case.kind, case.request, engine.submit(case.request).finish().token_ids)
             for case in cases
         ]
     finally:
@@ -148,7 +148,7 @@ def _alone(bundle: Path, cases: Sequence[Case]) -> list[Case]:
 class _Soak:
     """The load, and the results at its readers."""
 
-    def __init__(self, engine: LLM, cases: Sequence[Case], seed: int) -> None:
+    def __init__(self, engine: LLM, cases: Sequence[EngineCase], seed: int) -> None:
         self._engine = engine
         self._cases = cases
         self._draw = random.Random(seed)
@@ -188,7 +188,7 @@ class _Soak:
             except Exception as error:
                 self._faults.append(f"{case.kind}: {type(error).__name__}: {error!s:.200}")
 
-    async def _one(self, case: Case, leaves: int | None, pauses: bool) -> None:
+    async def _one(self, case: EngineCase, leaves: int | None, pauses: bool) -> None:
         answer = self._engine.submit(case.request)
         if leaves == 0:
             answer.cancel()
@@ -203,7 +203,7 @@ class _Soak:
                 await asyncio.sleep(_PAUSE_S)
         self._compare(case, tuple(tokens), whole=leaves is None)
 
-    def _compare(self, case: Case, tokens: tuple[int, ...], *, whole: bool) -> None:
+    def _compare(self, case: EngineCase, tokens: tuple[int, ...], *, whole: bool) -> None:
         """Compare an answer with its expected tokens; only its start if the reader left."""
         if whole:
             self._asked[case.kind] += 1

@@ -25,11 +25,11 @@ from trt_eagle3.engine.session import Capabilities, Reduction, Session, with_pic
 from trt_eagle3.host_copy import Readback
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Forward", "StandIn", "StandInSession"]
+__all__ = ["StandInForward", "StandIn", "StandInSession"]
 
 
 @dataclass(frozen=True)
-class Forward:
+class StandInForward:
     """A run of ``graph`` over ``batch`` rows of ``width`` tokens.
 
     Attributes:
@@ -53,7 +53,7 @@ class StandIn:
 
     def __init__(
         self,
-        seconds_of: Callable[[Forward], float],
+        seconds_of: Callable[[StandInForward], float],
         on_step: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Create the device.
@@ -67,7 +67,7 @@ class StandIn:
         self._idle_at = 0.0
         self.idle_seconds = 0.0
 
-    def launch(self, forward: Forward) -> None:
+    def launch(self, forward: StandInForward) -> None:
         """Queue a forward."""
         now = time.perf_counter()
         if self._idle_at:
@@ -177,7 +177,9 @@ class StandInSession(Session):
         """Run rows of prompts and rows of a step."""
         prompts, steps = (part["inputs_embeds"] for part in parts)
         size, width = prompts.shape[:2]
-        self._device.launch(Forward(self._graph, size, width, is_prompt=True, beside=len(steps)))
+        self._device.launch(
+            StandInForward(self._graph, size, width, is_prompt=True, beside=len(steps))
+        )
         return [
             self._outputs(part, {"logits": function} if function else {})
             for part, function in zip(parts, reduced, strict=True)
@@ -188,7 +190,7 @@ class StandInSession(Session):
     ) -> dict[str, Tensor]:
         if self._graph != "fuse":
             size, width = inputs["inputs_embeds"].shape[:2]
-            self._device.launch(Forward(self._graph, size, width, is_prompt))
+            self._device.launch(StandInForward(self._graph, size, width, is_prompt))
         return self._outputs(inputs, reduced)
 
     def _outputs(

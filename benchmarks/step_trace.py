@@ -19,7 +19,7 @@ from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 
-__all__ = ["Kind", "Step", "StepTrace", "kinds"]
+__all__ = ["Kind", "TracedStep", "StepTrace", "kinds"]
 
 _BATCHES = (8, 32, 64)  # bounds of batch sizes per kind
 _LEAST_S = 5e-5  # least gap that counts
@@ -27,7 +27,7 @@ _ROWS = (256, 512, 1024)  # bounds of prompt rows per kind, padding included
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """One step of the scheduler.
 
     Attributes:
@@ -77,8 +77,8 @@ class StepTrace:
     """
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self._now = Step()
+        self.steps: list[TracedStep] = []
+        self._now = TracedStep()
         self._end: float | None = None
         self._waited = 0.0
         self._stack = ExitStack()
@@ -102,7 +102,7 @@ class StepTrace:
         def step(scheduler: Scheduler) -> list[Emission]:
             start = time.perf_counter()
             before = 0.0 if self._end is None else start - self._end
-            self._now = Step(before=before, waited=min(self._waited, before))
+            self._now = TracedStep(before=before, waited=min(self._waited, before))
             try:
                 return true(scheduler)  # type: ignore[no-any-return]
             finally:
@@ -177,12 +177,12 @@ class Kind:
     seconds: float
 
 
-def kinds(steps: Sequence[Step]) -> list[Kind]:
+def kinds(steps: Sequence[TracedStep]) -> list[Kind]:
     """Group ``steps`` by kind, the longest total first; includes the time between steps.
 
     That time is split into time with and without work.
     """
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[TracedStep]] = {}
     for step in steps:
         found.setdefault(step.kind, []).append(step)
     named = [_kind(name, some) for name, some in found.items()]
@@ -195,6 +195,6 @@ def kinds(steps: Sequence[Step]) -> list[Kind]:
     return sorted(named, key=lambda kind: -kind.seconds)
 
 
-def _kind(name: str, steps: Sequence[Step]) -> Kind:
+def _kind(name: str, steps: Sequence[TracedStep]) -> Kind:
     seconds = [step.seconds for step in steps]
     return Kind(name, len(steps), 1e3 * median(seconds), sum(seconds))

@@ -24,7 +24,7 @@ from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
 from trt_eagle3.bench.peers.report import AgainstReport
 from trt_eagle3.bench.result import Side
-from trt_eagle3.bench.workload import Reply, Run
+from trt_eagle3.bench.workload import Run, TimedReply
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
@@ -186,7 +186,7 @@ def test_peer_that_is_not_ready_in_time_is_one_line(tmp_path: Path) -> None:
 
 def test_step_is_the_median_pass_of_the_later_halves() -> None:
     passes = ((9.0, 1), (8.0, 1), (0.02, 1), (0.04, 2))
-    runs = tuple(Run((Reply((1,), 0.5, passes[n:]),), 1.0, 0, ()) for n in (0, 1, 2))
+    runs = tuple(Run((TimedReply((1,), 0.5, passes[n:]),), 1.0, 0, ()) for n in (0, 1, 2))
     assert Side(runs).step_ms == 40.0, "of 20 and 40, 20 and 40, and 40"
 
 

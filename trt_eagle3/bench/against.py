@@ -27,7 +27,7 @@ from trt_eagle3.bench.peers.job import (
     shared_limits,
 )
 from trt_eagle3.bench.peers.process import PeerProcess
-from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow, FirstTokenRow
+from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow, FirstTokenComparison
 from trt_eagle3.bench.result import Side
 from trt_eagle3.bench.run import request_counts
 from trt_eagle3.bench.workload import (
@@ -226,7 +226,7 @@ def against(
                 questions, counts, rounds=rounds, progress=progress, heard=heard, **options
             )
             found = tuple(
-                FirstTokenRow(str(file), row)
+                FirstTokenComparison(str(file), row)
                 for file, some in alone.items()
                 for row in contest.measure(
                     some, {Load(1): len(some)}, rounds=rounds, max_tokens=1

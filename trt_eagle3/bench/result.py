@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BenchReport",
     "Percentiles",
-    "Row",
+    "BenchRow",
     "Side",
     "check_plot",
     "differing_prompts",
@@ -141,7 +141,7 @@ def differing_prompts(one: Side, other: Side, num_prompts: int) -> dict[int, int
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One load.
 
     Attributes:
@@ -171,9 +171,9 @@ class BenchReport:
     """All loads; ``facts`` are what they have in common (bundle, machine, prompts, ...)."""
 
     facts: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
-    def growth(self, row: Row, side: Side) -> float:
+    def growth(self, row: BenchRow, side: Side) -> float:
         """Return tokens per second over the first load's with the same decoding.
 
         The median over rounds.
@@ -326,7 +326,7 @@ def check_plot(file: Path) -> None:
         raise UserError(f"--plot {file}: no folder {file.parent}. Create it first.")
 
 
-def _sides(row: Row) -> list[tuple[str, Side]]:
+def _sides(row: BenchRow) -> list[tuple[str, Side]]:
     return [("plain", row.plain), *([("speculative", row.speculative)] if row.speculative else [])]
 
 

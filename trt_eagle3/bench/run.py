@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
-from trt_eagle3.bench.result import BenchReport, Row, Side, differing_prompts
+from trt_eagle3.bench.result import BenchReport, BenchRow, Side, differing_prompts
 from trt_eagle3.bench.workload import (
     Load,
     Progress,
@@ -129,10 +129,10 @@ def request_counts(
 
 def _row(
     engine: LLM, load: Load, found: dict[tuple[Load, bool], list[Run]], num_prompts: int
-) -> Row:
+) -> BenchRow:
     plain = Side(tuple(found[load, False]))
     if (load, True) not in found:
-        return Row(load, plain, None, 0)
+        return BenchRow(load, plain, None, 0)
     speculative = Side(tuple(found[load, True]))
     differing = differing_prompts(plain, speculative, num_prompts)
     if differing and engine.bundle.record.config.engine.dtype == "float32":
@@ -143,4 +143,4 @@ def _row(
             "must be equal, so no ratio is given. Find the cause: trt-eagle3 validate "
             f"{engine.bundle.path}"
         )
-    return Row(load, plain, speculative, len(differing))
+    return BenchRow(load, plain, speculative, len(differing))

@@ -23,7 +23,7 @@ from trt_eagle3.prompts.prompt_file import Question
 __all__ = [
     "Load",
     "Progress",
-    "Reply",
+    "TimedReply",
     "Run",
     "batch_sizes",
     "drive",
@@ -59,7 +59,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Reply:
+class TimedReply:
     """One answer, timed at its reader.
 
     Attributes:
@@ -84,7 +84,7 @@ class Run:
         accepted: by position, how many of them accepted it.
     """
 
-    replies: tuple[Reply, ...]
+    replies: tuple[TimedReply, ...]
     seconds: float
     cycles: int
     accepted: tuple[int, ...]
@@ -166,9 +166,11 @@ def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0
     return Run(tuple(replies), seconds, cycles, accepted)
 
 
-async def _closed(engine: LLM, requests: Sequence[Request], load: Load, seed: int) -> list[Reply]:
+async def _closed(
+    engine: LLM, requests: Sequence[Request], load: Load, seed: int
+) -> list[TimedReply]:
     """Run readers that each send the next question after an answer."""
-    replies: dict[int, Reply] = {}
+    replies: dict[int, TimedReply] = {}
     queue, breaks = iter(enumerate(requests)), pauses(seed, load.pause_s)
 
     async def read() -> None:
@@ -181,7 +183,9 @@ async def _closed(engine: LLM, requests: Sequence[Request], load: Load, seed: in
     return [replies[index] for index in range(len(requests))]
 
 
-async def _poisson(engine: LLM, requests: Sequence[Request], rate: float, seed: int) -> list[Reply]:
+async def _poisson(
+    engine: LLM, requests: Sequence[Request], rate: float, seed: int
+) -> list[TimedReply]:
     """Start a reader per request at its due time, however many are waiting."""
     chance, due = random.Random(seed), time.perf_counter()
     tasks = []
@@ -199,14 +203,14 @@ async def _poisson(engine: LLM, requests: Sequence[Request], rate: float, seed: 
         ) from error
 
 
-async def _reply(engine: LLM, request: Request, came: float) -> Reply:
+async def _reply(engine: LLM, request: Request, came: float) -> TimedReply:
     times, tokens = [came], list[tuple[int, ...]]()
     async for chunk in engine.submit(request):
         if chunk.token_ids:
             times.append(time.perf_counter())
             tokens.append(chunk.token_ids)
     gaps = [after - before for before, after in pairwise(times)]
-    return Reply(
+    return TimedReply(
         token_ids=tuple(token for chunk in tokens for token in chunk),
         first_token_seconds=gaps[0],
         passes=tuple((gap, len(chunk)) for gap, chunk in zip(gaps[1:], tokens[1:], strict=True)),

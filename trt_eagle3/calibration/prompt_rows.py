@@ -18,14 +18,14 @@ from trt_eagle3.multimodal import ModelInputs
 if TYPE_CHECKING:
     from trt_eagle3.parity.reference.target import Rope, TargetLayer, TargetReference
 
-__all__ = ["PromptRows", "encode_prompts"]
+__all__ = ["CalibrationRows", "encode_prompts"]
 
 _VISUAL_TOKENS = 4096
 """Visual tokens of the images that the tower encodes at once."""
 
 
 @dataclass
-class PromptRows:
+class CalibrationRows:
     """The rows of a prompt.
 
     Attributes:
@@ -50,7 +50,9 @@ class PromptRows:
         return traced
 
 
-def encode_prompts(reference: TargetReference, prompts: CalibrationPrompts) -> list[PromptRows]:
+def encode_prompts(
+    reference: TargetReference, prompts: CalibrationPrompts
+) -> list[CalibrationRows]:
     """Embed every prompt, with its images in their rows."""
     found = []
     for batch in _batches(prompts.inputs):
@@ -63,7 +65,7 @@ def encode_prompts(reference: TargetReference, prompts: CalibrationPrompts) -> l
             rows = inputs.visual_rows.to(hidden.device)
             hidden[rows] = visual.to(hidden)
             rope = reference.rope(inputs.position_ids.long())
-            found.append(PromptRows(hidden, rope, own, rows))
+            found.append(CalibrationRows(hidden, rope, own, rows))
     return found
 
 

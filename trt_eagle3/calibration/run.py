@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.calibration.activations import LayerActivations, RowStatistics
 from trt_eagle3.calibration.layer import MadeLayer, MadeWeights, make_layer, quantise_head
-from trt_eagle3.calibration.prompt_rows import PromptRows, encode_prompts
+from trt_eagle3.calibration.prompt_rows import CalibrationRows, encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.engine.calibration import Calibration, ChannelScales
@@ -67,7 +67,7 @@ class _Run:
 
     spec: TargetCheckpoint
     reference: TargetReference
-    prompts: list[PromptRows]
+    prompts: list[CalibrationRows]
     num_tokens: int
     scratch: Path
     scales: dict[str, Tensor] = field(default_factory=dict)

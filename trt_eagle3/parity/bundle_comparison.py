@@ -22,16 +22,16 @@ from trt_eagle3.parity.checks.mismatch import first_difference
 from trt_eagle3.parity.checks.registry import CHECKS, run_check
 from trt_eagle3.parity.checks.thresholds import Thresholds
 from trt_eagle3.parity.metrics import RowErrors, row_errors
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 from trt_eagle3.parity.record.record import Record, record_answers
 from trt_eagle3.parity.record.trace import logits_of, outputs_of, positions_of
 from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, read_cases
-from trt_eagle3.parity.reference.drafting import Acceptance
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.target import VisionStates
 from trt_eagle3.parity.report.result import Report
-from trt_eagle3.parity.report.summary import Found, summarise
+from trt_eagle3.parity.report.summary import Findings, summarise
 
 __all__ = ["compare"]
 
@@ -76,7 +76,7 @@ def compare(
     seconds = {"both bundles": round(time.perf_counter() - start, 3)}
     made = first.engine.record.engine
     return summarise(
-        Found(recorder, evidence, diagnose_coarsely(recorder), seconds),
+        Findings(recorder, evidence, diagnose_coarsely(recorder), seconds),
         suite=str(prompts or suite),
         reference=f"{made.backend} in {made.dtype}: {expected}",
         mode="compare",
@@ -162,7 +162,7 @@ def _expected(first: Record, second: Record, i: int) -> ExpectedAnswer:
     )
 
 
-def _vision(seen: Forward | None) -> VisionStates | None:
+def _vision(seen: RecordedForward | None) -> VisionStates | None:
     if seen is None:
         return None
     embeds = seen.outputs["visual_embeds"]
@@ -170,7 +170,7 @@ def _vision(seen: Forward | None) -> VisionStates | None:
     return VisionStates(embeds.float(), levels.float(), {})
 
 
-def _logits(answer: Answer) -> Tensor:
+def _logits(answer: RecordedAnswer) -> Tensor:
     """Return the logits of every token of an answer, float32 [A, V]."""
     forwards = answer.autoregressive_forwards
     found = {logit.row: logit.values for f in forwards for logit in logits_of(f)}
@@ -187,7 +187,7 @@ def _layer_errors(first: Record, second: Record, i: int, rows: int) -> list[RowE
     return found
 
 
-def _aux_errors(theirs: Answer, ours: Answer, rows: int) -> list[RowErrors]:
+def _aux_errors(theirs: RecordedAnswer, ours: RecordedAnswer, rows: int) -> list[RowErrors]:
     """Return errors of the rows that both ran; empty if the drafts read other layers."""
     name, forwards = "aux_hidden_states", [a.autoregressive_forwards for a in (ours, theirs)]
     if not all(name in some[0].outputs for some in forwards):
@@ -199,9 +199,9 @@ def _aux_errors(theirs: Answer, ours: Answer, rows: int) -> list[RowErrors]:
     return [RowErrors(ours.name, name, row_errors(found[:count], wanted[:count].float()))]
 
 
-def _acceptance(first: Record, second: Record) -> Acceptance:
+def _acceptance(first: Record, second: Record) -> AcceptanceCounts:
     """Count accepted drafts by depth; empty if the bundles speculate with different settings."""
-    counts = Acceptance()
+    counts = AcceptanceCounts()
     engines = [side.engine for side in (first, second)]
     configs = [engine.record.config.speculation for engine in engines]
     if any(engine.manifest is None for engine in engines) or configs[0] != configs[1]:

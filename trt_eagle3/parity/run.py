@@ -38,7 +38,7 @@ from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.reference.target import TargetReference, load_reference
 from trt_eagle3.parity.reference.target_rows import RouterSlack, run_layers
 from trt_eagle3.parity.report.result import Report
-from trt_eagle3.parity.report.summary import Found, summarise
+from trt_eagle3.parity.report.summary import Findings, summarise
 
 __all__ = ["MAX_TOKENS", "Progress", "Validation", "run_validation", "validate"]
 
@@ -184,7 +184,7 @@ class Validation:
         spec: TargetCheckpoint,
         manifest: DraftManifest | None,
         original: TargetCheckpoint | None = None,
-    ) -> Found:
+    ) -> Findings:
         """Record, compute the reference, check, and diagnose the first failure.
 
         Raises:
@@ -199,7 +199,7 @@ class Validation:
             with self._stage("diagnosis", 1) as step:
                 diagnosis = diagnose(self.recorder, evidence)
                 step()
-            return Found(self.recorder, evidence, diagnosis, self._seconds)
+            return Findings(self.recorder, evidence, diagnosis, self._seconds)
         except EngineFailedError as error:
             raise explain_overflow(spec, self.engine.record.engine.dtype) from error
         finally:

@@ -23,7 +23,7 @@ from trt_eagle3.probe.interpretation import takes_norm
 from trt_eagle3.prompts.prompt_file import Question
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["MIN_TOKENS", "NORM", "Recording", "record", "intermediate"]
+__all__ = ["MIN_TOKENS", "NORM", "ProbeRecording", "record", "intermediate"]
 
 NORM = "norm"
 """The name of the target's last norm in its graph."""
@@ -32,7 +32,7 @@ MIN_TOKENS = 24
 
 
 @dataclass(frozen=True)
-class Recording:
+class ProbeRecording:
     """A prompt and the target's greedy answer.
 
     Attributes:
@@ -79,7 +79,7 @@ def record(
     *,
     max_tokens: int,
     progress: Callable[[], object] = lambda: None,
-) -> list[Recording]:
+) -> list[ProbeRecording]:
     """Answer ``questions`` without speculation, and record out(k) of ``layers``.
 
     Args:
@@ -95,7 +95,7 @@ def record(
     session = _IntermediateSession(bundle, sorted(names))
     decoder, pool = bundle.decoder_over(session), bundle.page_pool()
     preprocessor, encoder = bundle.preprocessor(), bundle.vision_encoder()
-    recordings: list[Recording] = []
+    recordings: list[ProbeRecording] = []
     for question in questions:
         request = Request(question.prompt, question.images, question.videos)
         prompt = preprocessor.prompt(preprocessor.model_inputs(request))
@@ -152,9 +152,9 @@ def _answer(steps: Iterable[tuple[int, ...]], ends: frozenset[int], max_tokens: 
 
 def _recording(
     prompt: Prompt, answer: list[int], runs: list[dict[str, Tensor]], draft_ids: Tensor
-) -> Recording:
+) -> ProbeRecording:
     decoded = runs[len(runs) - len(answer) + 1 :]  # one row each, after the prefill's chunks
     logits = torch.cat([run["logits"][0] for run in decoded])
     states = {name: torch.cat([run[name] for run in runs]) for name in runs[0] if name != "logits"}
     token_ids = torch.cat([prompt.token_ids, torch.tensor(answer)])
-    return Recording(prompt, token_ids, states, logits[:, draft_ids].softmax(dim=-1))
+    return ProbeRecording(prompt, token_ids, states, logits[:, draft_ids].softmax(dim=-1))

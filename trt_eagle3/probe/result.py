@@ -12,7 +12,7 @@ from rich.table import Table
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
-from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
+from trt_eagle3.probe.search import Contrast, SearchResult, Standing, contrast
 from trt_eagle3.spec import RopeSpec, TargetSpec
 
 __all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
@@ -186,7 +186,7 @@ def interpretation_text(interpretation: Interpretation) -> str:
 
 
 def make_report(
-    found: Found,
+    found: SearchResult,
     manifest: DraftManifest,
     spec: TargetSpec,
     *,
@@ -225,7 +225,9 @@ def make_report(
     )
 
 
-def _standings(found: Found, manifest: DraftManifest, spec: TargetSpec) -> dict[str, set[Standing]]:
+def _standings(
+    found: SearchResult, manifest: DraftManifest, spec: TargetSpec
+) -> dict[str, set[Standing]]:
     """Return by factor how its other values compare with the best interpretation, if scored."""
     best = found.scores[found.best]
     standings: dict[str, set[Standing]] = {}

@@ -29,7 +29,7 @@ from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
-from trt_eagle3.probe.record import Recording
+from trt_eagle3.probe.record import ProbeRecording
 
 __all__ = ["Score", "Scorer", "draft_ids"]
 
@@ -91,7 +91,9 @@ class Scorer:
     Scores are cached.
     """
 
-    def __init__(self, bundle: LoadedBundle, recordings: Sequence[Recording], folder: Path) -> None:
+    def __init__(
+        self, bundle: LoadedBundle, recordings: Sequence[ProbeRecording], folder: Path
+    ) -> None:
         """Prepare for the recordings.
 
         Args:
@@ -161,7 +163,7 @@ class Scorer:
             self._sessions[name] = model, session
         return self._sessions[name][1]
 
-    def _cells(self, manifest: DraftManifest, recording: Recording) -> _Cells:
+    def _cells(self, manifest: DraftManifest, recording: ProbeRecording) -> _Cells:
         logits = self.chain(manifest, recording)
         num_rows, num_steps, _ = logits.shape
         # row s at depth i predicts answer token 1 + s + i
@@ -177,7 +179,7 @@ class Scorer:
         hit = inside & (self._ids[logits.argmax(dim=-1)] == wanted)
         return _Cells(ce, entropy, hit, inside, inside & torch.isin(wanted, self._ids))
 
-    def chain(self, manifest: DraftManifest, recording: Recording) -> Tensor:
+    def chain(self, manifest: DraftManifest, recording: ProbeRecording) -> Tensor:
         """Return logits [S, K, Vd] of rows P - 1 to n - 3.
 
         All rows draft at once, each from its own true features. A chain uses the draft's own
@@ -211,7 +213,7 @@ class Scorer:
         return torch.stack(found, dim=1)
 
     def _true_rows(
-        self, manifest: DraftManifest, runner: DraftRunner, recording: Recording
+        self, manifest: DraftManifest, runner: DraftRunner, recording: ProbeRecording
     ) -> tuple[Tensor, Tensor]:
         """Commit all rows with true features.
 
@@ -246,7 +248,7 @@ class Scorer:
         return torch.cat(logits), torch.cat(outs)
 
 
-def _num_slots(recording: Recording, num_steps: int) -> int:
+def _num_slots(recording: ProbeRecording, num_steps: int) -> int:
     return recording.num_rows + (num_steps - 1) * len(recording.target_probs)
 
 

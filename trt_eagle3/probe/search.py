@@ -18,7 +18,7 @@ from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.score import Score, Scorer
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["Contrast", "Found", "Standing", "contrast", "search"]
+__all__ = ["Contrast", "SearchResult", "Standing", "contrast", "search"]
 
 Standing = Literal["better", "worse", "unclear", "no difference"]
 
@@ -52,7 +52,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Outcome of a search: the scores of all interpretations, and the best without needless
     changes.
     """
@@ -90,7 +90,7 @@ def search(
     manifest: DraftManifest,
     spec: TargetSpec,
     progress: Callable[[int, int], object] = lambda *_: None,
-) -> Found:
+) -> SearchResult:
     """Find the interpretation of ``manifest`` that fits best.
 
     Args:
@@ -114,7 +114,7 @@ class _Search:
         self._scores: dict[Interpretation, Score] = {}
         self._total = 1
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         centre = Interpretation()
         if not math.isfinite(self._ce(centre)):
             raise UserError(
@@ -126,7 +126,7 @@ class _Search:
             if best is None:
                 break
             centre = best
-        return Found(self._prune(centre), self._scores)
+        return SearchResult(self._prune(centre), self._scores)
 
     def _round(self, centre: Interpretation) -> Interpretation | None:
         """Return the best of the clearly better interpretations near ``centre``.

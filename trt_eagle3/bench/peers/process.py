@@ -27,7 +27,7 @@ from trt_eagle3.bench.peers.protocol import (
     reply_of,
     to_line,
 )
-from trt_eagle3.bench.workload import Reply, Run
+from trt_eagle3.bench.workload import Run, TimedReply
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error, UserError, clip
 
 __all__ = ["PeerProcess"]
@@ -190,7 +190,7 @@ def _run_of(replies: Sequence[PeerReply], seconds: float) -> Run:
     deepest = max(depths, default=0)
     accepted = tuple(sum(depths[d] for d in depths if d >= at) for at in range(1, deepest + 1))
     return Run(
-        tuple(Reply(r.token_ids, r.first_token_seconds, r.passes) for r in replies),
+        tuple(TimedReply(r.token_ids, r.first_token_seconds, r.passes) for r in replies),
         seconds,
         depths.total(),
         accepted,

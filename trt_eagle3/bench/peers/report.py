@@ -13,7 +13,7 @@ from rich.table import Table
 from trt_eagle3.bench.result import Side, differing_prompts, narrow_table
 from trt_eagle3.bench.workload import Load
 
-__all__ = ["AgainstReport", "AgainstRow", "FirstTokenRow"]
+__all__ = ["AgainstReport", "AgainstRow", "FirstTokenComparison"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class AgainstRow:
 
 
 @dataclass(frozen=True)
-class FirstTokenRow:
+class FirstTokenComparison:
     """The prompts of a file, one at a time, up to their first tokens."""
 
     file: str
@@ -112,7 +112,7 @@ class AgainstReport:
     facts: Mapping[str, Any]
     rows: tuple[AgainstRow, ...]
     num_left_out: int = 0
-    first_tokens: tuple[FirstTokenRow, ...] = ()
+    first_tokens: tuple[FirstTokenComparison, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; ``docs/bench.md`` describes them."""

@@ -19,8 +19,8 @@ from trt_eagle3.parity.checks.own_rounding import own_logits
 from trt_eagle3.parity.checks.tokens import compare_answers
 from trt_eagle3.parity.metrics import RowErrors, row_errors
 from trt_eagle3.parity.record.batching import BatchedAnswers
-from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import Rows, all_rows_of
+from trt_eagle3.parity.record.engine import RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, all_rows_of
 from trt_eagle3.parity.record.trees import node_logits, path_rows
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
@@ -100,7 +100,10 @@ class _RoundAnswer:
 
 
 def _errors_by_answer(
-    forward: Forward, rows: Rows, round_answers: Sequence[_RoundAnswer], columns: Tensor | None
+    forward: RecordedForward,
+    rows: ForwardRows,
+    round_answers: Sequence[_RoundAnswer],
+    columns: Tensor | None,
 ) -> tuple[int, dict[int, float]] | None:
     """Return the index of the answer that ``rows`` belong to, and its errors by row.
 

@@ -22,11 +22,11 @@ from trt_eagle3.parity.checks.sampling import filtered_probs, reference_scores
 from trt_eagle3.parity.reference.expected import expect_tokens
 from trt_eagle3.parity.reference.target_rows import run_layers
 
-__all__ = ["Asked", "choices"]
+__all__ = ["ChoiceQuery", "choices"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChoiceQuery:
     """The token after ``tokens`` of an answer to prompt ``case``."""
 
     case: str
@@ -34,7 +34,7 @@ class Asked:
     tokens: Sequence[int]
 
 
-def choices(e: Evidence, asked: Sequence[Asked]) -> list[Choice]:
+def choices(e: Evidence, asked: Sequence[ChoiceQuery]) -> list[Choice]:
     """Return the values by which the reference chooses each token of ``asked``."""
     by_name = {x.answer.name: x for x in e.expected}
     # the last row of ``tokens`` predicts the requested token
@@ -46,7 +46,7 @@ def choices(e: Evidence, asked: Sequence[Asked]) -> list[Choice]:
     return [_choice(e, *given) for given in zip(asked, prompts, rows, strict=True)]
 
 
-def _choice(e: Evidence, asked: Asked, prompt: Tensor, logits: Tensor) -> Choice:
+def _choice(e: Evidence, asked: ChoiceQuery, prompt: Tensor, logits: Tensor) -> Choice:
     sampling, tokens = asked.sampling, list(asked.tokens)
     seen = torch.cat([prompt, torch.tensor(tokens, dtype=torch.int64)])
     scores = reference_scores(logits, sampling, seen, tokens)

@@ -18,7 +18,7 @@ from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import errors_or_infinite
 from trt_eagle3.parity.record.cycles import Committed, DraftRecord
-from trt_eagle3.parity.record.engine import ROUTER, Forward, replay
+from trt_eagle3.parity.record.engine import ROUTER, RecordedForward, replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.trace import embeds_of, outputs_of
 from trt_eagle3.parity.reference.draft import DraftRows
@@ -26,7 +26,7 @@ from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.routing import Routes
 
-__all__ = ["Diagnosis", "diagnose", "diagnose_coarsely", "first_tensor"]
+__all__ = ["FailureDiagnosis", "diagnose", "diagnose_coarsely", "first_tensor"]
 
 Errors = Iterator[tuple[str, Tensor]]
 """Name of a tensor, and the errors of its rows."""
@@ -44,7 +44,7 @@ _VISION_BLOCK = (
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class FailureDiagnosis:
     """The first failure.
 
     Attributes:
@@ -65,7 +65,7 @@ class Diagnosis:
     detail: str
 
 
-def diagnose(recorder: CheckRecorder, evidence: Evidence) -> Diagnosis | None:
+def diagnose(recorder: CheckRecorder, evidence: Evidence) -> FailureDiagnosis | None:
     """Return the first failure, refined if its stage has tensors inside."""
     found = recorder.first_failure()
     if found is None:
@@ -74,14 +74,14 @@ def diagnose(recorder: CheckRecorder, evidence: Evidence) -> Diagnosis | None:
     return closer or diagnose_coarsely(recorder)
 
 
-def diagnose_coarsely(recorder: CheckRecorder) -> Diagnosis | None:
+def diagnose_coarsely(recorder: CheckRecorder) -> FailureDiagnosis | None:
     """Return the first failure as it was measured."""
     m = recorder.first_failure()
     if m is None:
         return None
     found = recorder[m.check]
     stage, bound = found.check.stage, found.limit.value
-    return Diagnosis(stage, m.check, m.case, m.tensor, m.row, m.value, bound, m.detail)
+    return FailureDiagnosis(stage, m.check, m.case, m.tensor, m.row, m.value, bound, m.detail)
 
 
 def first_tensor(recorder: CheckRecorder, case: str) -> str | None:
@@ -98,7 +98,9 @@ def first_tensor(recorder: CheckRecorder, case: str) -> str | None:
     return next((m.tensor for m in failures if m.case == case), None)
 
 
-def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
+def _look_closer(
+    recorder: CheckRecorder, m: Measurement, evidence: Evidence
+) -> FailureDiagnosis | None:
     """Return the first tensor inside the stage that is outside its tolerance, if any."""
     inside = _inside(m, evidence, recorder.thresholds["layer_step"].value)
     stage = recorder[m.check].check.stage
@@ -108,11 +110,13 @@ def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) ->
         if not limit.holds(worst):
             detail = f"the first of the tensors inside; seen at {m.tensor} ({m.value:.3g})"
             row = int(errors.argmax())
-            return Diagnosis(stage, m.check, m.case, name, row, worst, limit.value, detail)
+            return FailureDiagnosis(stage, m.check, m.case, name, row, worst, limit.value, detail)
     return None
 
 
-def _strayed(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
+def _strayed(
+    recorder: CheckRecorder, m: Measurement, evidence: Evidence
+) -> FailureDiagnosis | None:
     """Return the first layer whose experts differ from the reference's without a tie."""
     expected = next((e for e in evidence.expected if e.answer.name == m.case), None)
     if expected is None or not m.check.startswith("target."):
@@ -124,7 +128,7 @@ def _strayed(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Dia
             detail = "the first layer whose experts differ from the reference's although router "
             detail += f"logits do not tie; seen at {m.tensor} ({m.value:.3g})"
             stage, value = recorder[m.check].check.stage, float(behind[row])
-            return Diagnosis(stage, m.check, m.case, name, row, value, bound, detail)
+            return FailureDiagnosis(stage, m.check, m.case, name, row, value, bound, detail)
     return None
 
 
@@ -156,7 +160,7 @@ def _inside_target(
 
 
 def _replayed(
-    evidence: Evidence, graph: str, names: Sequence[str], forwards: Sequence[Forward]
+    evidence: Evidence, graph: str, names: Sequence[str], forwards: Sequence[RecordedForward]
 ) -> list[dict[str, Tensor]]:
     bound = evidence.record.bound.get(graph, {})
     return replay(evidence.engine.open_graph(graph, names), forwards, bound)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.quantisation_cost import QuantisationCost
 from trt_eagle3.parity.reference.rounding import RoundingReference
@@ -50,7 +50,7 @@ class Evidence:
     manifest: DraftManifest | None
     expected: Sequence[ExpectedAnswer]
     drafts: Sequence[ComparedDraft] = ()
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     pytorch: PyTorch | None = None
     original: TargetCheckpoint | None = None
     cost: QuantisationCost | None = None
@@ -86,6 +86,6 @@ class Evidence:
         return self.engine.processor.decode(token_ids)
 
     @property
-    def answers(self) -> Sequence[Answer]:
+    def answers(self) -> Sequence[RecordedAnswer]:
         """The recorded answers, in the order of the cases."""
         return [e.answer for e in self.expected]

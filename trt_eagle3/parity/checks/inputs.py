@@ -11,8 +11,8 @@ from torch import Tensor
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import Compared
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import RecordedForward
 from trt_eagle3.parity.record.trace import embeds_of, positions_of, rows_of, visual_levels_of
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
@@ -45,7 +45,7 @@ def check_visual_level_inputs(e: Evidence, m: Measurements) -> None:
         m.add_exact(Compared(answer.name, "deepstack_embeds", *pair))
 
 
-def _visual_output(answer: Answer, name: str) -> Tensor | None:
+def _visual_output(answer: RecordedAnswer, name: str) -> Tensor | None:
     """Return an output of the vision graph; None if its token count is not the prompt's."""
     if answer.vision is None or name not in answer.vision.outputs:
         return None
@@ -62,7 +62,7 @@ def check_position_ids(e: Evidence, m: Measurements) -> None:
             m.add_exact(_positions(expected, forward))
 
 
-def _positions(expected: ExpectedAnswer, forward: Forward) -> Compared:
+def _positions(expected: ExpectedAnswer, forward: RecordedForward) -> Compared:
     """Pair positions: a tree row's depth is its mask count; rows past the answer are dropped."""
     rows = rows_of(forward)
     tree = rows.past >= expected.answer.prompt_len

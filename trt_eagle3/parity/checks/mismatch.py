@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.metrics import sizes
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 
 __all__ = ["Choice", "Decode", "Mismatch", "first_difference", "find_mismatch", "note_mismatches"]
 
@@ -133,7 +133,7 @@ def find_mismatch(
 
 
 def note_mismatches(
-    m: Measurements, answer: Answer, found: Sequence[Mismatch], compared: int
+    m: Measurements, answer: RecordedAnswer, found: Sequence[Mismatch], compared: int
 ) -> None:
     """Add the number of failures among the mismatches ``found`` in ``compared`` tokens."""
     failed = [mismatch for mismatch in found if mismatch.verdict == "failure"]

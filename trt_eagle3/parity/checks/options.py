@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.request.request import Generation
 from trt_eagle3.parity.checks.check_recorder import Measurements
-from trt_eagle3.parity.checks.choices import Asked, choices
+from trt_eagle3.parity.checks.choices import ChoiceQuery, choices
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.checks.mismatch import Choice, Decode, find_mismatch, first_difference
 from trt_eagle3.parity.checks.own_rounding import own_logprobs
@@ -45,7 +45,9 @@ def check_tokens(e: Evidence, m: Measurements) -> None:
     found = _options(e)
     pairs = [_Pair(answer, *sides) for answer in found.answers for sides in _sides(answer)]
     parted = [pair for pair in pairs if pair.parted]
-    asked = [Asked(p.answer.case, p.answer.sampling, p.base.token_ids[: p.same]) for p in parted]
+    asked = [
+        ChoiceQuery(p.answer.case, p.answer.sampling, p.base.token_ids[: p.same]) for p in parted
+    ]
     by_pair = dict(zip(map(id, parted), choices(e, asked), strict=True))
     for pair in pairs:
         _add_pair(m, pair, by_pair.get(id(pair)), e.decode)

@@ -14,10 +14,10 @@ from trt_eagle3.decode.request.request import Generation
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import ModelInputs
-from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 from trt_eagle3.parity.record.workload import Case
 
-__all__ = ["Answer", "SampledAnswer", "answer_cases", "kept_columns", "sample_cases"]
+__all__ = ["RecordedAnswer", "SampledAnswer", "answer_cases", "kept_columns", "sample_cases"]
 
 # logits of one verify forward; above this (big vocabularies, big trees) only some columns are kept
 _MAX_LOGITS = 4_000_000
@@ -25,7 +25,7 @@ _KEPT_COLUMNS = 8192
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedAnswer:
     """One case and the engine's answers to it.
 
     Attributes:
@@ -43,9 +43,9 @@ class Answer:
     inputs: ModelInputs
     autoregressive: tuple[int, ...]
     speculative: tuple[int, ...]
-    vision: Forward | None
-    autoregressive_forwards: Sequence[Forward]
-    speculative_forwards: Sequence[Forward]
+    vision: RecordedForward | None
+    autoregressive_forwards: Sequence[RecordedForward]
+    speculative_forwards: Sequence[RecordedForward]
     accepted_lengths: tuple[int, ...]
     text: str = ""
 
@@ -86,7 +86,7 @@ class Answer:
 
 def answer_cases(
     engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, progress: Callable[[], object]
-) -> list[Answer]:
+) -> list[RecordedAnswer]:
     """Answer every case.
 
     End tokens do not end an answer: each has ``max_tokens``, or as many as the limits allow.
@@ -96,11 +96,11 @@ def answer_cases(
 
 def _answer(
     engine: RecordingEngine, case: Case, max_tokens: int, progress: Callable[[], object]
-) -> Answer:
+) -> RecordedAnswer:
     q = case.question
     inputs = engine.prepare(q.prompt, q.images, q.videos)
     found, forwards = _generate(engine, case, max_tokens, None, speculation=False)
-    answer = Answer(
+    answer = RecordedAnswer(
         case=case,
         inputs=inputs,
         autoregressive=found.token_ids,
@@ -117,7 +117,9 @@ def _answer(
     return answer
 
 
-def _with_speculation(engine: RecordingEngine, answer: Answer, max_tokens: int) -> Answer:
+def _with_speculation(
+    engine: RecordingEngine, answer: RecordedAnswer, max_tokens: int
+) -> RecordedAnswer:
     columns = kept_columns(engine)
     found, forwards = _generate(engine, answer.case, max_tokens, columns, speculation=True)
     return replace(
@@ -134,7 +136,7 @@ def _generate(
     max_tokens: int,
     columns: Tensor | None,
     **options: Any,
-) -> tuple[Generation, list[Forward]]:
+) -> tuple[Generation, list[RecordedForward]]:
     """Answer one case; return its forwards, with these ``columns`` of the target's logits."""
     q = case.question
     engine.take()
@@ -151,8 +153,8 @@ def _generate(
 
 
 def _vision_of(
-    engine: RecordingEngine, forwards: Sequence[Forward], inputs: ModelInputs
-) -> Forward | None:
+    engine: RecordingEngine, forwards: Sequence[RecordedForward], inputs: ModelInputs
+) -> RecordedForward | None:
     seen = next((f for f in forwards if f.graph == "vision"), None)
     if seen is None:
         return None
@@ -162,7 +164,9 @@ def _vision_of(
     return without_padding(seen, rows, patches, vision.spatial_merge_size**2)
 
 
-def without_padding(run: Forward, rows: dict[str, Tensor], patches: int, merged: int) -> Forward:
+def without_padding(
+    run: RecordedForward, rows: dict[str, Tensor], patches: int, merged: int
+) -> RecordedForward:
     """Cut a run of the vision graph to its first ``patches``.
 
     On CUDA the patches are padded to the size of a bucket (``decode/forward/runner.py``).
@@ -174,7 +178,7 @@ def without_padding(run: Forward, rows: dict[str, Tensor], patches: int, merged:
     tokens = patches // merged
     inputs = {"patches": run.inputs["patches"][:patches], **rows}
     outputs = {name: x[..., :tokens, :] for name, x in run.outputs.items()}
-    return Forward(run.graph, inputs, outputs)
+    return RecordedForward(run.graph, inputs, outputs)
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class SampledAnswer:
     name: str
     prompt_ids: Tensor
     tokens: tuple[int, ...]
-    forwards: Sequence[Forward]
+    forwards: Sequence[RecordedForward]
 
 
 def sample_cases(

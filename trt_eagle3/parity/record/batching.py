@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trt_eagle3.decode.request.answer import Answer as Reply
+from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Generation, Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.parity.record.answers import Answer, kept_columns
-from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+from trt_eagle3.parity.record.answers import RecordedAnswer, kept_columns
+from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 
 __all__ = ["ROUNDS", "BatchedAnswers", "answer_batched"]
 
@@ -38,7 +38,7 @@ class BatchedAnswers:
     """
 
     replies: Sequence[Sequence[Generation]]
-    forwards: Sequence[Sequence[Forward]]
+    forwards: Sequence[Sequence[RecordedForward]]
     columns: Tensor | None
     preempted: int
     reused: int
@@ -46,7 +46,7 @@ class BatchedAnswers:
 
 def answer_batched(
     engine: RecordingEngine,
-    answers: Sequence[Answer],
+    answers: Sequence[RecordedAnswer],
     max_tokens: int,
     progress: Callable[[], object],
 ) -> BatchedAnswers:
@@ -66,7 +66,7 @@ def answer_batched(
     return BatchedAnswers(replies, forwards, columns, now.preempted, now.reused_tokens)
 
 
-def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
+def _num_pages(engine: RecordingEngine, answers: Sequence[RecordedAnswer]) -> int:
     """Return pages for a batch's prompts and first cycles, but not for all of its answers.
 
     They are enough for the longest sequence alone.
@@ -77,7 +77,9 @@ def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
     return max(prompts, -(-min(longest, engine.limits.max_seq_len) // size))
 
 
-def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) -> list[Generation]:
+def _ask(
+    engine: RecordingEngine, answers: Sequence[RecordedAnswer], max_tokens: int
+) -> list[Generation]:
     """Submit all requests at once, up to ``max_waiting``; each has its own reader thread."""
     found: list[Generation] = []
     wave = engine.limits.max_waiting
@@ -88,5 +90,5 @@ def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) ->
             [Request(q.prompt, q.images, q.videos, sampling) for q in questions]
         )
         with ThreadPoolExecutor(len(asked)) as readers:
-            found += readers.map(Reply.finish, asked)
+            found += readers.map(Answer.finish, asked)
     return found

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import Rows, logits_of, positions_of, rows_of
+from trt_eagle3.parity.record.engine import RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, logits_of, positions_of, rows_of
 
 __all__ = ["Committed", "Cycle", "Drafted", "read_draft_forwards"]
 
@@ -56,7 +56,7 @@ class Cycle:
 
     length: int
     rows: list[Drafted]
-    verify: Forward | None = None
+    verify: RecordedForward | None = None
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class DraftRecord:
 
     committed: dict[int, Committed]
     cycles: list[Cycle]
-    forwards: list[Forward]
+    forwards: list[RecordedForward]
 
 
-def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRecord:
+def read_draft_forwards(forwards: Sequence[RecordedForward], prompt_len: int) -> DraftRecord:
     """Sort a speculative run into committed rows and cycles.
 
     A draft forward whose first features are a row of the last ``fuse`` commits rows. Every other
@@ -77,7 +77,7 @@ def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRe
     committed: dict[int, Committed] = {}
     cycles: list[Cycle] = []
     level: list[Drafted] = []
-    fused: Forward | None = None
+    fused: RecordedForward | None = None
     for p in forwards:
         if p.graph == "fuse":
             fused = p
@@ -96,7 +96,7 @@ def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRe
     return DraftRecord(committed, cycles, [p for p in forwards if p.graph == "draft"])
 
 
-def _place_in(fused: Forward | None, features: Tensor) -> int | None:
+def _place_in(fused: RecordedForward | None, features: Tensor) -> int | None:
     """Return the row of the last ``fuse`` that has these features; None if there is none."""
     if fused is None:
         return None
@@ -104,7 +104,7 @@ def _place_in(fused: Forward | None, features: Tensor) -> int | None:
     return int(same[0]) if len(same) else None
 
 
-def _rows(p: Forward, rows: Rows) -> list[Drafted]:
+def _rows(p: RecordedForward, rows: ForwardRows) -> list[Drafted]:
     logits = {logit.row - rows.start: logit.values for logit in logits_of(p)}
     parts = (
         rows.cut(p.inputs["inputs_embeds"]),
@@ -117,7 +117,9 @@ def _rows(p: Forward, rows: Rows) -> list[Drafted]:
     ]
 
 
-def _commit(p: Forward, rows: Rows, fused: Forward, place: int) -> dict[int, Committed]:
+def _commit(
+    p: RecordedForward, rows: ForwardRows, fused: RecordedForward, place: int
+) -> dict[int, Committed]:
     given = rows.cut(p.inputs["features"])
     aux = fused.inputs["aux_hidden_states"][place : place + rows.count]
     return {
@@ -128,7 +130,7 @@ def _commit(p: Forward, rows: Rows, fused: Forward, place: int) -> dict[int, Com
     }
 
 
-def _level(p: Forward, rows: Rows, length: int) -> list[Drafted]:
+def _level(p: RecordedForward, rows: ForwardRows, length: int) -> list[Drafted]:
     """Read the rows of a level.
 
     Their slots begin at ``length``. All of them see the slots below ``past``.

@@ -34,8 +34,8 @@ from trt_eagle3.spec import SparseMoe, StateSpec, TargetSpec
 __all__ = [
     "ROUTER",
     "Recording",
-    "Forward",
-    "Recorder",
+    "RecordedForward",
+    "RecordingSessionFactory",
     "RecordingEngine",
     "RecordingSession",
     "replay",
@@ -47,7 +47,7 @@ ROUTER = "mlp.router_logits"
 
 
 @dataclass(frozen=True)
-class Forward:
+class RecordedForward:
     """One run of a graph: its inputs and outputs, on the CPU in the engine's dtype.
 
     The layers' states are static buffers, so they are not included. The target also returns router
@@ -68,7 +68,7 @@ class Recording:
         only: the only graph to record, without router logits; None: all graphs.
     """
 
-    forwards: list[Forward] = field(default_factory=list)
+    forwards: list[RecordedForward] = field(default_factory=list)
     columns: Tensor | None = None
     only: str | None = None
 
@@ -116,7 +116,7 @@ class RecordingSession(Session):
             for name, tensor in outputs.items()
             if self._recording.only is None or not name.endswith(ROUTER)
         }
-        self._recording.forwards.append(Forward(self._graph, given, found))
+        self._recording.forwards.append(RecordedForward(self._graph, given, found))
         return outputs
 
 
@@ -124,7 +124,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-class Recorder:
+class RecordingSessionFactory:
     """Opens recorded sessions: the ``SessionFactory`` of a ``RecordingEngine``.
 
     Attributes:
@@ -171,15 +171,15 @@ class RecordingEngine(LLM):
         tree: the configured tree, always used.
     """
 
-    def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
+    def __init__(self, path: Path, factory: RecordingSessionFactory | None = None) -> None:
         config = read_bundle(path).config
         self.tree = configured_tree(config.speculation)
-        self._recorder = recorder or Recorder()
-        self.recording, self.sessions = self._recorder.recording, self._recorder.sessions
+        self._factory = factory or RecordingSessionFactory()
+        self.recording, self.sessions = self._factory.recording, self._factory.sessions
         # a prefix cache would skip prompt rows, and every row is compared
         super().__init__(
             replace(
-                LoadedBundle.open(path, policy=FixedPolicy(self.tree), sessions=self._recorder),
+                LoadedBundle.open(path, policy=FixedPolicy(self.tree), sessions=self._factory),
                 run_ahead=False,
             ),
             prefix_cache=False,
@@ -313,7 +313,7 @@ class RecordingEngine(LLM):
         self.sessions.clear()
         return bound
 
-    def take(self) -> list[Forward]:
+    def take(self) -> list[RecordedForward]:
         """Return the forwards recorded since the last call."""
         forwards = self.recording.forwards[:]
         self.recording.forwards.clear()
@@ -321,7 +321,7 @@ class RecordingEngine(LLM):
 
 
 def replay(
-    session: Session, forwards: Sequence[Forward], bound: Mapping[str, Tensor]
+    session: Session, forwards: Sequence[RecordedForward], bound: Mapping[str, Tensor]
 ) -> list[dict[str, Tensor]]:
     """Run recorded forwards again over the engine's own caches ``bound``.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine, replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.trace import outputs_of, rows_of
@@ -36,7 +36,7 @@ class Fp8Attention:
 
 
 def record_fp8_attention(
-    engine: RecordingEngine, bound: Mapping[str, Tensor], answer: Answer
+    engine: RecordingEngine, bound: Mapping[str, Tensor], answer: RecordedAnswer
 ) -> Fp8Attention | None:
     """Run the answer's forwards again over the caches ``bound``.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from trt_eagle3.engine.backend import backend_named
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine, replay
 from trt_eagle3.parity.record.trace import outputs_of
 
@@ -19,7 +19,7 @@ _TENSORS = ("output_pre_deepstack", "output")
 def layer_intermediates(
     engine: RecordingEngine,
     bound: Mapping[str, Tensor],
-    answers: Sequence[Answer],
+    answers: Sequence[RecordedAnswer],
     progress: Callable[[], object],
 ) -> list[dict[str, Tensor]]:
     """Run each answer's forwards again over the caches ``bound``, and return layer outputs.

@@ -15,14 +15,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from trt_eagle3.decode.request.answer import Answer as Reply
+from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Generation, Request
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import EngineFailedError
 from trt_eagle3.multimodal.tool_formats import ToolFormat
 from trt_eagle3.multimodal.tool_formats.hermes import HERMES
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.tool_calls import tool_sets
 
@@ -102,7 +102,7 @@ class OptionAnswers:
 
 def answer_options(
     engine: RecordingEngine,
-    answers: Sequence[Answer],
+    answers: Sequence[RecordedAnswer],
     max_tokens: int,
     progress: Callable[[], object],
 ) -> OptionAnswers:
@@ -134,7 +134,7 @@ def answer_options(
     return OptionAnswers(found, logprobs, now.preempted, now.reused_tokens)
 
 
-def _some(answers: Sequence[Answer]) -> list[Answer]:
+def _some(answers: Sequence[RecordedAnswer]) -> list[RecordedAnswer]:
     """Return the first case with an image and the first without; if one kind, the first cases."""
     kinds = [bool(a.case.question.images) for a in answers]
     both = {kinds.index(kind) for kind in (True, False) if kind in kinds}
@@ -142,14 +142,17 @@ def _some(answers: Sequence[Answer]) -> list[Answer]:
     return [answers[i] for i in sorted([*sorted(both), *others][:NUM_CASES])]
 
 
-def _few_pages(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) -> int:
+def _few_pages(engine: RecordingEngine, answers: Sequence[RecordedAnswer], max_tokens: int) -> int:
     """Return the pages of the longest sequence, and two more."""
     longest = max(a.prompt_len for a in answers) + max_tokens + engine.num_tree_rows
     return -(-min(longest, engine.limits.max_seq_len) // engine.page_size) + 2
 
 
 def _ask(
-    engine: RecordingEngine, asked: Sequence[tuple[Answer, SamplingParams]], *, speculation: bool
+    engine: RecordingEngine,
+    asked: Sequence[tuple[RecordedAnswer, SamplingParams]],
+    *,
+    speculation: bool,
 ) -> list[Generation]:
     """Submit all requests at once, up to ``max_waiting``."""
     found: list[Generation] = []
@@ -166,7 +169,7 @@ def _ask(
     return found
 
 
-def _finished(reply: Reply) -> Generation:
+def _finished(reply: Answer) -> Generation:
     """Return the answer; if the engine failed, an answer without a finish reason."""
     with suppress(EngineFailedError):
         reply.finish()

@@ -12,7 +12,7 @@ from torch import Tensor
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.record import options as option_answers
 from trt_eagle3.parity.record.answers import (
-    Answer,
+    RecordedAnswer,
     SampledAnswer,
     answer_cases,
     kept_columns,
@@ -49,7 +49,7 @@ class Record:
     """
 
     engine: RecordingEngine
-    answers: Sequence[Answer]
+    answers: Sequence[RecordedAnswer]
     bound: Mapping[str, Mapping[str, Tensor]]
     intermediates: Sequence[Mapping[str, Tensor]]
     columns: Tensor | None = None

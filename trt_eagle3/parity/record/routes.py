@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import ROUTER, Forward
-from trt_eagle3.parity.record.trace import Rows, outputs_of, rows_of
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import ROUTER, RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, outputs_of, rows_of
 from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.spec import SparseMoe, TargetSpec
 
@@ -35,7 +35,7 @@ def chosen_experts(router_logits: Tensor, top_k: int) -> Tensor:
     return probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
 
 
-def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
+def recorded_experts(spec: TargetSpec, answer: RecordedAnswer) -> Experts:
     """Return the experts of the answer's rows in the forwards without speculation."""
     forwards = answer.autoregressive_forwards
     outputs = [forward.outputs for forward in forwards]
@@ -46,7 +46,7 @@ def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
 
 
 def speculative_experts(
-    spec: TargetSpec, answer: Answer, table: Tensor, without: Experts
+    spec: TargetSpec, answer: RecordedAnswer, table: Tensor, without: Experts
 ) -> Experts:
     """Return the experts of the answer's rows in the forwards with speculation.
 
@@ -69,7 +69,7 @@ def speculative_experts(
     return found
 
 
-def _routers(spec: TargetSpec, forward: Forward) -> Iterator[tuple[int, str, int]]:
+def _routers(spec: TargetSpec, forward: RecordedForward) -> Iterator[tuple[int, str, int]]:
     """Yield layer, name of its router logits and experts per row, if ``forward`` has the logits."""
     for k, layer in enumerate(spec.layers):
         name = f"layers.{k}.{ROUTER}"
@@ -77,7 +77,9 @@ def _routers(spec: TargetSpec, forward: Forward) -> Iterator[tuple[int, str, int
             yield k, name, layer.mlp.top_k
 
 
-def _places(answer: Answer, table: Tensor) -> Iterator[tuple[int, Forward, Rows, int]]:
+def _places(
+    answer: RecordedAnswer, table: Tensor
+) -> Iterator[tuple[int, RecordedForward, ForwardRows, int]]:
     """Yield row of the sequence, the forward with speculation, its rows, and the index in them."""
     for forward in answer.speculative_forwards:
         if forward.graph != "target":

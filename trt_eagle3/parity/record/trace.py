@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.record.engine import RecordedForward
 
 __all__ = [
     "Logits",
-    "Rows",
+    "ForwardRows",
     "all_rows_of",
     "visual_levels_of",
     "embeds_of",
@@ -28,7 +28,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Rows:
+class ForwardRows:
     """The real rows of a forward over one sequence: ``count`` rows at batch row ``batch``.
 
     Attributes:
@@ -57,14 +57,14 @@ class Rows:
         return values[self.batch, : self.count]
 
 
-def rows_of(p: Forward) -> Rows:
+def rows_of(p: RecordedForward) -> ForwardRows:
     """Return the rows of a forward over exactly one sequence."""
     found = all_rows_of(p)
     assert len(found) == 1, f"{p.graph}: a forward over {len(found)} sequences"
     return found[0]
 
 
-def all_rows_of(p: Forward) -> list[Rows]:
+def all_rows_of(p: RecordedForward) -> list[ForwardRows]:
     """Return the rows of every sequence in a forward."""
     counts, mask = p.inputs["query_lengths"], p.inputs["tree_mask"]
     real = counts.nonzero().flatten().tolist()
@@ -73,7 +73,7 @@ def all_rows_of(p: Forward) -> list[Rows]:
     num_batch, num_new, tail = mask.shape
     past = p.inputs["past_lengths"]
     return [
-        Rows(
+        ForwardRows(
             b,
             int(past[b]),
             tail - num_new,
@@ -85,18 +85,18 @@ def all_rows_of(p: Forward) -> list[Rows]:
     ]
 
 
-def embeds_of(forwards: Iterable[Forward]) -> Tensor:
+def embeds_of(forwards: Iterable[RecordedForward]) -> Tensor:
     """[n, H]: the token embeddings of consecutive forwards."""
     return torch.cat([rows_of(p).cut(p.inputs["inputs_embeds"]) for p in forwards])
 
 
-def positions_of(p: Forward) -> Tensor:
+def positions_of(p: RecordedForward) -> Tensor:
     """[count, 3]: the positions of one forward."""
     rows = rows_of(p)
     return p.inputs["position_ids"][:, rows.batch, : rows.count].T
 
 
-def visual_levels_of(forwards: Iterable[Forward]) -> Tensor:
+def visual_levels_of(forwards: Iterable[RecordedForward]) -> Tensor:
     """[n, L, H] of consecutive forwards; L is 0 for a target without deepstack levels."""
     found = []
     for p in forwards:
@@ -107,7 +107,7 @@ def visual_levels_of(forwards: Iterable[Forward]) -> Tensor:
 
 
 def outputs_of(
-    forwards: Sequence[Forward], outputs: Sequence[Mapping[str, Tensor]], name: str
+    forwards: Sequence[RecordedForward], outputs: Sequence[Mapping[str, Tensor]], name: str
 ) -> Tensor:
     """[n, ...]: output or intermediate ``name`` over consecutive forwards."""
     return torch.cat(
@@ -123,7 +123,7 @@ class Logits:
     values: Tensor
 
 
-def logits_of(p: Forward, rows: Rows | None = None) -> Iterator[Logits]:
+def logits_of(p: RecordedForward, rows: ForwardRows | None = None) -> Iterator[Logits]:
     """Yield the forward's logits by slot of the row; ``rows``: one sequence of several."""
     rows = rows or rows_of(p)
     seen = set()

@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import Rows, logits_of, rows_of
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, logits_of, rows_of
 
 __all__ = ["node_logits", "parents_of", "path_rows", "verified_logits"]
 
 
-def node_logits(f: Forward, rows: Rows) -> dict[int, Tensor]:
+def node_logits(f: RecordedForward, rows: ForwardRows) -> dict[int, Tensor]:
     """Return logits [V] by node, of a forward over a tree."""
     return {logit.row - rows.start: logit.values for logit in logits_of(f, rows)}
 
@@ -29,7 +29,7 @@ def parents_of(mask: Tensor) -> list[int]:
     return parents
 
 
-def path_rows(f: Forward, rows: Rows, table: Tensor) -> dict[int, int]:
+def path_rows(f: RecordedForward, rows: ForwardRows, table: Tensor) -> dict[int, int]:
     """Map sequence rows to nodes of a verify forward that hold the sequence's own tokens.
 
     Args:
@@ -50,7 +50,7 @@ def path_rows(f: Forward, rows: Rows, table: Tensor) -> dict[int, int]:
     return found
 
 
-def verified_logits(answer: Answer, table: Tensor) -> dict[int, Tensor]:
+def verified_logits(answer: RecordedAnswer, table: Tensor) -> dict[int, Tensor]:
     """Map sequence rows to their logits [V] in verify forwards with speculation.
 
     Only kept columns are returned, and only rows whose next token is the answer's.

@@ -16,7 +16,7 @@ from trt_eagle3.parity.record.trace import rows_of
 from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows, KeysValues
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.proposals import CycleState, read_proposals
 
@@ -44,7 +44,9 @@ class DraftCycles:
         known = answer.token_ids[: answer.prompt_len + answer.agreed]
         self._table = reference.target.embed(known).cpu().to(rows[0].embeds.dtype)
 
-    def run(self, states: Sequence[CycleState], kv: KeysValues, acceptance: Acceptance) -> None:
+    def run(
+        self, states: Sequence[CycleState], kv: KeysValues, acceptance: AcceptanceCounts
+    ) -> None:
         """Run all cycles, level by level.
 
         Rows of the same depth run in one batch; each sees only the rows of its own cycle.
@@ -107,7 +109,7 @@ class DraftCycles:
             mask[at, [columns[id(s), row] for row in (*s.ancestors(i), i)]] = True
         return mask
 
-    def _count_accepted(self, s: CycleState, acceptance: Acceptance) -> None:
+    def _count_accepted(self, s: CycleState, acceptance: AcceptanceCounts) -> None:
         """Count the accepted depth of the verified tree, for the engine's and the reference's
         proposals.
         """

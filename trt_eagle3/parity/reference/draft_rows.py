@@ -16,7 +16,7 @@ from trt_eagle3.parity.record.cycles import Committed, DraftRecord, read_draft_f
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["committed_rows", "compare_drafts"]
@@ -26,9 +26,9 @@ def compare_drafts(
     reference: DraftReference,
     expected: Sequence[ExpectedAnswer],
     progress: Callable[[], object],
-) -> tuple[list[ComparedDraft], Acceptance]:
+) -> tuple[list[ComparedDraft], AcceptanceCounts]:
     """Compare every answer's draft rows, and count accepted proposals by position."""
-    found, acceptance = [], Acceptance()
+    found, acceptance = [], AcceptanceCounts()
     for e in expected:
         record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
         draft = ComparedDraft(e.answer.name, record)
@@ -55,7 +55,7 @@ def _compare_answer(
     e: ExpectedAnswer,
     rows: Sequence[Committed],
     draft: ComparedDraft,
-    acceptance: Acceptance,
+    acceptance: AcceptanceCounts,
 ) -> None:
     features = _compare_aux(reference, e, rows, draft)
     embeds, positions = _compare_inputs(reference, e, rows, draft)

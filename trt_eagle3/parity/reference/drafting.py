@@ -13,15 +13,15 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["Acceptance", "DraftReference"]
+__all__ = ["AcceptanceCounts", "DraftReference"]
 
 
 @dataclass
-class Acceptance:
+class AcceptanceCounts:
     """Cycles by position: how often it was reached, and accepted by the engine and the reference.
 
     ``reached``: cycles with a node there. ``engine``, ``reference``: cycles that accept there.
@@ -65,7 +65,7 @@ class DraftReference:
         d2t = self.draft.weights.get("d2t")
         return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
 
-    def prompt_embeds(self, answer: Answer, dtype: torch.dtype) -> Tensor:
+    def prompt_embeds(self, answer: RecordedAnswer, dtype: torch.dtype) -> Tensor:
         """[P + A - 1, Hd]: row t has token t + 1, or the manifest's choice at image rows."""
         m, embeds = self.manifest, self.embed(answer.token_ids[1:], dtype)
         if m.image_rows == "vision" and answer.vision is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.metrics import RowErrors
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.record.routes import Experts, recorded_experts
 from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
@@ -51,7 +51,7 @@ class ExpectedAnswer:
             in the recorded forwards without it.
     """
 
-    answer: Answer
+    answer: RecordedAnswer
     intermediates: Mapping[str, Tensor]
     positions: Tensor
     inputs: ModelInputs | ReferenceInputs | None = None
@@ -152,7 +152,7 @@ def _encode_images(
     return reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None
 
 
-def _positions(reference: TargetReference, answer: Answer) -> Tensor:
+def _positions(reference: TargetReference, answer: RecordedAnswer) -> Tensor:
     """[n + 1, 3]: positions of every row of the sequence, by transformers' rules."""
     inputs = answer.inputs
     prompt, delta = reference.rope_index(inputs.token_ids, inputs.grid_thw, inputs.grid_seconds)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement, Measurements
-from trt_eagle3.parity.checks.diagnose import Diagnosis, first_tensor
+from trt_eagle3.parity.checks.diagnose import FailureDiagnosis, first_tensor
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.checks.mismatch import Mismatch
 from trt_eagle3.parity.metrics import margins
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.report.result import (
     AcceptanceResult,
@@ -31,24 +31,24 @@ from trt_eagle3.parity.report.result import (
     Subject,
 )
 
-__all__ = ["Found", "summarise"]
+__all__ = ["Findings", "summarise"]
 
 _MAX_TEXT = 400
 _FP8_KV = "FP8 KV caches"
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Findings:
     """All results of a validation."""
 
     recorder: CheckRecorder
     evidence: Evidence
-    diagnosis: Diagnosis | None
+    diagnosis: FailureDiagnosis | None
     seconds: Mapping[str, float]
 
 
 def summarise(
-    found: Found,
+    found: Findings,
     *,
     suite: str,
     reference: str,
@@ -148,7 +148,7 @@ def _mismatch(recorder: CheckRecorder, m: Mismatch) -> MismatchResult:
     return MismatchResult(**dataclasses.asdict(m), first_tensor=first)
 
 
-def _prompt(found: Found, answer: Answer) -> PromptResult:
+def _prompt(found: Findings, answer: RecordedAnswer) -> PromptResult:
     failed = [
         name
         for name, measured in found.recorder.items()
@@ -188,7 +188,7 @@ def _layers(recorder: CheckRecorder) -> tuple[LayerError, ...]:
     )
 
 
-def _acceptance(found: Found) -> AcceptanceResult | None:
+def _acceptance(found: Findings) -> AcceptanceResult | None:
     counts = found.evidence.acceptance
     if not counts.reached:
         return None
@@ -217,7 +217,7 @@ def _quantisation(e: Evidence) -> QuantisationResult | None:
     )
 
 
-def _margins(found: Found) -> tuple[tuple[float, Literal["same", "tie", "failure"]], ...]:
+def _margins(found: Findings) -> tuple[tuple[float, Literal["same", "tie", "failure"]], ...]:
     differ = found.recorder["tokens.plain"].mismatches
     verdicts = {(m.case, m.step): m.verdict for m in differ}
     shown: list[tuple[float, Literal["same", "tie", "failure"]]] = []
