@@ -1,7 +1,7 @@
-"""What calibration takes at a real size: ``python -m benchmarks.calibration``.
+"""Time and memory of calibration at a real size: ``python -m benchmarks.calibration``.
 
 A few decoder layers of a published geometry with random weights, on prompts of random tokens.
-Prints seconds of a layer and the peak of device memory beside what was reckoned beforehand.
+Prints seconds per layer and the peak of device memory, beside the estimates made beforehand.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from trt_eagle3.multimodal import ModelInputs
 __all__ = ["main"]
 
 _PROMPT = 512  # tokens
-_LAYERS = 3  # as many as take visual levels
+_LAYERS = 3  # as many as receive visual levels
 
 
 @click.command()
 @size_option
 @click.option("--layers", default=_LAYERS, show_default=True)
-@click.option("--tokens", default=MAX_TOKENS, show_default=True, help="Of all prompts.")
+@click.option("--tokens", default=MAX_TOKENS, show_default=True, help="Tokens of all prompts.")
 @device_option
 def main(size: str, layers: int, tokens: int, device: str) -> None:
-    """Print what calibrating a few layers takes."""
+    """Print the time and memory of calibrating a few layers."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         directory = Path(folder) / "target"
         write_target(directory, size, num_layers=layers)
@@ -58,13 +58,13 @@ def main(size: str, layers: int, tokens: int, device: str) -> None:
     total = steps[-1][1] - steps[0][1]
     peak = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else float("nan")
     print(
-        f"{size}, {layers} layers, {tokens} tokens, {device}: {total:.1f} s (reckoned "
-        f"{expected.seconds:.1f}), peak {peak:.1f} GB (reckoned {expected.num_bytes / 1e9:.1f})"
+        f"{size}, {layers} layers, {tokens} tokens, {device}: {total:.1f} s (estimated "
+        f"{expected.seconds:.1f}), peak {peak:.1f} GB (estimated {expected.num_bytes / 1e9:.1f})"
     )
 
 
 def _draw(spec: TargetCheckpoint, device: str) -> None:
-    """Random numbers in place of the zeros of the layers and the token table."""
+    """Write random numbers over the zeros of the layers and the token table."""
     for name, ref in spec.tensors.items():
         with ref.file.open("r+b") as stream:
             stream.seek(ref.offset)
@@ -73,7 +73,7 @@ def _draw(spec: TargetCheckpoint, device: str) -> None:
 
 
 def _prompts(spec: TargetCheckpoint, tokens: int) -> CalibrationPrompts:
-    """Text of random tokens."""
+    """Make text prompts of random tokens."""
     drawn = torch.Generator().manual_seed(0)
     inputs = []
     for start in range(0, tokens, _PROMPT):

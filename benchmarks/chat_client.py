@@ -1,6 +1,6 @@
-"""A client of OpenAI-compatible servers that notes when each piece of an answer came.
+"""A client of OpenAI-compatible servers that records when each piece of an answer arrives.
 
-Written for load: one connection a request, nothing parsed before the answer is over.
+Written for load: one connection per request; parses an answer only after its end.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from urllib.parse import urlsplit
 
 from trt_eagle3.errors import EnvironmentMissingError, UserError, clip
 
-__all__ = ["ChatReply", "ChatServer"]
+__all__ = ["ClientReply", "ChatServer"]
 
-_LINE_BYTES = 1 << 22  # of an event at most
+_LINE_BYTES = 1 << 22  # most bytes of an event
 
 
 @dataclass(frozen=True)
-class ChatReply:
-    """A streamed answer as its client saw it.
+class ClientReply:
+    """A streamed answer, timed at its client.
 
     Attributes:
         first_seconds: from sending the request to the first piece with text.
         gaps: seconds between pieces with text.
-        num_tokens: of the answer, as the server counts them.
-        error: what the server said in place of an answer; None where it answered.
+        num_tokens: of the answer, by the server's count.
+        error: the server's error in place of an answer; None for an answer.
     """
 
     text: str
@@ -42,7 +42,7 @@ class ChatReply:
 
 @dataclass(frozen=True)
 class ChatServer:
-    """Where ``/v1/chat/completions`` is. ``model``: by what name it wants to be asked."""
+    """Address of ``/v1/chat/completions``. ``model``: the server's name of its model."""
 
     host: str
     port: int
@@ -53,10 +53,11 @@ class ChatServer:
 
     @classmethod
     async def find(cls, url: str, api_key: str | None = None) -> ChatServer:
-        """The server at ``url`` (``http://host:port``, with or without ``/v1``) and its model.
+        """Return the server at ``url`` (``http://host:port``, with or without ``/v1``).
 
         Raises:
-            UserError: no such URL. EnvironmentMissingError: nobody answers there.
+            UserError: the URL is invalid.
+            EnvironmentMissingError: no server answers there.
         """
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -73,7 +74,7 @@ class ChatServer:
             ) from error
         return cls(found.host, found.port, tls, path, model, api_key)
 
-    async def ask(self, body: Mapping[str, Any]) -> ChatReply:
+    async def ask(self, body: Mapping[str, Any]) -> ClientReply:
         """Stream the answer to ``body``, whose model and stream options are set here."""
         asked = {**body, "model": self.model, "stream": True}
         asked["stream_options"] = {"include_usage": True}
@@ -98,7 +99,7 @@ class ChatServer:
     async def _request(
         self, method: str, path: str, data: bytes
     ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-        """Send a request; yields its status and the lines of the answer."""
+        """Send a request; yield its status and the lines of the answer."""
         reader, writer = await asyncio.open_connection(
             self.host, self.port, ssl=self.tls or None, limit=_LINE_BYTES
         )
@@ -120,7 +121,7 @@ class ChatServer:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Status, and whether the body comes in chunks."""
+    """Return the status, and whether the body is chunked."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     return int(head.split()[1]), "transfer-encoding: chunked" in head
 
@@ -145,12 +146,12 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield rest
 
 
-def _failed(message: str) -> ChatReply:
-    return ChatReply("", 0.0, (), 0, clip(message, 300))
+def _failed(message: str) -> ClientReply:
+    return ClientReply("", 0.0, (), 0, clip(message, 300))
 
 
-def _reply(start: float, lines: list[tuple[float, bytes]]) -> ChatReply:
-    """Read the events of an answer."""
+def _reply(start: float, lines: list[tuple[float, bytes]]) -> ClientReply:
+    """Parse the events of an answer."""
     texts, times, tokens = list[str](), [start], 0
     for when, line in lines:
         data = line.removeprefix(b"data:").strip()
@@ -167,4 +168,4 @@ def _reply(start: float, lines: list[tuple[float, bytes]]) -> ChatReply:
     if len(times) < 2 or not tokens:
         return _failed(f"an answer without {'text' if tokens else 'usage.completion_tokens'}")
     gaps = tuple(after - before for before, after in pairwise(times[1:]))
-    return ChatReply("".join(texts), times[1] - start, gaps, tokens)
+    return ClientReply("".join(texts), times[1] - start, gaps, tokens)

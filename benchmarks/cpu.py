@@ -1,10 +1,11 @@
 """Decoding on the CPU against transformers: ``python -m benchmarks.cpu``.
 
-A text geometry like Qwen3-0.6B's or Qwen3.5-0.8B's with random weights, batch 1. One process, all
-sides alternating, best of the rounds: plain decoding after the same prompt, and our steps of 1, 6
-and 16 tokens. Both sides in float32 must decode the same tokens; ``--quantised`` adds
-``engine.weights`` with ``engine.activations: int8``. The matrix products of the same model are
-timed alone too: what they take in float32 is the least that a step can take on this processor.
+A text geometry like Qwen3-0.6B's or Qwen3.5-0.8B's with random weights, batch 1. All sides
+alternate in one process, and the best round counts. Measured: autoregressive decoding after the
+same prompt, and our steps of 1, 6 and 16 tokens. Both sides in float32 must emit the same tokens.
+``--quantised`` adds ``engine.weights`` with ``engine.activations: int8``. The matrix products of
+the same model are also timed alone: in float32 they are the lower bound of a step on this
+processor.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _COLUMNS = [f"{n} rows, ms" for n in _ROWS]
 _QWEN3 = "qwen3-0.6b"
 _Decode = Callable[[Prompt], Iterator[tuple[int, ...]]]
 _Engine = tuple[_Decode, Callable[[int, int], object]]
-"""Decoding of a prompt, and a target pass of n tokens after a context."""
+"""Decoding of a prompt, and a target forward of n tokens after a context."""
 
 
 @click.command()
@@ -85,7 +86,7 @@ def main(size: str, context: int, tokens: int, rounds: int, quantised: bool) -> 
     configs = {_FLOAT32: EngineConfig(), **(_QUANTISED if quantised else {})}
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         root = Path(folder)
-        model = _small_model(size).bfloat16()  # which is what can be quantised
+        model = _small_model(size).bfloat16()  # the dtype that can be quantised
         model.save_pretrained(root)
         model = model.float()
         engines = _engines(root, configs)
@@ -99,7 +100,7 @@ def main(size: str, context: int, tokens: int, rounds: int, quantised: bool) -> 
             for name, (decode, step) in engines.items():
                 found, decoded = _decoded(decode, ids, tokens)
                 if name == _FLOAT32 and decoded != wanted:
-                    raise CheckFailedError("the two sides decoded different tokens")
+                    raise CheckFailedError("the two sides emitted different tokens")
                 speed[name] = max(speed[name], found)
                 _shorten(steps[name], partial(step, context), rounds)
             _shorten(steps[_PRODUCTS], products, rounds)
@@ -161,7 +162,7 @@ def _qwen3() -> PreTrainedModel:
 
 
 def _engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig) -> _Engine:
-    """Plain decoding, and one target pass of n tokens after a context."""
+    """Return autoregressive decoding, and one target forward of n tokens after a context."""
     model = build_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
     write_activations(model, engine.activations)
     (folder / "target.onnx").write_bytes(model.SerializeToString())
@@ -186,7 +187,7 @@ def _engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig) -> _Engi
 
 
 def _products(folder: Path) -> Callable[[int], object]:
-    """Every matrix product of the decoder and the head over n rows, and nothing else."""
+    """Return a function that runs every matrix product of decoder and head over n rows."""
     spec = read_target(folder)
     b = GraphBuilder("products", "float32", lambda ref: ref.file.name)
     widths = sorted({ref.shape[1] for ref in spec.tensors.values() if len(ref.shape) == 2})
@@ -204,7 +205,7 @@ def _products(folder: Path) -> Callable[[int], object]:
 
 
 def product_groups(spec: TargetCheckpoint) -> list[list[str]]:
-    """Names of the weights that are multiplied at once."""
+    """Return names of the weights that are multiplied at once."""
     groups = [["lm_head"]]
     for i, layer in enumerate(spec.layers):
         attention, linear, mlp = (f"layers.{i}.{n}." for n in ("self_attn", "linear_attn", "mlp"))
@@ -225,7 +226,7 @@ def _runner(folder: Path, spec: TargetCheckpoint, pool: PagePool) -> TargetRunne
 
 
 class _TokenTimes:
-    """A streamer of ``generate`` that notes when each token came; its first call is the prompt."""
+    """A streamer of ``generate`` that records token times; its first call is the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -235,11 +236,11 @@ class _TokenTimes:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing to flush."""
+        """Do nothing: there is nothing to flush."""
 
 
 def _transformers(model: Any, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
-    """Tokens per second after the first, and the tokens."""
+    """Return tokens per second after the first token, and the tokens."""
     streamer, count = _TokenTimes(), tokens + 1
     out = model.generate(
         ids[None], max_new_tokens=count, min_new_tokens=count, do_sample=False, streamer=streamer
@@ -249,7 +250,7 @@ def _transformers(model: Any, ids: torch.Tensor, tokens: int) -> tuple[float, li
 
 
 def _decoded(decode: _Decode, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
-    """Tokens per second after the first, and the tokens, of decoding without speculation."""
+    """Return tokens per second after the first token, and the tokens, without speculation."""
     rows = torch.arange(len(ids), dtype=torch.int32).expand(3, -1)
     prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool))
     found: list[int] = []
@@ -263,7 +264,7 @@ def _decoded(decode: _Decode, ids: torch.Tensor, tokens: int) -> tuple[float, li
 
 
 def _shorten(best: list[float], run: Callable[[int], object], times: int) -> None:
-    """Keep in ``best`` the shortest milliseconds of runs over each of ``_ROWS``."""
+    """Keep in ``best`` the shortest milliseconds of runs with each of ``_ROWS``."""
     for place, rows in enumerate(_ROWS):
         for _ in range(times):
             start = time.perf_counter()

@@ -1,10 +1,9 @@
 """Cycle times of many sequences at once on one GPU: ``python -m benchmarks.crowd``.
 
 A pair of a published geometry in bfloat16 with random weights, through the real scheduler and
-sampler. Random drafts are hardly ever right, so a speculative cycle is a cost here, not a speed;
-with ``--temperature`` all sequences sample.
-Medians of whole steps on the host's clock; beside them what the host does in each part of a step,
-what kernels take by family, and how long the device has nothing to do.
+sampler. Random drafts are hardly ever right, so a speculative cycle is a cost here, not a speed.
+With ``--temperature`` all sequences sample. Prints medians of whole steps on the host's clock, the
+host's time in each part of a step, kernel times by family, and the device's idle time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from trt_eagle3.io.run_command import run_command
 __all__ = ["main"]
 
 _ROOM = 256  # tokens after the context
-_WARM = 8  # steps before the first that counts
+_WARM = 8  # steps before the first measured one
 
 
 @click.command()
@@ -51,15 +50,15 @@ _WARM = 8  # steps before the first that counts
     type=int,
     default=(0, 1, 2, 3),
     show_default=True,
-    help="Draft steps of a chain; 0 is plain decoding.",
+    help="Draft steps of a chain; 0 is decoding without speculation.",
 )
-@click.option("--cycles", default=40, show_default=True, help="Steps that a median is of.")
+@click.option("--cycles", default=40, show_default=True, help="Steps per median.")
 @click.option("--page-size", default=16, show_default=True)
 @weights_option
 @kv_dtype_option
 @click.option("--temperature", default=0.0, show_default=True)
-@click.option("--top-k", default=20, show_default=True, help="Where the temperature is above 0.")
-@click.option("--top-p", default=0.8, show_default=True, help="Likewise.")
+@click.option("--top-k", default=20, show_default=True, help="For a temperature above 0.")
+@click.option("--top-p", default=0.8, show_default=True, help="For a temperature above 0.")
 @click.option("--kernels", is_flag=True, help="Also print the longest kernels of every case.")
 def main(
     size: str,
@@ -75,7 +74,7 @@ def main(
     top_p: float,
     kernels: bool,
 ) -> None:
-    """Print where a step's microseconds go, case by case, then cycle times by batch size."""
+    """Print the time of each part of a step, case by case, then cycle times by batch size."""
     sampling = SamplingParams()
     if temperature > 0.0:
         sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -119,13 +118,13 @@ def _name(steps: int) -> str:
 
 
 def _parts(us: dict[str, float]) -> str:
-    """Microseconds by part, the longest first."""
+    """Format microseconds by part, the longest first."""
     ordered = sorted(us.items(), key=lambda part: -part[1])
     return ", ".join(f"{part} {taken:.0f}" for part, taken in ordered if taken >= 0.5)
 
 
 class _Crowd:
-    """Sequences that decode together, begun again before every measurement."""
+    """Sequences that decode in one batch, rewound before every measurement."""
 
     def __init__(
         self, pair: RandomPair, context: int, batch: int, steps: int, sampling: SamplingParams
@@ -143,16 +142,16 @@ class _Crowd:
             self._scheduler.step()
 
     def shrink(self, batch: int) -> None:
-        """Let those past the first ``batch`` go."""
+        """Release the sequences past the first ``batch``."""
         for sequence in self._scheduler.running[batch:]:
             self._scheduler.remove(sequence)
 
     def median_ms(self, cycles: int) -> float:
-        """Median of steps, in milliseconds."""
+        """Return the median of steps, in milliseconds."""
         return 1e3 * median(self._seconds(cycles))
 
     def host_us(self, cycles: int) -> dict[str, float]:
-        """Microseconds of the host's time in a step, by part."""
+        """Return microseconds of the host's time in a step, by part."""
         with HostTime() as host:
             steps = self._seconds(cycles)
         total = 1e6 * sum(steps) / len(steps)
@@ -160,7 +159,7 @@ class _Crowd:
         return {**parts, "rest": total - sum(parts.values()), "step": total}
 
     def device_us(self, cycles: int) -> DeviceTime:
-        """Microseconds of the device's time in a step, by family of kernels."""
+        """Return microseconds of the device's time in a step, by family of kernels."""
         self._seconds(0)
         return device_time(self._scheduler.step, min(cycles, 10))
 
@@ -177,7 +176,7 @@ class _Crowd:
         return found
 
     def _rewind(self) -> None:
-        """As after the prompt: contexts stay what they are said to be."""
+        """Rewind to the end of the prompt, so that contexts keep the given length."""
         for s in self._scheduler.running:
             assert s.prefilled
             del s.tokens[1:]

@@ -1,4 +1,4 @@
-"""The device's time in a step, by family of kernels, and when it had nothing to do."""
+"""The device's time in a step, by family of kernels, and its idle time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeviceTime:
     """Microseconds of a step.
 
     Attributes:
-        by_family: of kernels; ``busy``: at least one of them ran, ``idle``: none.
+        by_family: of kernels; ``busy``: at least one kernel ran, ``idle``: none ran.
         longest: name, microseconds and launches of single kernels.
     """
 
@@ -37,12 +37,12 @@ class DeviceTime:
 
 
 def family_of_kernel(name: str) -> str:
-    """What the kernel ``name`` does."""
+    """Return the family of the kernel ``name``."""
     return next((family for family, words in _FAMILIES.items() if re.search(words, name)), "other")
 
 
 def device_time(step: Callable[[], object], count: int) -> DeviceTime:
-    """Profile ``count`` steps; the first and the last, cut by the profiler, do not count."""
+    """Profile ``count`` steps; the profiler cuts the first and the last, which do not count."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(count):
@@ -67,7 +67,7 @@ def device_time(step: Callable[[], object], count: int) -> DeviceTime:
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of ``spans``: launches overlap."""
+    """Return the length of the union of ``spans``: launches overlap."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(end - max(start, until), 0.0)

@@ -1,4 +1,4 @@
-"""Drawn quantised weights, as a checkpoint with quantised projections would have them."""
+"""Random quantised weights, as in a checkpoint with quantised projections."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ PACKED_KINDS = (
     "int4",
     "nvfp4",
 )
-"""What projections may be: FP8 with a scale per row, the same with ``engine.activations: fp8``, or
-per 128 x 128; INT8 with a scale per row, the same with ``engine.activations: int8``; INT4 in groups
-of 128; NVFP4.
+"""Formats of projections.
+
+FP8 with a scale per row, the same with ``engine.activations: fp8``, or with a scale per 128 x 128;
+INT8 with a scale per row, the same with ``engine.activations: int8``; INT4 in groups of 128; NVFP4.
 """
-_EXPERT_KINDS = ("fp8", "fp8-w8a8", "fp8-block", "int4")  # the others leave experts in bfloat16
+_EXPERT_KINDS = ("fp8", "fp8-w8a8", "fp8-block", "int4")  # other kinds have bfloat16 experts
 weights_option = click.option(
     "--weights",
     type=click.Choice(PACKED_KINDS),
     default="bfloat16",
     show_default=True,
-    help="The target's projections, as a quantised checkpoint has them.",
+    help="Format of the target's projections.",
 )
 kv_dtype_option = click.option(
     "--kv-dtype",
@@ -49,17 +50,18 @@ kv_dtype_option = click.option(
     show_default=True,
     help="As engine.kv_dtype.",
 )
-_SHARES = {"int4": 0.25 + 1 / 128, "nvfp4": 0.25 + 1 / 32}  # the others: a half
+_SHARES = {"int4": 0.25 + 1 / 128, "nvfp4": 0.25 + 1 / 32}  # of the other kinds: a half
 
 
 def packed_share(name: str, kind: str) -> float:
-    """Bytes of the tensor ``name`` as ``kind``, to those in bfloat16."""
+    """Return bytes of the tensor ``name`` as ``kind``, over those in bfloat16."""
     return _SHARES.get(kind, 0.5) if _is_packed(name, kind) else 1.0
 
 
 def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeight | Experts | None:
-    """A weight of unit gain for ``expr``, a matrix or those of experts [E, N, K]; None where it
-    stays bfloat16.
+    """Draw a weight of unit gain for ``expr``: a matrix, or the matrices of experts [E, N, K].
+
+    None if it stays bfloat16.
     """
     if not all(_is_packed(part.name, kind) for part in expr.parts):
         return None
@@ -90,12 +92,13 @@ def _draw(rows: int, columns: int, kind: str, device: torch.device) -> PackedWei
 
 
 def _is_packed(name: str, kind: str) -> bool:
-    """Whether a checkpoint of ``kind`` has quantised what lies at ``name``, of the checkpoint or of
-    the graph.
+    """Return whether a checkpoint of ``kind`` has quantised the tensor ``name``.
+
+    ``name``: of the checkpoint or of the graph.
     """
     if kind == "bfloat16" or "layers." not in name or "mid" in name:
         return False
     if ".mlp.experts." in name:
         return kind in _EXPERT_KINDS
-    ends = ("_proj", "in_proj_qkv", "in_proj_z")  # b and a of linear attention stay as they are
+    ends = ("_proj", "in_proj_qkv", "in_proj_z")  # b and a of linear attention stay bfloat16
     return name.removesuffix(".weight").endswith(ends)

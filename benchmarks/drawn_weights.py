@@ -1,6 +1,4 @@
-"""Random weights like a trained model's in size, the same in every session that asks for a
-tensor of that name.
-"""
+"""Random weights of a trained model's size; a tensor's name determines its values."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from trt_eagle3.graph.weights import WeightExpr
 
 __all__ = ["device_option", "draw_weight", "read_drawn", "write_drawn"]
 
-# of the vision tower's scores: spread over several units, so that its attention is no mean of all
+# of the vision tower's scores: they spread over several units, so that attention is no mean
 _SHARPNESS = 3.0
 
 
@@ -51,16 +49,14 @@ def draw_weight(name: str, shape: Sequence[int], device: str = "cuda") -> Tensor
 
 
 def read_drawn(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
-    """A weight of a graph of ours, drawn: a ``read_weight`` of ``TorchSession``."""
+    """Draw a weight of one of our graphs: a ``read_weight`` of ``TorchSession``."""
     del root
     parts = (draw_weight(p.name, p.shape, str(device)).float() * p.scale for p in expr.parts)
     return torch.cat(list(parts)).to(expr.dtype.torch)
 
 
 def write_drawn(ready: TrtExport, file: Path, device: str = "cuda") -> None:
-    """The weights file of an exported graph, each weight made of the tensors that ``read_drawn``
-    gives.
-    """
+    """Write the weights file of an exported graph, from the tensors of ``read_drawn``."""
     with file.open("wb") as stream:
         for name, expr in ready.weights.items():
             stream.seek(ready.offsets[name])

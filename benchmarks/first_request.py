@@ -1,9 +1,9 @@
-"""The first request after a start beside the last of a hundred.
+"""Latency of the first request after a start, compared with the last of a hundred.
 
 ``python -m benchmarks.first_request``: a pair of a published geometry in bfloat16 with random
-weights, through the real scheduler, which starts as a server does: a short answer, prompts of every
-size, then the CUDA graphs of decoding are captured. Requests come one after the other, each with a
-prompt of its own, whose length is none of those that the start has run.
+weights, through the real scheduler. It starts as a server does: a short answer, prompts of every
+size, then the capture of CUDA graphs for decoding. Requests run one after the other. Each has its
+own prompt, of a length that the start has not run.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from trt_eagle3.io.run_command import run_command
 __all__ = ["main"]
 
 _CAPTURE_SECONDS = 30.0
-_LATE = 10  # requests that the figure of the last ones is a median of
+_LATE = 10  # number of last requests in a median
 
 
 @click.command()
 @size_option
 @click.option("--context", default=1000, show_default=True, help="Tokens of every prompt.")
-@click.option("--tokens", default=24, show_default=True, help="Of every answer, at least.")
+@click.option("--tokens", default=24, show_default=True, help="Least tokens of every answer.")
 @click.option("--requests", "count", default=100, show_default=True)
-@click.option("--batch", default=16, show_default=True, help="Sequences that graphs are made for.")
+@click.option("--batch", default=16, show_default=True, help="Largest batch of captured graphs.")
 def main(size: str, context: int, tokens: int, count: int, batch: int) -> None:
-    """Print milliseconds to the first token and to the last, of the first requests and the last."""
+    """Print milliseconds to the first and the last token, of the first and the last requests."""
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         room = context + tokens + 64
         pair = random_pair(Path(folder), size, 16, max_seq_len=room, max_batch_size=batch)
@@ -82,7 +82,7 @@ def _columns(found: Sequence[_Times]) -> tuple[list[float], list[float]]:
 
 
 class _Engine:
-    """A scheduler with an adaptive policy, as a server has it."""
+    """A scheduler with an adaptive policy, as in a server."""
 
     def __init__(self, pair: RandomPair, batch: int) -> None:
         self._pair = pair
@@ -95,14 +95,14 @@ class _Engine:
         )
 
     def run_prompts(self) -> tuple[int, float]:
-        """How many sizes have run, and in how many seconds."""
+        """Return the number of prompt sizes that ran, and the seconds."""
         start = time.perf_counter()
         done = run_prompts(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
         run_backfills(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
         return done.count, time.perf_counter() - start
 
     def capture(self) -> int:
-        """How many batch sizes are ready."""
+        """Return the number of batch sizes with graphs."""
         table_len = self._pair.pool.table_len
         assert table_len is not None
         return capture_steps(self._decoder, self._policy, table_len, _CAPTURE_SECONDS)

@@ -1,9 +1,9 @@
 """Step times of a big pair on one GPU: ``python -m benchmarks.gpu``.
 
 Graphs of a published geometry in bfloat16 with random weights (no checkpoint is needed), through
-the torch session with our kernels. Medians of CUDA-event timings of captured steps; the floor is
-the bytes of weights, KV and recurrent states over the copy bandwidth measured in the same run.
-Whole cycles are timed on the host's clock over the real loop.
+the torch session with our kernels. Prints medians of CUDA-event timings of captured steps. The
+floor is the bytes of weights, KV and recurrent states over the copy bandwidth measured in the same
+run. Whole cycles of the real loop are timed on the host's clock.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ROOM = 1024  # tokens after the context
 @weights_option
 @kv_dtype_option
 @click.option(
-    "--profile", is_flag=True, help="Also print what the kernels of a step take, by name."
+    "--profile", is_flag=True, help="Also print the time of each kernel of a step, by name."
 )
 def main(
     size: str,
@@ -93,7 +93,7 @@ def _ratio(ms: float, floor: float) -> str:
 def _rows(
     pair: RandomPair, context: int, kind: str, kv_dtype: KVDtype
 ) -> Iterator[tuple[str, float, float]]:
-    """Name, milliseconds and the bytes that must be read."""
+    """Yield name, milliseconds and the bytes that must be read."""
     spec, m = pair.spec, pair.manifest
     kept = kv_bytes_per_token(spec, None, "bfloat16", kv_dtype) * context
     kept += 2 * state_bytes(spec, "bfloat16")  # read, and written
@@ -107,8 +107,10 @@ def _rows(
 
 
 def target_bytes_read(spec: TargetCheckpoint, kind: str, tokens: int) -> float:
-    """Decoder and head weights; the token table is read a row at a time, and of a mixture's experts
-    those that ``tokens`` go through where each is as probable as any other.
+    """Return the bytes of decoder and head weights that a step reads.
+
+    The token table is excluded: few of its rows are read. Of a mixture, the experts of ``tokens``
+    count, if all experts are equally probable.
     """
     outside = ("visual.", "embed_tokens.")
     wanted = {n: r for n, r in spec.tensors.items() if not n.startswith(outside)}
@@ -143,7 +145,7 @@ def _target_metadata(pair: RandomPair, past: int, tokens: int) -> AttentionMetad
 
 
 def target_ms(pair: RandomPair, context: int, tokens: int) -> float:
-    """Median device time of a captured target step."""
+    """Return the median device time of a captured target step."""
     metadata = _target_metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     return median_ms(
@@ -152,7 +154,7 @@ def target_ms(pair: RandomPair, context: int, tokens: int) -> float:
 
 
 def _print_profile(pair: RandomPair, context: int, tokens: int) -> None:
-    """Device time of one captured target step, by kernel."""
+    """Print the device time of one captured target step, by kernel."""
     metadata = _target_metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -176,7 +178,7 @@ def _draft_ms(pair: RandomPair, context: int) -> float:
 
 
 def _cycle_ms(pair: RandomPair, context: int, steps: int) -> float:
-    """Median host time of a cycle: propose, verify, accept, extend."""
+    """Return the median host time of a cycle: propose, verify, accept, extend."""
     tree = static_tree(SpeculationConfig(steps=steps))
     decoder, sequence = pair.decoder(prefill_chunk=512), pair.sequence(context)
     times: list[float] = []

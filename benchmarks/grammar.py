@@ -1,10 +1,9 @@
-"""What a grammar costs a cycle on one GPU: ``python -m benchmarks.grammar``.
+"""Cost of a grammar per cycle on one GPU: ``python -m benchmarks.grammar``.
 
-A pair of a published geometry in bfloat16 with random weights, through the real scheduler, with a
-JSON Schema for every sequence, for one of them, and without; and for every one with drafts that are
-kept to it. Medians of whole steps on the host's clock; beside them what the masks of a tree take on
-the host once its tokens are known, and the tokens of a cycle. ``benchmarks.grammar_host`` takes
-that part alone, without a GPU.
+A pair of a published geometry in bfloat16 with random weights, through the real scheduler. A JSON
+Schema applies to no sequence, one, or all; also to all with drafts filtered by it. Prints medians
+of whole steps on the host's clock, the host's time for a tree's masks once its tokens are known,
+and the tokens of a cycle. ``benchmarks.grammar_host`` measures the masks alone, without a GPU.
 """
 
 from __future__ import annotations
@@ -66,14 +65,14 @@ _SHARES = ("none", "one", "all", "kept")
 
 
 class _Fixed(FilterTrial):
-    """Keeps drafts to the grammar, or not, whatever it brings."""
+    """Filters drafts by the grammar, or does not, whatever the gain."""
 
     def __init__(self, *, wanted: bool) -> None:
         super().__init__()
         self.wanted = wanted
 
     def add(self, forbidden: float, num_tokens: int, *, filtered: bool) -> None:
-        """Learn nothing."""
+        """Ignore the sample."""
 
 
 batches_option = click.option(
@@ -86,7 +85,7 @@ nodes_option = click.option(
 vocabulary_option = click.option(
     "--vocabulary",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Tokens in tiktoken's format; without it they are drawn.",
+    help="Tokens in tiktoken's format; without it they are random.",
 )
 
 
@@ -96,7 +95,7 @@ vocabulary_option = click.option(
 @click.option("--mode", "modes", multiple=True, default=("chain", "tree", "dynamic", "plain"))
 @steps_option
 @nodes_option
-@click.option("--cycles", default=40, show_default=True, help="Steps that a median is of.")
+@click.option("--cycles", default=40, show_default=True, help="Steps per median.")
 @vocabulary_option
 def main(
     size: str,
@@ -107,7 +106,7 @@ def main(
     cycles: int,
     vocabulary: Path | None,
 ) -> None:
-    """Print step times with grammars and without."""
+    """Print step times with and without grammars."""
     names = ("mode", "batch", "grammars", "ms", "over none", "masks ms", "tokens a cycle")
     table = Table(*names, title=f"{size}, random weights")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
@@ -123,7 +122,7 @@ def main(
 
 
 def tree_of(mode: str, steps: int, nodes: int) -> AnyTree | None:
-    """What is drafted in ``mode``; None: nothing."""
+    """Return the tree drafted in ``mode``; None without speculation."""
     if mode == "plain":
         return None
     if mode == "chain":
@@ -133,7 +132,7 @@ def tree_of(mode: str, steps: int, nodes: int) -> AnyTree | None:
 
 
 class _Case:
-    """One tree and batch size; sequences begin anew for every measurement."""
+    """One tree and batch size; sequences are created anew for every measurement."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class _Case:
         self._decoder = pair.decoder(prefill_chunk=2048, drafting=tree is not None)
 
     def rows(self, cycles: int) -> list[tuple[str, ...]]:
-        """By share, its texts: milliseconds, what they are over none, of masks, and tokens."""
+        """Return table cells by share: milliseconds, change over none, of masks, and tokens."""
         shares = _SHARES if self._tree is not None else _SHARES[:-1]
         found = {share: self._measure(share, cycles) for share in shares}
         again = {share: self._measure(share, cycles) for share in reversed(shares)}
@@ -158,7 +157,7 @@ class _Case:
         ]
 
     def _measure(self, share: str, cycles: int) -> tuple[float, float, float]:
-        """Milliseconds of a step and of its masks, and tokens of a sequence in a cycle."""
+        """Return milliseconds of a step and of its masks, and tokens per sequence and cycle."""
         num_grammars = {"none": 0, "one": 1}.get(share, self._batch)
         scheduler = Scheduler(
             self._decoder, max_batch_size=self._batch, policy=FixedPolicy(self._tree)
@@ -194,7 +193,7 @@ class _Case:
 
 
 class _Timed:
-    """Seconds of every computation of masks, while it is entered."""
+    """Records the seconds of every computation of masks while it is entered."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -214,7 +213,7 @@ class _Timed:
 
 
 def state_maker(vocab_size: int, vocabulary: Path | None) -> Callable[[], GrammarState]:
-    """What makes states of the grammar over a vocabulary of ``vocab_size``."""
+    """Return a function that makes states of the grammar over ``vocab_size`` tokens."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
     tokenizer = LLTokenizer(TokenizerWrapper(Vocabulary(vocab_size, vocabulary)))
@@ -224,7 +223,7 @@ def state_maker(vocab_size: int, vocabulary: Path | None) -> Callable[[], Gramma
 
 
 class Vocabulary:
-    """As llguidance wants a tokenizer of no library that it knows."""
+    """A tokenizer in the form that llguidance requires of unknown libraries."""
 
     bos_token_id = None
 
@@ -235,7 +234,7 @@ class Vocabulary:
         self._ids = {token: i for i, token in enumerate(self.tokens) if token}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Longest tokens first."""
+        """Tokenise ``text``, longest tokens first."""
         left, found = text.encode() if isinstance(text, str) else text, []
         while left:
             token = next(left[:n] for n in range(len(left), 0, -1) if left[:n] in self._ids)
@@ -249,7 +248,7 @@ def _read(file: Path) -> list[bytes]:
 
 
 def _drawn(size: int) -> list[bytes]:
-    """All bytes, then words with and without a space before them, and a few signs."""
+    """Return all bytes, then words with and without a leading space, and some punctuation."""
     chance, found = random.Random(0), {bytes([i]): None for i in range(256)}
     letters = "eeeeaaiioouttnnssrrlldcmpghbfywkvxjqz" * 3 + '"{}[]:,.\n 0123456789-_'
     while len(found) < size:

@@ -1,7 +1,7 @@
-"""What masks of drafted trees cost the host: ``python -m benchmarks.grammar_host``.
+"""Host cost of masks of drafted trees: ``python -m benchmarks.grammar_host``.
 
-The states of ``benchmarks.grammar``, and trees of which a grammar allows some nodes. Medians of the
-process' processor time, which other work on the machine lengthens less than the clock's.
+Uses the states of ``benchmarks.grammar``, and trees of which a grammar allows some nodes. Prints
+medians of the process' CPU time, which other work on the machine affects less than wall time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trt_eagle3.io.run_command import run_command
 __all__ = ["DraftedTrees", "allowed_tokens", "main"]
 
 _VOCABULARY = 151_936
-_MOST = 2000  # of allowed tokens, the first ones: enough to draw from
+_MOST = 2000  # first allowed tokens that are drawn from
 
 
 @click.command()
@@ -42,7 +42,7 @@ _MOST = 2000  # of allowed tokens, the first ones: enough to draw from
 @click.option("--mode", type=click.Choice(["chain", "tree"]), default="tree", show_default=True)
 @steps_option
 @nodes_option
-@click.option("--cycles", default=10, show_default=True, help="Trees that a median is of.")
+@click.option("--cycles", default=10, show_default=True, help="Trees per median.")
 @vocabulary_option
 def main(
     batches: tuple[int, ...],
@@ -65,16 +65,14 @@ def main(
 
 
 class DraftedTrees:
-    """Trees of a batch of answers that go on by tokens that their grammar allows."""
+    """Trees of a batch of answers, which continue with tokens that their grammar allows."""
 
     def __init__(
         self, make: Callable[[], GrammarState], parents: Sequence[int], batch: int, share: float
     ) -> None:
-        """``share``: the chance of a node that its token is drawn from what may follow its
-        parent's.
-        """
+        """``share``: probability that a node's token is drawn from its parent's allowed tokens."""
         self._states = [make() for _ in range(batch)]
-        # of the same answers: what is drawn from has its masks in its matcher
+        # separate states of the same answers: drawing caches masks in their matchers
         self._others = [make() for _ in range(batch)]
         self._parents, self._share = parents, share
         self._chance = random.Random(0)
@@ -82,9 +80,7 @@ class DraftedTrees:
         self._words = -(-self._size // 32)
 
     def measure(self, cycles: int) -> tuple[float, float, float]:
-        """Medians of ``cycles``: masks, processor seconds of those of the roots, and then of the
-        trees.
-        """
+        """Return medians of ``cycles``: number of masks, CPU seconds of root and of tree masks."""
         masks = np.empty((len(self._states) * len(self._parents), self._words), dtype=np.int32)
         counts, roots, trees = [], [], []
         for _ in range(cycles):
@@ -97,10 +93,10 @@ class DraftedTrees:
             trees.append(time.process_time() - then)
             roots.append(then - start)
             counts.append(sum(row != NO_MASK for rows in found for row in rows))
-            self._go_on([masks[rows[0]] for rows in found])
+            self._advance([masks[rows[0]] for rows in found])
         return median(counts), median(roots), median(trees)
 
-    def _go_on(self, allowed: Sequence[Words]) -> None:
+    def _advance(self, allowed: Sequence[Words]) -> None:
         for state, other, row in zip(self._states, self._others, allowed, strict=True):
             token = self._drawn(row)
             state.advance([token])
@@ -123,7 +119,7 @@ class DraftedTrees:
 
 
 def allowed_tokens(row: Words) -> NDArray[np.int64]:
-    """Ids of the tokens whose bits a mask sets, int64 [A]."""
+    """Return the ids of the tokens whose bits a mask sets, int64 [A]."""
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
 
 

@@ -1,8 +1,7 @@
-"""How long the graphs of big pairs take to write, and how much memory: ``python -m
-benchmarks.graphs``.
+"""Time and memory of writing the graphs of big pairs: ``python -m benchmarks.graphs``.
 
-Sparse synthetic checkpoints of the 8B and 32B geometries; each pair is measured in a process of its
-own, from reading the checkpoints to the last graph on disk.
+Uses sparse synthetic checkpoints of the 8B and 32B geometries. Each pair is measured in its own
+process, from reading the checkpoints to the last graph on disk.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["main"]
     "sizes",
     multiple=True,
     default=("8b", "32b"),
-    help="Of benchmarks/synthetic.py.",
+    help="A geometry of benchmarks/synthetic.py.",
 )
 @click.option("--child", hidden=True, type=click.Path(path_type=Path), nargs=2)
 def main(sizes: tuple[str, ...], child: tuple[Path, Path] | None) -> None:
@@ -90,8 +89,9 @@ def _measure(target: Path, draft: Path) -> dict[str, float]:
 
 
 def _peak_mb() -> float:
-    """Peak resident memory of this process (VmHWM: unlike ru_maxrss it forgets the parent's when
-    a process starts).
+    """Return the peak resident memory of this process (VmHWM).
+
+    Unlike ru_maxrss, VmHWM excludes the parent's memory before the process started.
     """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024 / 1e6

@@ -1,12 +1,12 @@
-"""What the host adds to a step: ``python -m benchmarks.host BUNDLE``.
+"""Host time of a step: ``python -m benchmarks.host BUNDLE``.
 
-The real scheduler, engine, answers and readers, over a device that computes nothing and takes a
-fixed time for a step (``stand_in``), so that any machine can run it. CPU time a step by thread,
-which other jobs on the machine hardly change; and the wall time of a step, which they do.
+Runs the real scheduler, engine, answers and readers on a device that computes nothing and takes a
+fixed time per step (``stand_in``), so that any machine can run it. Prints CPU time per step by
+thread, which other jobs on the machine hardly affect, and wall time per step, which they do.
 
-``scheduler``: steps without an engine or readers, which is where the others begin. ``tasks``:
-readers in one event loop. ``threads``: a thread for each reader. ``http``: ``serve``, whose
-clients are another process.
+Forms: ``scheduler``: steps without engine and readers; the other forms add to it. ``tasks``:
+readers in one event loop. ``threads``: one thread per reader. ``http``: ``serve``, with clients in
+another process.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = ["FORMS", "main", "measure"]
 @click.option("--chain", "chains", multiple=True, type=int, default=(0, 3), show_default=True)
 @click.option("--form", "forms", multiple=True, help="[default: all]")
 @click.option("--length", default=2.0, show_default=True, help="Acceptance length of a chain.")
-@click.option("--steps", default=100, show_default=True, help="That decode everybody.")
-@click.option("--step-ms", default=5.0, show_default=True, help="That the device takes.")
+@click.option("--steps", default=100, show_default=True, help="Steps with all sequences decoding.")
+@click.option("--step-ms", default=5.0, show_default=True, help="Device time of a step.")
 def main(
     path: Path,
     batches: Sequence[int],
@@ -57,7 +57,7 @@ def main(
     steps: int,
     step_ms: float,
 ) -> None:
-    """Print what the host does in a step of BUNDLE, by form and number of sequences."""
+    """Print the host's time in a step of BUNDLE, by form and number of sequences."""
     table = Table("decoding", "form", *(f"B {batch}" for batch in batches))
     console = Console(width=120, highlight=False)
     for chain in chains:
@@ -70,11 +70,11 @@ def main(
                 console.print(f"{name}, {form}, B {batch}: wall {cost.wall:.2f}; CPU {parts}")
                 row.append(f"{cost.total:.2f}")
             table.add_row(name, form, *row)
-    console.print(table, "ms of CPU time a step, all threads together")
+    console.print(table, "ms of CPU time a step, sum of all threads")
 
 
 def measure(path: Path, form: str, crowd: Crowd) -> Cost:
-    """What a step of ``crowd`` costs in ``form``, one of ``FORMS``."""
+    """Measure the cost of a step of ``crowd`` in ``form``, one of ``FORMS``."""
     stretch = Stretch(crowd)
     device = crowd.device(stretch.step)
     with ExitStack() as stack:
@@ -152,14 +152,14 @@ def _http(bundle: LoadedBundle, stretch: Stretch, crowd: Crowd) -> None:
         words = _clients(listener.getsockname()[1], crowd)
         with subprocess.Popen(words, stderr=subprocess.PIPE) as clients:
             stretch.follow(report)
-            engine.close()  # which ends all answers, and with them the clients
+            engine.close()  # ends all answers, and so the clients
             clients.communicate()
         server.should_exit = True
         thread.join()
 
 
 def _clients(port: int, crowd: Crowd) -> list[str]:
-    """Their command line."""
+    """Return the command line of the clients."""
     options = ["--clients", str(crowd.batch), "--max-tokens", str(crowd.num_tokens)]
     options += ["--speculation"] if crowd.chain else []
     url = f"http://127.0.0.1:{port}"

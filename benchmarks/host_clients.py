@@ -1,5 +1,6 @@
-"""Clients of ``benchmarks.host``, in a process of their own: ``python -m benchmarks.host_clients
-URL``. All ask at once, and read their answers as they come.
+"""Clients of ``benchmarks.host``, in their own process: ``python -m benchmarks.host_clients URL``.
+
+All send requests at once, and read their answers as they arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PROMPT = "What does the host do?"
 @click.option("--max-tokens", type=int, required=True)
 @click.option("--speculation", is_flag=True)
 def main(url: str, clients: int, max_tokens: int, *, speculation: bool) -> None:
-    """Ask the server at URL; an answer that is an error ends this with status 1."""
+    """Send requests to the server at URL; exit with status 1 if an answer is an error."""
     asyncio.run(_ask(url, clients, max_tokens, speculation=speculation))
 
 

@@ -1,5 +1,6 @@
-"""The crowd of ``benchmarks.host``: sequences over a stand-in, the steps of them that count, and
-what those cost. The process of an engine imports it too.
+"""The crowd of ``benchmarks.host``: sequences on a stand-in device, and the cost of their steps.
+
+The engine's process imports this module too.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from trt_eagle3.errors import CheckFailedError
 
 __all__ = ["Cost", "Crowd", "Stretch", "open_on_stand_in"]
 
-_ROOM = 64  # tokens of a prompt, and to spare
-_WARM = 5  # steps before the first that counts
-_GATHERING_S = 0.05  # of a step before all are together: clients of a busy host come one by one
+_ROOM = 64  # tokens of a prompt, and a reserve
+_WARM = 5  # steps before the first measured one
+_GATHERING_S = 0.05  # step time until all have started: clients of a busy host arrive one by one
 _START_S = 60.0
 _POLL_S = 0.002
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A step's, in milliseconds. ``cpu``: by thread. ``wall``: from one step to the next."""
+    """Milliseconds of a step. ``cpu``: by thread. ``wall``: from one step to the next."""
 
     cpu: Mapping[str, float]
     wall: float
@@ -50,10 +51,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Crowd:
-    """``batch`` sequences that decode together over a stand-in.
+    """``batch`` sequences that decode in one batch on a stand-in device.
 
-    ``chain``: tokens that a draft proposes, 0 of none; ``length``: its acceptance length.
-    ``steps``: that count, of all of them together.
+    Attributes:
+        chain: tokens that a draft proposes; 0: no draft.
+        length: acceptance length of a chain.
+        steps: measured steps, with all sequences in the batch.
     """
 
     batch: int
@@ -64,23 +67,24 @@ class Crowd:
 
     @property
     def num_tokens(self) -> int:
-        """Of an answer: enough for those who come first to see the last one's steps, since a step
-        is slow until all are there (``Stretch``).
+        """Tokens of an answer, enough for the first sequences to run until the last measured step.
+
+        Steps are slow until all sequences have started (``Stretch``).
         """
         steps = _WARM + self.steps + 2 * self.batch
         return 2 * int(steps * (self.length if self.chain else 1.0))
 
     def request(self) -> Request:
-        """One of them."""
+        """Return the request of one sequence."""
         sampling = SamplingParams(max_tokens=self.num_tokens, ignore_eos=True)
         return Request(PROMPT, sampling=sampling, speculation=self.chain > 0)
 
     def device(self, on_step: Callable[[int], object]) -> StandIn:
-        """One that takes ``step_ms`` for each forward of the target, and none for the draft's."""
+        """Return a device with ``step_ms`` per target forward, and 0 per draft forward."""
         return StandIn(lambda f: self.step_ms / 1e3 if f.graph == "target" else 0.0, on_step)
 
     def open(self, path: Path, device: StandIn, stack: ExitStack) -> LoadedBundle:
-        """A bundle on ``device``, until ``stack`` is closed."""
+        """Open a bundle on ``device`` until ``stack`` is closed."""
         tree = static_tree(SpeculationConfig(steps=self.chain)) if self.chain else None
         stack.enter_context(device.attached())
         if self.chain:
@@ -90,13 +94,13 @@ class Crowd:
 
 
 class Stretch:
-    """The steps that count: those of all sequences together, from the sixth on.
+    """The measured steps: those with all sequences in the batch, from the sixth on.
 
-    Until the first of those a step is slow, so that no answer ends before the last one begins.
+    Earlier steps are slow, so that no answer ends before the last one starts.
     """
 
     def __init__(self, crowd: Crowd, report: Path | None = None) -> None:
-        """``report``: a file for another process that follows the stretch (``follow``)."""
+        """``report``: a file for another process, which calls ``follow``."""
         self._num_rows = padded_size(crowd.batch, crowd.batch)
         self._left = _WARM + crowd.steps
         self._num_steps = crowd.steps
@@ -108,7 +112,7 @@ class Stretch:
         self.cost: Cost | None = None
 
     def step(self, num_rows: int) -> None:
-        """Hear of a step that begins."""
+        """Count a step that begins."""
         if self.over or not self._is_armed():
             return
         if num_rows < self._num_rows:
@@ -121,16 +125,16 @@ class Stretch:
             self._end()
 
     def wait(self) -> None:
-        """Until it is over.
+        """Wait until the measured steps are over.
 
         Raises:
-            CheckFailedError: it never came to be.
+            CheckFailedError: the steps did not complete in time.
         """
         if not self._over.wait(_START_S + self._num_steps):
             raise CheckFailedError("the crowd did not decode: an answer or a client failed")
 
     def follow(self, report: Path) -> None:
-        """Be as long as the stretch of another process, and cost what both do."""
+        """Measure during the stretch of another process; the cost is that of both processes."""
         end = time.monotonic() + _START_S + self._num_steps
         while not report.exists():
             if not self._start and report.with_suffix(".begun").exists():
@@ -147,11 +151,11 @@ class Stretch:
 
     @property
     def over(self) -> bool:
-        """Whether it is."""
+        """Whether the measured steps are over."""
         return self._over.is_set()
 
     def _is_armed(self) -> bool:
-        """Not before the warm-up of a server is over."""
+        """Return whether a server's warm-up is over."""
         if self._report is not None and not self._armed:
             self._armed = self._report.with_suffix(".armed").exists()
         return self._armed
@@ -165,7 +169,7 @@ class Stretch:
         wall = time.perf_counter() - self._start
         found: dict[str, float] = {}
         for thread, seconds in _cpu_seconds().items():
-            name = thread.name.split(" ")[0].rstrip("-_0123456789")  # all of a pool together
+            name = thread.name.split(" ")[0].rstrip("-_0123456789")  # sum over a thread pool
             taken = 1e3 * (seconds - self._cpu.get(thread, 0.0)) / self._num_steps
             found[name] = found.get(name, 0.0) + taken
         self.cost = Cost(found, 1e3 * wall / self._num_steps)
@@ -185,7 +189,7 @@ def _cpu_seconds() -> dict[threading.Thread, float]:
 
 
 def open_on_stand_in(path: Path, crowd: Crowd, report: Path) -> LLM:
-    """An engine for a process of its own, which writes its ``Cost`` to ``report``."""
+    """Open an engine in its own process, which writes its ``Cost`` to ``report``."""
     stretch = Stretch(crowd, report)
     stack = ExitStack()
     atexit.register(stack.close)

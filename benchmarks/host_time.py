@@ -45,9 +45,7 @@ _PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
 
 
 class HostTime:
-    """Counts, while it is entered, the seconds in each part, those of the parts it calls not
-    among them.
-    """
+    """Measures the seconds in each part while it is entered, without those of parts it calls."""
 
     def __init__(self) -> None:
         self.seconds = defaultdict[str, float](float)

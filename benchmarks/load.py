@@ -1,10 +1,10 @@
 """Load over HTTP: ``python -m benchmarks.load --server ours=http://127.0.0.1:8000``.
 
-Clients of OpenAI-compatible servers that stream their answers: served tokens per second, time to
+Clients of OpenAI-compatible servers that stream their answers. Measured: tokens per second, time to
 the first piece, time between pieces. Each client pauses for a random time (exponentially
-distributed) before each request, so that requests arrive at random; with ``--rate`` they arrive as
-a Poisson process whoever is still waiting. Several servers, of any make, are asked the same
-requests in turn, who is first changing from round to round; ``--plain`` asks one of ours without
+distributed) before each request, so that requests arrive at random. With ``--rate`` they arrive as
+a Poisson process, however many are waiting. Several servers of any make get the same requests in
+turn; their order alternates between rounds. ``--plain`` measures one of our servers without
 speculation.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks.chat_client import ChatReply, ChatServer
+from benchmarks.chat_client import ChatServer, ClientReply
 from benchmarks.load_report import LoadReport, LoadRound, rows_of
 from benchmarks.traffic import MAX_WORDS, Bodies, Body, body_source
 from trt_eagle3.bench.workload import Load, pauses
@@ -38,7 +38,7 @@ _FEWEST = 12
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """A server, and what of every request it is asked in its own way."""
+    """A server, and the fields that it adds to every request."""
 
     name: str
     server: ChatServer
@@ -46,14 +46,14 @@ class LoadTarget:
 
 
 @click.command()
-@click.option("--server", "servers", multiple=True, metavar="NAME=URL", help="As it is.")
+@click.option("--server", "servers", multiple=True, metavar="NAME=URL", help="A server.")
 @click.option("--plain", multiple=True, metavar="NAME=URL", help="Ours, without speculation.")
 @click.option("--clients", multiple=True, type=click.IntRange(1), help="[default: 1 8 32 64 128]")
-@click.option("--rate", "rates", multiple=True, type=float, help="Requests per second instead.")
+@click.option("--rate", "rates", multiple=True, type=float, help="Poisson arrivals per second.")
 @click.option("--pause", default=0.2, show_default=True, help="Mean seconds before a request.")
-@click.option("--prompts", "file", type=click.Path(path_type=Path), help="Instead of drawn ones.")
-@click.option("--pictures", default=0.3, show_default=True, help="Drawn requests with a picture.")
-@click.option("--requests", "count", type=click.IntRange(1), help="Of a round.  [default: 3 each]")
+@click.option("--prompts", "file", type=click.Path(path_type=Path), help="Default: random ones.")
+@click.option("--pictures", default=0.3, show_default=True, help="Share of requests with an image.")
+@click.option("--requests", "count", type=click.IntRange(1), help="Per round.  [default: 3 each]")
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(2), default=256, show_default=True)
 @click.option("--max-words", type=click.IntRange(10), default=MAX_WORDS, show_default=True)
@@ -72,7 +72,7 @@ def main(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Ask servers the same requests under the same loads, and print what their clients saw."""
+    """Send the same requests under the same loads to all servers, and print their latencies."""
     bodies = body_source(
         read_questions(file) if file else None,
         pictures=pictures,
@@ -104,14 +104,14 @@ async def measure(
     count: int | None = None,
     pause: float = 0.2,
 ) -> LoadReport:
-    """Every load on every target, round by round; the first round of each load is not counted.
+    """Run every load on every target, round by round; the first round of each load is not counted.
 
     Raises:
-        UserError: no target, or two of one name.
+        UserError: there is no target, or two have the same name.
     """
     names = [target.name for target in targets]
     if not names or len(set(names)) < len(names):
-        raise UserError("--server, --plain: give at least one, each under a name of its own")
+        raise UserError("--server, --plain: give at least one, each with its own name")
     found: dict[tuple[Load, str], list[LoadRound]] = {(x, n): [] for x in loads for n in names}
     for index, load in enumerate(loads):
         for number in range(rounds + 1):
@@ -125,7 +125,7 @@ async def measure(
 
 
 def _salt(target: LoadTarget, targets: Sequence[LoadTarget]) -> int:
-    """Different for those that share a server, whose caches would serve the second of them."""
+    """Return different numbers for targets that share a server, whose caches they would share."""
     sharing = [other.name for other in targets if other.server == target.server]
     return sharing.index(target.name)
 
@@ -140,8 +140,8 @@ async def _target(word: str, api_key: str | None, extra: Mapping[str, Any]) -> L
 async def _round(
     target: LoadTarget, bodies: Sequence[Body], load: Load, pause: float, seed: int
 ) -> LoadRound:
-    """All requests once; who fails is counted, and the others go on."""
-    replies: dict[int, ChatReply] = {}
+    """Send all requests once; failed requests are counted, and the rest continue."""
+    replies: dict[int, ClientReply] = {}
     jobs = iter(list(enumerate(bodies)))
     start = time.perf_counter()
 

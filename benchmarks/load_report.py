@@ -1,4 +1,4 @@
-"""What load over HTTP found: each side's speed and latencies by load, as JSON and a table."""
+"""Results of load over HTTP: each side's speed and latencies by load, as JSON and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.chat_client import ChatReply
+from benchmarks.chat_client import ClientReply
 from trt_eagle3.bench.result import Percentiles, narrow_table
 from trt_eagle3.bench.workload import Load
 
@@ -20,55 +20,55 @@ __all__ = ["LoadReport", "LoadRound", "LoadSide", "rows_of"]
 class LoadRound:
     """All requests of one round; ``seconds``: from the first request to the last token."""
 
-    replies: tuple[ChatReply, ...]
+    replies: tuple[ClientReply, ...]
     seconds: float
 
     @property
     def tokens_per_second(self) -> float:
-        """Served, of all answers together."""
+        """Served tokens per second, of all answers."""
         return sum(reply.num_tokens for reply in self.replies) / self.seconds
 
 
 @dataclass(frozen=True)
 class LoadSide:
-    """One server (or one way to ask it) under one load, round by round."""
+    """One server, with one kind of request, under one load, by round."""
 
     rounds: tuple[LoadRound, ...]
 
     @property
-    def answered(self) -> list[ChatReply]:
+    def answered(self) -> list[ClientReply]:
         """Replies that are answers."""
         return [r for found in self.rounds for r in found.replies if r.error is None]
 
     @property
     def errors(self) -> list[str]:
-        """What was said in place of answers."""
+        """Errors in place of answers."""
         return [r.error for found in self.rounds for r in found.replies if r.error is not None]
 
     @property
     def tokens_per_second(self) -> float:
-        """The median round's."""
+        """Tokens per second of the median round."""
         return median(found.tokens_per_second for found in self.rounds)
 
     @property
     def first_token(self) -> Percentiles | None:
-        """From sending a request to the first piece of its answer."""
+        """Time from sending a request to the first piece of its answer."""
         return Percentiles.of_seconds([reply.first_seconds for reply in self.answered])
 
     @property
     def between(self) -> Percentiles | None:
-        """Between pieces, as a reader sees them: a step of the server's, however many tokens."""
+        """Time between pieces: a step of the server, however many tokens it has."""
         return Percentiles.of_seconds([gap for reply in self.answered for gap in reply.gaps])
 
     @property
     def per_token(self) -> Percentiles | None:
-        """Of each answer, the time after its first piece by its tokens after the first."""
+        """Of each answer, the time after its first piece over its tokens after the first."""
         return Percentiles.of_seconds(
             [sum(r.gaps) / (r.num_tokens - 1) for r in self.answered if r.num_tokens > 1]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         times = {name: getattr(self, name) for name in ("first_token", "between", "per_token")}
         return {
             "tokens_per_second": self.tokens_per_second,
@@ -80,20 +80,20 @@ class LoadSide:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """All loads and sides; the first side is what ratios are to."""
+    """All loads and sides; ratios are to the first side."""
 
     facts: Mapping[str, Any]
     rows: Mapping[Load, Mapping[str, LoadSide]]
 
     def ratio(self, load: Load, name: str) -> float:
-        """Tokens per second to the first side's: the median over rounds, which alternate."""
+        """Tokens per second over the first side's: the median over rounds, which alternate."""
         sides = self.rows[load]
         base = next(iter(sides.values()))
         pairs = zip(sides[name].rounds, base.rounds, strict=True)
         return median(a.tokens_per_second / max(b.tokens_per_second, 1e-9) for a, b in pairs)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         rows = [
             {
                 "clients": load.concurrency if load.rate is None else None,
@@ -108,7 +108,7 @@ class LoadReport:
         return {**self.facts, "rows": rows}
 
     def tables(self) -> list[Table]:
-        """Speed and latencies by load, each within 60 columns."""
+        """Return tables of speed and latencies by load, each within 60 columns."""
         left = "clients" if next(iter(self.rows)).rate is None else "requests", "side"
         speed = narrow_table(*left, "tokens/s", "ratio", "per token ms,\np50 / 95 / 99")
         latency = narrow_table(
@@ -123,7 +123,7 @@ class LoadReport:
         return [speed, latency]
 
     def lines(self) -> list[str]:
-        """The first error of each side, if any."""
+        """Return the first error of each side, if any."""
         return [
             f"note: {load.name}, {name}: {len(side.errors)} requests failed, the first: "
             f"{side.errors[0]}"
@@ -136,7 +136,7 @@ class LoadReport:
 def rows_of(
     found: Mapping[tuple[Load, str], Sequence[LoadRound]],
 ) -> dict[Load, dict[str, LoadSide]]:
-    """Rounds by load and side."""
+    """Group rounds by load and side."""
     rows: dict[Load, dict[str, LoadSide]] = {}
     for (load, name), rounds in found.items():
         rows.setdefault(load, {})[name] = LoadSide(tuple(rounds))

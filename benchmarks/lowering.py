@@ -1,4 +1,4 @@
-"""Our ops by standard operators of opset 17: what an engine without our plugins would run."""
+"""Lower our ops to standard operators of opset 17, for an engine without our plugins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ __all__ = ["lowered"]
 
 
 def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
-    """``model`` (``graph.trt_export``, compute type ``dtype``), plugin nodes replaced by
-    standard operators.
+    """Replace plugin nodes of ``model`` by standard operators.
+
+    ``model``: from ``graph.trt_export``, with compute type ``dtype``.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -33,15 +34,15 @@ def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
     made.functions.extend(functions.values())
     made = inliner.inline_local_functions(made)
     _fold_constants(made.graph)
-    for node in made.graph.node:  # by name TensorRT 8.6 is told what computes in float32
+    for node in made.graph.node:  # TensorRT 8.6 selects float32 nodes by name
         node.name = node.name or f"{node.output[0]}/{node.op_type}"
     return made
 
 
 def _fold_constants(graph: onnx.GraphProto) -> None:
-    """Compute what follows from attributes alone:
+    """Compute values that depend on attributes alone.
 
-    TensorRT wants the sizes of a Split, for one, as constants.
+    TensorRT requires some of them, such as the sizes of a Split, as constants.
     """
     known = {
         i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer if not i.external_data

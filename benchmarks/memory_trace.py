@@ -1,4 +1,4 @@
-"""Whether memory of this process and its GPU stays flat over a long run."""
+"""Check that memory of this process and its GPU stays flat over a long run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 __all__ = ["MemoryTrace"]
 
 _MIB = 1 << 20
-# By which the least of the last two fifths may be above the most of the first two: allocators come
-# and go by some blocks. A steady leak of four times that over the run is found: 16 KiB a request of
-# two thousand.
+# Allowed difference between the least of the last two fifths and the most of the first two:
+# allocators vary by some blocks. A steady leak of four times that over the run is detected: 16 KiB
+# per request of two thousand.
 _GROWTH_MIB = 8.0
 
 
 class MemoryTrace:
-    """Samples of a run, in MiB by what holds them."""
+    """Samples of a run, in MiB by kind of memory."""
 
     def __init__(self, device: str) -> None:
         """``device``: ``cpu`` or ``cuda``."""
@@ -29,7 +29,7 @@ class MemoryTrace:
         self._samples: list[dict[str, float]] = []
 
     def sample(self) -> None:
-        """Look now."""
+        """Take a sample."""
         found = {"host": _anonymous_mib(), "python_blocks": sys.getallocatedblocks() / 1024}
         if self._device == "cuda":
             free, total = torch.cuda.mem_get_info()
@@ -38,7 +38,7 @@ class MemoryTrace:
         self._samples.append(found)
 
     def faults(self) -> list[str]:
-        """Each kind of memory that grew."""
+        """Return each kind of memory that grew."""
         grown = []
         for name in ("host", "device", "tensors"):
             values = [sample[name] for sample in self._samples if name in sample]
@@ -47,7 +47,7 @@ class MemoryTrace:
         return grown
 
     def to_dict(self) -> dict[str, Any]:
-        """MiB (of Python's blocks: thousands) in each fifth of the run."""
+        """Return MiB (of Python's blocks: thousands) in each fifth of the run."""
         return {name: self._fifths(name) for name in self._samples[0]}
 
     def _fifths(self, name: str) -> list[float]:
@@ -60,12 +60,12 @@ def _fifths(values: Sequence[float]) -> list[float]:
 
 
 def _change(values: Sequence[float]) -> float:
-    """From the most of the first two fifths to the least of the last two."""
+    """Return the least of the last two fifths minus the most of the first two."""
     part = max(len(values) * 2 // 5, 1)
     return min(values[-part:]) - max(values[:part])
 
 
 def _anonymous_mib() -> float:
-    """Resident memory that no file backs."""
+    """Return resident memory that no file backs."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(v.split()[1]) / 1024 for v in lines if v.startswith("RssAnon")), 0.0)

@@ -1,8 +1,9 @@
 """Time to the first token of text prompts on one GPU: ``python -m benchmarks.prefill``.
 
 A pair of a published geometry in bfloat16 with random weights, through the real scheduler, idle
-before each prompt. Medians on the host's clock, from the prompt's arrival to its first token; the
-floor is the operations of products and attention at the rate of a large product of the same run.
+before each prompt. Prints medians on the host's clock, from the prompt's arrival to its first
+token. The floor is the operations of products and attention, at the rate of a large product of the
+same run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["main", "prompt_operations"]
 
 _ROOM = 64  # tokens after the longest prompt
-_WARM = 2  # runs before the first that counts
+_WARM = 2  # runs before the first measured one
 
 
 @click.command()
@@ -44,11 +45,11 @@ _WARM = 2  # runs before the first that counts
     "--chunk", "chunks", multiple=True, type=int, default=(4096,), show_default=True,
     help="engine.prefill_chunk.",
 )  # fmt: skip
-@click.option("--crowd", default=32, show_default=True, help="Prompts of 1024 that come at once.")
-@click.option("--runs", default=5, show_default=True, help="Runs that a median is of.")
+@click.option("--crowd", default=32, show_default=True, help="Concurrent prompts of 1024 tokens.")
+@click.option("--runs", default=5, show_default=True, help="Runs per median.")
 @click.option("--page-size", default=16, show_default=True)
 @weights_option
-@click.option("--profile", is_flag=True, help="Also print where the device's time goes.")
+@click.option("--profile", is_flag=True, help="Also print the device's time by kernel.")
 def main(
     size: str,
     contexts: tuple[int, ...],
@@ -59,9 +60,9 @@ def main(
     weights: str,
     profile: bool,
 ) -> None:
-    """Print the time to the first token of prompts alone and of many at once."""
+    """Print the time to the first token of single prompts and of many at once."""
     rate = matmul_rate(torch.bfloat16)
-    names = [*(str(n) for n in contexts), f"{crowd} x 1024", "and they decode on"]
+    names = [*(str(n) for n in contexts), f"{crowd} x 1024", "and they continue"]
     loads = [*((1, n) for n in contexts), (crowd, 1024)]
     table = Table(f"{size}, {weights}, ms to the (last) first token", *names)
     families = Table("device, ms", "by family of kernels")
@@ -90,8 +91,9 @@ def main(
 
 
 def prompt_operations(spec: TargetSpec, context: int) -> float:
-    """Additions and multiplications of the layers over a prompt of ``context`` tokens: products,
-    of a mixture those of each row's experts, and attention over half of the square.
+    """Return additions and multiplications of the layers over a prompt of ``context`` tokens.
+
+    They are products (of a mixture: of each row's experts), and attention over half of the square.
     """
     total = 0.0
     for layer in spec.layers:
@@ -111,15 +113,15 @@ class _Bench:
         self._decoder = pair.decoder(prefill_chunk=chunk)
 
     def median_ms(self, batch: int, context: int, runs: int, *, stay: bool) -> float:
-        """From the arrival of ``batch`` prompts to the last one's first token.
+        """Measure from the arrival of ``batch`` prompts to the last one's first token.
 
-        ``stay``: they decode on after it; else each is done.
+        ``stay``: sequences continue to decode after their first token; else they end.
         """
         times = [1e3 * self._seconds(batch, context, stay=stay) for _ in range(_WARM + runs)]
         return median(times[_WARM:])
 
     def families(self, batch: int, context: int) -> str:
-        """Milliseconds of the device, by family of kernels."""
+        """Return milliseconds of the device, by family of kernels."""
         found = device_time(lambda: self._seconds(batch, context, stay=False), 1)
         parts = sorted(found.by_family.items(), key=lambda part: -part[1])
         longest = ("", *(f"{us / 1e3:.2f} {n:.0f} {name}" for name, us, n in found.longest[:14]))

@@ -1,9 +1,9 @@
 """Preparation of images on the CPU, stage by stage: ``python -m benchmarks.preparation``.
 
-From a JPEG to the vision tower's float32 patches: decoding, resizing and cutting, the digest that
-the prefix cache knows them by, looking numbers up; then decoding to cutting in this process and in
-a decoder process, whose difference is the hop. transformers' Pillow processor, given the decoded
-image, is beside them. Best and median of the rounds, sides alternating.
+Stages from a JPEG to the vision tower's float32 patches: decoding, resizing and cutting, the digest
+for the prefix cache, and the lookup of numbers. Then decoding to cutting in this process and in a
+decoder process; the difference is the cost of the process boundary. transformers' Pillow processor
+runs on the decoded image for comparison. Prints best and median of the rounds; sides alternate.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ __all__ = ["main"]
 # Qwen3-VL's preprocessor_config.json
 _CONFIG = PixelConfig(16, 2, 2, 65536, 16777216, (0.5,) * 3, (0.5,) * 3, 1 / 255, 3)
 _SIZES = ((512, 512), (1024, 1024), (2048, 2048), (4032, 3024))
-_QUALITY = 90  # of the JPEGs, about what phones write
+_QUALITY = 90  # of the JPEGs, about the quality of phone cameras
 
 Stages = dict[str, Callable[[], object]]
 
 
 @click.command()
-@click.option(
-    "--rounds", default=10, show_default=True, help="The best and the median of so many rounds."
-)
-@click.option("--max-side", default=4032, show_default=True, help="Leave larger images out.")
+@click.option("--rounds", default=10, show_default=True, help="Rounds of the best and the median.")
+@click.option("--max-side", default=4032, show_default=True, help="Skip larger images.")
 def main(rounds: int, max_side: int) -> None:
     """Print milliseconds by stage and size."""
     sizes = [size for size in _SIZES if max(size) <= max_side]
@@ -72,7 +70,7 @@ def main(rounds: int, max_side: int) -> None:
 
 
 def _jpeg(width: int, height: int) -> bytes:
-    """Soft shapes with grain: what a photograph is to a decoder."""
+    """Encode soft shapes with grain, which cost a decoder as much as a photo."""
     generator = np.random.default_rng(0)
     shapes = generator.integers(0, 256, (height // 32, width // 32, 3), dtype=np.uint8)
     soft = np.asarray(
@@ -111,8 +109,9 @@ def _all_parts(running: AbstractContextManager[Iterator[MediaPart]]) -> list[Med
 
 
 def _transformers(image: Image.Image) -> Stages:
-    """From the decoded image to float32; nothing where transformers is too old to have it
-    without torchvision.
+    """Return the stage from the decoded image to float32.
+
+    Empty if transformers is too old to run it without torchvision.
     """
     import transformers
 
@@ -133,7 +132,7 @@ def _transformers(image: Image.Image) -> Stages:
 def _measure(stages: Stages, rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in stages}
     for run in stages.values():
-        run()  # imports, and a process that starts
+        run()  # imports, and the start of a process
     for _ in range(rounds):
         for name, run in stages.items():
             start = time.perf_counter()

@@ -1,5 +1,6 @@
-"""A target and a draft of a published geometry with random weights, on the GPU: no checkpoint is
-needed to time what decoding costs.
+"""A target and a draft of a published geometry with random weights, on the GPU.
+
+They time decoding without a checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class RandomPair:
     def decoder(
         self, prefill_chunk: int, *, drafting: bool = True, max_batch_size: int | None = None
     ) -> Decoder:
-        """A decoder over the pair, of fixed shapes."""
+        """Return a decoder over the pair, with fixed shapes."""
         drafter = AutoregressiveDrafter(
             self.draft,
             self.manifest,
@@ -78,7 +79,7 @@ class RandomPair:
         *,
         drafting: bool = True,
     ) -> SequenceState:
-        """A sequence with a random prompt of text."""
+        """Return a sequence with a random text prompt."""
         ids = torch.randint(1000, 30000, (num_tokens,))
         rows = torch.arange(num_tokens, dtype=torch.int32).expand(3, -1)
         prompt = Prompt(ids, rows, 0, torch.zeros(num_tokens, dtype=torch.bool))
@@ -97,12 +98,13 @@ def random_pair(
     weights: str = "bfloat16",
     kv_dtype: KVDtype = "compute",
 ) -> RandomPair:
-    """Open a pair of ``size`` (benchmarks/synthetic.py) in bfloat16; its graphs are written to
-    ``folder``.
+    """Open a pair of ``size`` (benchmarks/synthetic.py) in bfloat16, with its graphs in ``folder``.
 
-    The caches hold ``max_batch_size`` sequences of ``max_seq_len`` tokens, recurrent states of
-    ``max_sequences`` where those are more and shorter. ``weights``: how the target's projections
-    lie, one of ``PACKED_KINDS``. ``kv_dtype``: as ``engine.kv_dtype``.
+    Args:
+        max_batch_size: the caches hold so many sequences of ``max_seq_len`` tokens.
+        max_sequences: recurrent states of so many sequences, if they are more (and shorter).
+        weights: format of the target's projections, one of ``PACKED_KINDS``.
+        kv_dtype: as ``engine.kv_dtype``.
     """
 
     def read(expr: WeightExpr, _root: Path, device: torch.device) -> Weight:
@@ -143,8 +145,9 @@ def random_pair(
 
 
 class _RandomTable(EmbeddingTable):
-    """A token table that no file holds; zeros would make every token alike, and every draft
-    right.
+    """A random token table without a file.
+
+    Zeros would make all tokens equal, and every draft right.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -153,7 +156,7 @@ class _RandomTable(EmbeddingTable):
 
 
 def _random(expr: WeightExpr, device: torch.device) -> Tensor:
-    """Weights like a trained model's in size: norms near one, matrices of unit gain."""
+    """Draw weights of a trained model's size: norms near one, matrices of unit gain."""
     shape = expr.shape
     drawn = torch.randn(shape, dtype=expr.dtype.torch, device=device)
     return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5

@@ -38,7 +38,7 @@ from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.pipeline import build
 
-__all__ = ["Case", "cases", "first_difference", "main", "record", "run_case"]
+__all__ = ["AnswerCase", "cases", "first_difference", "main", "record", "run_case"]
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "examples/tiny/images"
@@ -57,7 +57,7 @@ ENGINES = (
     ("torch", "float32", True),
     ("torch", "bfloat16", False),
 )
-"""Backend, type, and whether steps are launched ahead of the host."""
+"""Backend, dtype, and whether steps are launched ahead of the host."""
 TREES: Mapping[str, Mapping[str, Any] | None] = {
     "chain": {"mode": "chain", "steps": 5},
     "tree": {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 10},
@@ -70,7 +70,7 @@ BATCHES = ((8,), (1, 5), (2, 4), (3, 3), (7,), (1, 6))
 
 
 def _requests() -> dict[str, Request]:
-    """All requests by name; batches take them in order."""
+    """Return all requests by name; batches take them in order."""
     scene = [IMAGES / "scene.png"]
     both = [IMAGES / "before.png", IMAGES / "after.png"]
     frames = [[IMAGES / f"frames/{i}.png" for i in range(4)]]
@@ -135,11 +135,11 @@ def _requests() -> dict[str, Request]:
 
 
 @dataclass(frozen=True)
-class Case:
+class AnswerCase:
     """An engine and its requests.
 
     Attributes:
-        name: pair, backend and type, tree.
+        name: pair, backend and dtype, tree.
         config: name of its build config.
         settings: changes to that config.
         ahead: launch steps ahead of the host, as on a GPU.
@@ -153,8 +153,8 @@ class Case:
     batches: tuple[tuple[str, ...], ...]
 
 
-def cases() -> list[Case]:
-    """All cases, in the order of the record. Engines of one pair and tree get the same requests."""
+def cases() -> list[AnswerCase]:
+    """Return all cases in the order of the record. Engines of a pair and tree share requests."""
     sizes, names = cycle(BATCHES), cycle(_requests())
     found = []
     for (pair, (config, draft)), (tree, speculation) in product(PAIRS.items(), TREES.items()):
@@ -172,11 +172,11 @@ def cases() -> list[Case]:
                 "prompts": None,
             }
             name = f"{pair}/{backend}-{dtype}{'-ahead' if ahead else ''}/{tree}"
-            found.append(Case(name, config, settings, ahead, batches))
+            found.append(AnswerCase(name, config, settings, ahead, batches))
     return found
 
 
-class _OneAStep(Scheduler):
+class _OnePerStep(Scheduler):
     """Takes one new sequence per step, however fast prompts are prepared.
 
     Only this class, ``_open`` and ``_ask`` depend on internals of the engine.
@@ -203,13 +203,13 @@ def _open(bundle: Path, *, ahead: bool) -> LLM:
     """Open an engine whose requests arrive one per step."""
     opened = LoadedBundle.open(bundle)
     engine = LLM(replace(opened, fixed_shapes=True) if ahead else opened)
-    with patch.object(core, "Scheduler", _OneAStep):
+    with patch.object(core, "Scheduler", _OnePerStep):
         engine.start()
     return engine
 
 
 def _ask(engine: LLM, requests: Sequence[Request]) -> list[Generation]:
-    """Answers of a batch; all ``requests`` are prepared before the first step."""
+    """Return the answers of a batch; all ``requests`` are prepared before the first step."""
     answers = engine._started().submit_together(requests, engine)
     return [answer.finish() for answer in answers]
 
@@ -223,7 +223,7 @@ class Recorded:
     num_reused: int
 
 
-def run_case(case: Case) -> Recorded:
+def run_case(case: AnswerCase) -> Recorded:
     """Build the engine of ``case`` and record its answers."""
     torch.set_num_threads(1)
     answers: dict[str, Mapping[str, Sequence[int]]] = {}
@@ -243,7 +243,7 @@ def run_case(case: Case) -> Recorded:
     return Recorded(answers, now.preempted, now.reused_tokens)
 
 
-def record(chosen: Sequence[Case], processes: int) -> Iterator[Recorded]:
+def record(chosen: Sequence[AnswerCase], processes: int) -> Iterator[Recorded]:
     """Run the cases in ``processes`` processes, 1: this one. Results keep the order."""
     if processes == 1:
         yield from map(run_case, chosen)
@@ -254,7 +254,7 @@ def record(chosen: Sequence[Case], processes: int) -> Iterator[Recorded]:
 
 
 def as_text(answers: Mapping[str, Any]) -> str:
-    """JSON with one answer per line."""
+    """Format answers as JSON, one answer per line."""
     lines = (f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

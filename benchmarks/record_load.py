@@ -39,7 +39,7 @@ from trt_eagle3.serving.warm_up import warm_up
 __all__ = ["FIELDS", "RecordingPolicy", "main"]
 
 FIELDS = (
-    "us",  # since the end of the previous step; 0: the engine was idle between
+    "us",  # since the end of the previous step; 0: the engine was idle in between
     "prompt_rows",
     "batch",  # sequences that decoded
     "tree",  # nodes verified per sequence, root included
@@ -49,7 +49,7 @@ FIELDS = (
     "prefilling",  # sequences in prefill
 )
 _PAUSE_S = 0.2  # mean, before each request of a client; as in benchmarks.served_load
-_PICTURES = 0.3  # share of the requests with a picture; as in benchmarks.served_load
+_PICTURES = 0.3  # share of the requests with an image; as in benchmarks.served_load
 _MAX_TOKENS = 256
 _TURN = 24  # steps of each tree under the alternating policy
 
@@ -79,25 +79,25 @@ class RecordingPolicy:
         self._now, self._admits = next(self._turns), admits
 
     def choose(self, batch: BatchState) -> AnyTree | None:
-        """The tree of this turn."""
+        """Return the tree of this turn."""
         return self._now if batch.num_drafting else None
 
     def should_draft(self, _batch: BatchState) -> bool:
-        """The ``admits`` of ``serve``."""
+        """Return the ``admits`` of ``serve``."""
         return self._admits
 
     def trees_at(self, _batch_size: int) -> Sequence[AnyTree | None]:
-        """All."""
+        """Return all trees."""
         return self.trees
 
     def prime(self, *_: object) -> None:
-        """Nothing is learnt."""
+        """Ignore the costs: this policy learns nothing."""
 
     def prime_prompts(self, *_: object) -> None:
-        """Nothing is learnt."""
+        """Ignore the costs: this policy learns nothing."""
 
     def record(self, stats: StepStats) -> None:
-        """Record the step and advance."""
+        """Record the step and advance to the next turn."""
         batch = stats.batch
         seconds, waiting = stats.seconds or 0.0, batch.num_running - batch.size
         row = [round(1e6 * seconds), stats.prompt_rows, batch.size, stats.num_nodes]
@@ -114,7 +114,7 @@ class Trace:
         length: acceptance length of a chain of ``chain`` drafted tokens.
         admits: whether the draft ran over prompts.
         trees: sizes in nodes of the trees served in turn.
-        tokens: emitted in ``seconds``.
+        tokens: number of tokens emitted in ``seconds``.
         steps: rows of ``FIELDS``.
     """
 
@@ -149,7 +149,7 @@ async def _serve(engine: LLM, requests: Iterator[Request], clients: int, seconds
 
 
 def _requests(salt: int) -> Iterator[Request]:
-    """Requests whose sizes are the same in every run and whose contents depend on ``salt``."""
+    """Yield requests with the same sizes in every run, and contents that depend on ``salt``."""
     for seed in itertools.count():
         bodies = drawn_bodies(256, seed=seed, salt=salt, pictures=_PICTURES, max_tokens=_MAX_TOKENS)
         for body in bodies:
@@ -161,8 +161,8 @@ def _requests(salt: int) -> Iterator[Request]:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--clients", multiple=True, type=click.IntRange(1), default=(1, 8, 32, 64, 128))
 @click.option("--length", "lengths", multiple=True, type=float, default=(1.0, 2.0, 3.0))
-@click.option("--seconds", default=5.0, show_default=True, help="Of each run.")
-@click.option("--limit", default=480.0, show_default=True, help="Seconds in all; then it ends.")
+@click.option("--seconds", default=5.0, show_default=True, help="Seconds of each run.")
+@click.option("--limit", default=480.0, show_default=True, help="Stop after so many seconds.")
 def main(
     bundle: Path,
     out: Path,

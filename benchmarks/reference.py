@@ -1,9 +1,8 @@
-"""What the streamed reference costs at a published geometry: ``python -m benchmarks.reference
---size 8b``.
+"""Cost of the streamed reference at a published geometry: ``python -m benchmarks.reference --size
+8b``.
 
-A synthetic checkpoint (zeros; values do not change the work), the first layers of it, in a fresh
-process. Memory is peak resident memory over what the process held before; time is given as ratios
-of the same run.
+Runs the first layers of a synthetic checkpoint (zeros; values do not change the work) in a fresh
+process. Memory is peak resident memory minus that before the run. Times are ratios within the run.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ __all__ = ["main"]
 @click.command()
 @click.option("--size", default="8b", show_default=True, help="Geometry (benchmarks/synthetic.py).")
 @click.option("--rows", default=512, show_default=True, help="Rows of the sequence.")
-@click.option("--layers", default=4, show_default=True, help="Decoder layers that are run.")
+@click.option("--layers", default=4, show_default=True, help="Decoder layers to run.")
 @click.option("--child", hidden=True, type=click.Path(path_type=Path))
 def main(size: str, rows: int, layers: int, child: Path | None) -> None:
-    """Print memory, and how much of the time goes into streaming."""
+    """Print memory, and the share of time that streaming takes."""
     if child:
         print(json.dumps(_measure(child, rows, layers)))
         return
@@ -51,11 +50,9 @@ def main(size: str, rows: int, layers: int, child: Path | None) -> None:
         f"peak over {layers} layers, head and vision tower", f"{found['peak'] / 1e9:.2f} GB"
     )
     table.add_row(
-        "loading a layer, of its whole time", f"{100 * found['load'] / found['layer']:.0f} %"
+        "loading a layer, share of its time", f"{100 * found['load'] / found['layer']:.0f} %"
     )
-    table.add_row(
-        "a layer of 8 prompts together to 8 layers of one each", f"{found['together']:.2f}"
-    )
+    table.add_row("a layer of 8 prompts in one load to 8 loads", f"{found['together']:.2f}")
     table.add_row("all layers to one", f"{found['num_layers']:.0f}")
     table.add_row("head over 32 rows to one layer", f"{found['head'] / found['layer']:.2f}")
     table.add_row(
@@ -65,7 +62,7 @@ def main(size: str, rows: int, layers: int, child: Path | None) -> None:
 
 
 def _measure(target: Path, rows: int, layers: int) -> dict[str, float]:
-    """Run in a fresh process: the peak is the process's."""
+    """Measure in a fresh process: the peak is the process's."""
     import torch
 
     from trt_eagle3.families.registry import read_target
@@ -114,7 +111,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _resident(name: str) -> int:
-    """Resident bytes of this process: now (``VmRSS``) or at most (``VmHWM``)."""
+    """Return resident bytes of this process: now (``VmRSS``) or at most (``VmHWM``)."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status[name].split()[0]) * 1024
 

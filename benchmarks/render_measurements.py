@@ -1,6 +1,6 @@
 """Write docs/measurements.md: ``python -m benchmarks.render_measurements``.
 
-A file of ``benchmarks/results/<machine>/`` holds the tables of one measurement with its conditions.
+A file of ``benchmarks/results/<machine>/`` has the tables of one measurement and its conditions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 Value = int | Decimal | str
 Cell = Value | tuple[Value, Value] | None
-"""A figure with its digits as written, a text, a pair of ours and theirs, or nothing."""
+"""A figure with its digits as written, a text, a pair (ours, theirs), or None for an empty cell."""
 
 SECTIONS = {
     "vLLM 0.33.0 beside ours": "Is this project faster than vLLM, and where is it slower?",
@@ -48,10 +48,10 @@ For engineers who compare engines or look for regressions: what was measured, wh
 
 `python -m benchmarks.render_measurements` writes this page from the files of
 `benchmarks/results/<machine>/`. To add a measurement, add a file and run it. A figure holds for its
-machine and its conditions. Compare figures of one entry, not of two.
+machine and its conditions. Compare figures only within one entry.
 
-"Measured at" names the commit that ran. "Recorded in" names the commit that noted the figures. An
-entry leaves this page when its code is replaced; git keeps it.
+"Measured at" names the commit that ran. "Recorded in" names the commit that recorded the figures.
+An entry is removed when its code is replaced; git keeps it.
 
 **No published checkpoint was measured.** Weights are random, zeros, or those of the trained tiny
 pairs in `examples`. With random weights no draft is right, so a speculative step shows its cost,
@@ -91,11 +91,13 @@ class Result(_Record):
     """A measurement.
 
     Attributes:
-        section: a key of ``SECTIONS``. position: order within it.
-        commit: of the code; ``commit_is``: how it is known.
-        commands: that measured; empty: a script that was not kept.
-        ours, theirs: the mode of each side; no ``theirs``: nothing was compared.
-        random: what was drawn: weights, drafts, prompts.
+        section: a key of ``SECTIONS``.
+        position: order within it.
+        commit: of the code.
+        commit_is: whether the commit ran (``measured at``) or recorded the figures.
+        commands: commands of the measurement; empty: a script that was not kept.
+        ours, theirs: the mode of each side; empty ``theirs``: nothing was compared.
+        random: what was random: weights, drafts, prompts.
     """
 
     section: str
@@ -121,7 +123,7 @@ class Result(_Record):
 
 
 def read_results(folder: Path = RESULTS) -> list[Result]:
-    """All results below ``folder``, in the order of the page."""
+    """Return all results below ``folder``, in the order of the page."""
     files = sorted(folder.glob("*/*.json"))
     results = [_read(file) for file in files]
     order = list(SECTIONS)
@@ -134,7 +136,7 @@ def _read(file: Path) -> Result:
 
 
 def page(results: list[Result]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     links = ", ".join(f"[{section}](#{_anchor(section)})" for section in SECTIONS)
     parts = [_HEAD, f"Sections: {links}.\n"]
     for section, question in SECTIONS.items():
@@ -197,7 +199,7 @@ def _cell(cell: Cell, table: Table) -> str:
 
 
 def _winner(pair: tuple[Value, Value], table: Table) -> int | None:
-    """Index of the better of two numbers; None if they are equal or not both numbers."""
+    """Return the index of the better number; None if they are equal or not both numbers."""
     ours, theirs = pair
     if isinstance(ours, str) or isinstance(theirs, str) or ours == theirs:
         return None

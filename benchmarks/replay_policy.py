@@ -31,10 +31,10 @@ from trt_eagle3.io.run_command import run_command
 
 __all__ = ["RecordedLoad", "Replay", "loads_of", "main", "replay"]
 
-_RAMP_S = 2.0  # start of a recording that is left out: clients are still beginning
+_RAMP_S = 2.0  # skipped start of a recording, while clients are still starting
 _LEAST_RAMP_S = 0.3  # the same with few clients
-_CROWD = 32  # clients from which _RAMP_S is left out
-_ANSWER_TOKENS = (16, 256)  # benchmarks.traffic's
+_CROWD = 32  # least clients for which _RAMP_S is skipped
+_ANSWER_TOKENS = (16, 256)  # as in benchmarks.traffic
 _MAX_DEFERRED = 448  # maximum rows of a sequence that wait for backfilling
 
 Row = Mapping[str, int]
@@ -69,7 +69,7 @@ class RecordedLoad:
 
 
 def loads_of(file: Path) -> list[RecordedLoad]:
-    """The loads of one recording."""
+    """Return the loads of one recording."""
     runs: dict[tuple[int, float, bool, tuple[int, ...]], list[Row]] = {}
     chain = 0
     with gzip.open(file, "rt") as stream:
@@ -102,7 +102,7 @@ def _pure(rows: Sequence[Row], size: int) -> list[int]:
 
 
 def _change_costs(turns: Sequence[Row], steps: Mapping[int, Sequence[Row]]) -> tuple[float, float]:
-    """``backfill_row`` and ``drain_cost`` of a load. ``turns``: its alternating run."""
+    """Return ``backfill_row`` and ``drain_cost`` of a load. ``turns``: its alternating run."""
     wide = max(steps)
     usual, alone = median(_pure(steps[wide], wide) or [0]), median(_pure(steps[1], 1))
     late = [r for r in turns if r["backfilled"] and not r["prompt_rows"] and r["tree"] == wide]
@@ -208,7 +208,7 @@ def _accepted(
 
 
 def prime(policy: Policy, load: Sequence[RecordedLoad], prompt_row: float) -> None:
-    """Enter what a server measures at start: steps by batch size, and seconds of a prompt row."""
+    """Prime ``policy`` with a server's start measurements: step costs, seconds of a prompt row."""
     for one in load:
         if one.rate:  # step costs are the same for all lengths
             continue
@@ -223,31 +223,31 @@ def prime(policy: Policy, load: Sequence[RecordedLoad], prompt_row: float) -> No
 
 
 def make_policy(load: RecordedLoad) -> SpeculationPolicy:
-    """The policy of a chain, restricted to the recorded trees."""
+    """Return the policy of a chain, restricted to the recorded trees."""
     trees = candidates_of(SpeculationConfig(mode="chain", steps=max(load.steps) - 1))
     return SpeculationPolicy([c for c in trees if c.num_nodes in load.steps])
 
 
 def fixed_policy(size: int) -> FixedPolicy:
-    """The fixed policy of recorded steps of ``size``; 0: without a draft."""
+    """Return the fixed policy of recorded steps of ``size``; 0: without a draft."""
     if not size:
         return NoDraft(None)
     return FixedPolicy(shrunk(SpeculationConfig(mode="chain", steps=max(size - 1, 1)), size))
 
 
 class NoDraft(FixedPolicy):
-    """Runs the draft over no prompt."""
+    """A policy that runs the draft over no prompt."""
 
     def should_draft(self, _batch: BatchState) -> bool:
-        """False."""
+        """Return False."""
         return False
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--seconds", default=60.0, show_default=True, help="Of each load.")
-@click.option("--skip", default=20.0, show_default=True, help="Of them, not counted.")
-@click.option("--prompt-row-us", default=21.0, show_default=True, help="Of a prompt's row.")
+@click.option("--seconds", default=60.0, show_default=True, help="Seconds of each load.")
+@click.option("--skip", default=20.0, show_default=True, help="First seconds that do not count.")
+@click.option("--prompt-row-us", default=21.0, show_default=True, help="Microseconds per row.")
 def main(files: Sequence[Path], seconds: float, skip: float, prompt_row_us: float) -> None:
     """Replay the loads of FILES."""
     table = Table(

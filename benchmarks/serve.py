@@ -1,12 +1,11 @@
-"""What serving costs: ``python -m benchmarks.serve BUNDLE --prompts FILE``.
+"""Cost of serving: ``python -m benchmarks.serve BUNDLE --prompts FILE``.
 
-The same prompts, so many at a time, once from threads over an engine in this process and once from
-clients of a real Triton server that streams its answers over HTTP: tokens per second of both, and
-what a client sees of time to first token and time between tokens. Both sides alternate; per side
-the best round counts. Answers must be the same tokens.
+The same prompts run twice, at the same concurrency: from threads over an engine in this process,
+and from clients of a real Triton server that streams its answers over HTTP. Prints tokens per
+second of both, and the clients' time to first token and time between tokens. Both sides alternate;
+per side the best round counts. Answers must have the same tokens.
 
-The server is started from what ``trt-eagle3 deploy`` writes; ``TRT_EAGLE3_ENV`` names its Python
-environment.
+``trt-eagle3 deploy`` writes the server's files; ``TRT_EAGLE3_ENV`` names its Python environment.
 """
 
 from __future__ import annotations
@@ -48,16 +47,18 @@ _START_S = 300.0
 
 
 @dataclass(frozen=True)
-class Reply:
-    """One answer as its client saw it: token ids, and (seconds since asking, tokens) of each
-    piece.
+class ServedReply:
+    """One answer, timed at its client.
+
+    Attributes:
+        pieces: (seconds since the request, tokens) of each piece.
     """
 
     token_ids: tuple[int, ...]
     pieces: tuple[tuple[float, int], ...]
 
 
-Ask = Callable[[Question, int, bool], Reply]
+Ask = Callable[[Question, int, bool], ServedReply]
 
 
 prompts_option = click.option(
@@ -65,7 +66,7 @@ prompts_option = click.option(
     "file",
     required=True,
     type=click.Path(path_type=Path),
-    help="Prompts, a JSON list or one on each line.",
+    help="Prompts, a JSON list or one per line.",
 )
 
 
@@ -82,7 +83,7 @@ prompts_option = click.option(
     "--stream/--no-stream",
     default=True,
     show_default=True,
-    help="One response per pass, or one in all.",
+    help="One response per step, or one in all.",
 )
 @click.option(
     "--stream-interval", default=0.02, show_default=True, help="The server's stream_interval_s."
@@ -99,7 +100,7 @@ def main(
     stream_interval: float,
     as_json: bool,
 ) -> None:
-    """Print throughput and latencies, served and offline, with speculation and without."""
+    """Print throughput and latencies, served and offline, with and without speculation."""
     questions = list(itertools.islice(itertools.cycle(read_questions(file)), count))
     engine = load(bundle)
     if engine.bundle.limits.max_batch_size < max(levels):
@@ -113,13 +114,13 @@ def main(
         sides: dict[str, Ask] = {"offline": _offline(engine), "served": _served(port, name, stream)}
         for level, speculation in itertools.product(levels, (True, False)):
             best: dict[str, Round] = {}
-            for _ in range(rounds + 1):  # the first warms both up
+            for _ in range(rounds + 1):  # the first round is a warm-up
                 found = {
                     side: _round(ask, questions, level, max_tokens, speculation)
                     for side, ask in sides.items()
                 }
                 if found["offline"].tokens != found["served"].tokens:
-                    raise UserError(f"{bundle}: served and offline answers are different tokens")
+                    raise UserError(f"{bundle}: served and offline answers have different tokens")
                 best = {
                     side: min((new, best.get(side, new)), key=lambda r: r.seconds)
                     for side, new in found.items()
@@ -137,7 +138,7 @@ class Round:
     """All replies of a round."""
 
     seconds: float
-    replies: tuple[Reply, ...]
+    replies: tuple[ServedReply, ...]
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
@@ -146,15 +147,15 @@ class Round:
 
     @property
     def rate(self) -> float:
-        """Tokens per second of all together."""
+        """Tokens per second of all replies."""
         return sum(map(len, self.tokens)) / self.seconds
 
     def first_token_ms(self) -> list[float]:
-        """Time to the first token of every reply."""
+        """Return the time to the first token of every reply."""
         return [1000 * reply.pieces[0][0] for reply in self.replies]
 
     def inter_token_ms(self) -> list[float]:
-        """Time between tokens: of each piece after the first, divided by its tokens."""
+        """Return times between tokens: of each piece after the first, divided by its tokens."""
         gaps = []
         for reply in self.replies:
             for (before, _), (now, tokens) in itertools.pairwise(reply.pieces):
@@ -174,7 +175,7 @@ def _round(
 
 
 def _offline(engine: LLM) -> Ask:
-    def ask(question: Question, max_tokens: int, speculation: bool) -> Reply:
+    def ask(question: Question, max_tokens: int, speculation: bool) -> ServedReply:
         start, pieces = time.perf_counter(), []
         answer = engine.submit(
             Request(
@@ -187,13 +188,13 @@ def _offline(engine: LLM) -> Ask:
         )
         for chunk in answer:
             pieces.append((time.perf_counter() - start, len(chunk.token_ids)))
-        return Reply(answer.generation.token_ids, tuple(pieces))
+        return ServedReply(answer.generation.token_ids, tuple(pieces))
 
     return ask
 
 
 def _served(port: int, model: str, stream: bool) -> Ask:
-    def ask(question: Question, max_tokens: int, speculation: bool) -> Reply:
+    def ask(question: Question, max_tokens: int, speculation: bool) -> ServedReply:
         inputs: dict[str, Any] = {
             "text_input": question.prompt,
             "max_tokens": max_tokens,
@@ -222,7 +223,7 @@ def _served(port: int, model: str, stream: bool) -> Ask:
                 ids += new
                 pieces.append((time.perf_counter() - start, len(new)))
         connection.close()
-        return Reply(tuple(ids), tuple(pieces))
+        return ServedReply(tuple(ids), tuple(pieces))
 
     return ask
 
@@ -232,13 +233,13 @@ def _frames(video: Any) -> list[Any]:
 
 
 def to_data_uri(image: Any) -> str:
-    """An image file as a data URI."""
+    """Return an image file as a data URI."""
     return f"data:image/*;base64,{base64.b64encode(Path(image).read_bytes()).decode()}"
 
 
 @contextmanager
 def _server(bundle: Path, serving: dict[str, float]) -> Iterator[int]:
-    """A Triton server on a fresh repository with ``bundle``; yields its HTTP port."""
+    """Run a Triton server on a fresh repository with ``bundle``; yield its HTTP port."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
         model = deploy(bundle, Path(folder) / "repository", serving=serving).model
         ports = dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), free_ports(3), strict=True))
@@ -257,7 +258,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, model: str, lo
     """Wait until the server answers.
 
     Raises:
-        EnvironmentMissingError: it ended, or took too long.
+        EnvironmentMissingError: it ended, or was not ready in time.
     """
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
@@ -277,12 +278,14 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, model: str, lo
 
 
 _SERVER_PORTS = range(10_000, 32_768)
-"""Below those that Linux gives to outgoing connections (``ip_local_port_range``): a client that
-connects while a server starts cannot take the server's port."""
+"""Ports below Linux' range of outgoing connections (``ip_local_port_range``).
+
+A client that connects while a server starts cannot take the server's port.
+"""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nothing listens on."""
+    """Return ports of this machine without a listener."""
     found: list[int] = []
     for port in random.sample(_SERVER_PORTS, len(_SERVER_PORTS)):
         if len(found) == count:

@@ -1,10 +1,10 @@
-"""Where an engine's time goes under load: ``python -m benchmarks.served_load BUNDLE``.
+"""Time of an engine under load, by part: ``python -m benchmarks.served_load BUNDLE``.
 
-Clients in this process ask a real engine what ``benchmarks.load`` asks over HTTP. It starts as a
-server does, and cached prefixes fill its pages, as they fill those of a server after an hour.
-Printed are served tokens per second and, by kind of step, how many there were and how long they
-took, what the host did in them, and how long the engine's thread had nothing to do.
-``--speculation both`` serves each load with and without speculation in turn, and prints the ratio.
+Clients in this process send a real engine the requests that ``benchmarks.load`` sends over HTTP. It
+starts as a server does, and cached prefixes fill its pages, as in a server after an hour. Prints
+tokens per second and, by kind of step, number and duration of the steps, the host's time in them,
+and the idle time of the engine's thread. ``--speculation both`` serves each load with and without
+speculation in turn, and prints the ratio.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.full_prefix_cache import fill_prefix_cache
 from benchmarks.host_time import HostTime
 from benchmarks.simulated_acceptance import acceptance_rate, simulated_acceptance
-from benchmarks.step_trace import Step, StepTrace, kinds
+from benchmarks.step_trace import StepTrace, TracedStep, kinds
 from benchmarks.traffic import MAX_WORDS, Body, body_source, request_of
 from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.workload import Load, Run, drive, open_engine
@@ -36,23 +36,23 @@ __all__ = ["ServedLoad", "main", "measure", "summary"]
 _PER_CLIENT = 3  # requests of a client in a round
 _FEWEST = 12
 _PAUSE_S = 0.2  # mean
-_LENGTH_OF = 3  # the acceptance length is that of a chain of so many
+_LENGTH_OF = 3  # tokens of the chain to which the acceptance length refers
 _SIDES = {"on": (True,), "off": (False,), "both": (True, False)}
 _SIDE_NAMES = {True: "speculative", False: "plain"}
 Runs = Mapping[tuple[int, bool], Sequence[Run]]
-"""Of each load, by clients and whether its requests allow speculation."""
+"""Runs of each load, by clients and whether its requests allow speculation."""
 
 
 @click.command()
 @click.argument("path", metavar="BUNDLE", type=click.Path(path_type=Path))
 @click.option("--clients", multiple=True, type=click.IntRange(1), default=(8, 32, 128))
 @click.option("--speculation", type=click.Choice(list(_SIDES)), default="on", show_default=True)
-@click.option("--length", type=float, help="Drafts right by chance: a chain of 3 has it.")
+@click.option("--length", type=float, help="Simulated acceptance length of a chain of 3.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--prompts", "file", type=click.Path(path_type=Path), help="Instead of drawn ones.")
-@click.option("--pictures", default=0.3, show_default=True, help="Drawn requests with a picture.")
-@click.option("--max-words", default=MAX_WORDS, show_default=True, help="Of a drawn prompt.")
-@click.option("--max-tokens", default=256, show_default=True, help="Of an answer.")
+@click.option("--prompts", "file", type=click.Path(path_type=Path), help="Default: random ones.")
+@click.option("--pictures", default=0.3, show_default=True, help="Share of requests with an image.")
+@click.option("--max-words", default=MAX_WORDS, show_default=True, help="Words of a random prompt.")
+@click.option("--max-tokens", default=256, show_default=True, help="Tokens of an answer.")
 def main(
     path: Path,
     clients: Sequence[int],
@@ -64,7 +64,7 @@ def main(
     max_words: int,
     max_tokens: int,
 ) -> None:
-    """Serve BUNDLE to clients of this process, and print where the engine's time goes."""
+    """Serve BUNDLE to clients of this process, and print the engine's time by part."""
     questions = read_questions(file) if file else None
     bodies = body_source(
         questions,
@@ -83,7 +83,7 @@ def main(
         found: dict[tuple[int, bool], list[Run]] = {}
         for count in clients:
             load, size = Load(count, pause_s=_PAUSE_S), max(_FEWEST, _PER_CLIENT * count)
-            if questions is not None:  # they come again: neither side shall be the first to ask
+            if questions is not None:  # prompts repeat: a first run caches them for both sides
                 drive(engine, _requests(bodies(size, 0, 0), speculation=True), load)
             for number, drafting in _turns(_SIDES[speculation], rounds):
                 asked = bodies(size, number, 2 * count + drafting)
@@ -99,14 +99,14 @@ def _requests(asked: Sequence[Body], *, speculation: bool) -> list[Request]:
 
 
 def _turns(sides: Sequence[bool], rounds: int) -> Iterator[tuple[int, bool]]:
-    """Round and side; who is first changes from round to round."""
+    """Yield round and side; the order of the sides alternates between rounds."""
     for number in range(rounds):
         for drafting in reversed(sides) if number % 2 else sides:
             yield number, drafting
 
 
 def summary(found: Runs) -> Table:
-    """Tokens per second of each load, all its rounds together; the ratio, where both sides ran."""
+    """Return tokens per second of each load over all rounds, and the ratio if both sides ran."""
     table = Table("clients", "plain, tokens/s", "speculative", "ratio", "acceptance length")
     for count in dict.fromkeys(count for count, _ in found):
         speed = {
@@ -125,20 +125,20 @@ def summary(found: Runs) -> Table:
 
 
 def _tokens_per_second(runs: Sequence[Run]) -> float:
-    """0 for no runs."""
+    """Return tokens per second over all runs; 0 for no runs."""
     seconds = sum(run.seconds for run in runs)
     return sum(run.num_tokens for run in runs) / seconds if seconds else 0.0
 
 
 def _acceptance_length(runs: Sequence[Run]) -> str:
-    """Of the cycles that drafted; the bonus token included."""
+    """Format the mean tokens of drafting cycles, bonus token included."""
     cycles = sum(run.cycles for run in runs)
     return f"{1 + sum(sum(run.accepted) for run in runs) / cycles:.2f}" if cycles else ""
 
 
 @dataclass(frozen=True)
 class ServedLoad:
-    """What a load took.
+    """Measurements of one load.
 
     Attributes:
         host: seconds of the engine's thread in the parts of steps (``HostTime``).
@@ -146,11 +146,11 @@ class ServedLoad:
 
     load: Load
     run: Run
-    steps: Sequence[Step]
+    steps: Sequence[TracedStep]
     host: Mapping[str, float]
 
     def lines(self) -> list[str]:
-        """Tokens per second and the clients' times; then the host's parts, the longest first."""
+        """Return tokens per second, the clients' times, and the host's parts, longest first."""
         first = Percentiles.of_seconds(self.run.first)
         gaps = Percentiles.of_seconds(self.run.gaps)
         assert first is not None
@@ -164,7 +164,7 @@ class ServedLoad:
         ]
 
     def table(self) -> Table:
-        """By kind of step."""
+        """Return a table by kind of step."""
         table = Table("steps", "count", "p50, ms", "seconds", "share, %")
         for kind in kinds(self.steps):
             share = f"{100 * kind.seconds / self.run.seconds:.1f}"
@@ -174,7 +174,7 @@ class ServedLoad:
 
 
 def measure(engine: LLM, requests: Sequence[Request], load: Load) -> ServedLoad:
-    """Serve ``requests`` as ``load`` has them."""
+    """Serve ``requests`` under ``load``."""
     with StepTrace() as trace, HostTime() as host:
         run = drive(engine, requests, load, seed=1)
     return ServedLoad(load, run, trace.steps, dict(host.seconds))

@@ -1,7 +1,7 @@
-"""Drafts that are right by chance, so that speculation can be timed where no trained draft is: a
-pair of random weights agrees about nothing.
+"""Simulated acceptance, to time speculation without a trained draft.
 
-Only benchmarks import this, and what is generated under it means nothing.
+The drafts of a pair with random weights are never right. Only benchmarks import this module. The
+generated tokens have no meaning.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]
 
 
 def acceptance_length(rate: float, steps: int) -> float:
-    """Mean tokens of a cycle over a chain of ``steps`` tokens, each accepted at ``rate`` where the
-    one before was; the bonus token included.
+    """Return mean tokens of a cycle over a chain of ``steps`` tokens, bonus token included.
+
+    Each token is accepted at ``rate`` if the token before it was accepted.
     """
     return float(sum(rate**depth for depth in range(steps + 1)))
 
 
 def acceptance_rate(length: float, steps: int) -> float:
-    """The rate at which a chain of ``steps`` has the acceptance length ``length``, from 1 to
-    ``steps + 1``.
+    """Return the rate at which a chain of ``steps`` has the acceptance length ``length``.
+
+    ``length``: from 1 to ``steps + 1``.
     """
     low, high = 0.0, 1.0
     for _ in range(50):
@@ -47,7 +49,9 @@ def acceptance_rate(length: float, steps: int) -> float:
 @contextmanager
 def simulated_acceptance(rate: float, *, seed: int = 0) -> Iterator[None]:
     """Accept every drafted token of a chain with probability ``rate``, whatever the target's
-    choice, of greedy sequences without penalties, bias or grammar.
+    choice.
+
+    Applies to greedy sequences without penalties, bias or grammar.
     """
     generators: dict[torch.device, torch.Generator] = {}
 

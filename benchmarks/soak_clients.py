@@ -19,9 +19,9 @@ import numpy as np
 
 from trt_eagle3.errors import UserError
 
-__all__ = ["CLIENTS", "TIMEOUT_S", "WORKERS", "Case", "Soak"]
+__all__ = ["CLIENTS", "TIMEOUT_S", "WORKERS", "ServedCase", "Soak"]
 
-TIMEOUT_S = 60.0  # that no answer and no refusal may take
+TIMEOUT_S = 60.0  # longest time of an answer or a rejection
 WORKERS = {
     "http": 3,
     "grpc": 2,
@@ -54,8 +54,8 @@ _HOSTILE: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Case:
-    """A request, and the text that it must be answered with."""
+class ServedCase:
+    """A request, and the text of its expected answer."""
 
     inputs: dict[str, Any]
     text: str
@@ -63,19 +63,19 @@ class Case:
 
 @dataclass
 class Soak:
-    """What all clients share."""
+    """State that all clients share."""
 
     model: str
     http_port: int
     grpc_port: int
-    cases: Sequence[Case]
+    cases: Sequence[ServedCase]
     done: threading.Event = field(default_factory=threading.Event)
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     slowest: float = 0.0
 
     def run(self, name: str, seed: int, once: Callable[[Soak, random.Random], None]) -> None:
-        """``once`` again and again until the time is over; whatever it raises is a finding."""
+        """Repeat ``once`` until the time is over; every exception is a fault."""
         draw = random.Random(seed)
         while not self.done.is_set():
             start = time.monotonic()
@@ -87,13 +87,13 @@ class Soak:
             self.slowest = max(self.slowest, time.monotonic() - start)
 
     def connection(self) -> http.client.HTTPConnection:
-        """To the server's HTTP port."""
+        """Open a connection to the server's HTTP port."""
         return http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=TIMEOUT_S)
 
     def post(
         self, connection: http.client.HTTPConnection, inputs: dict[str, Any]
     ) -> http.client.HTTPResponse:
-        """Ask for a stream, or where ``stream`` is missing for one answer."""
+        """Request a stream, or one answer if ``stream`` is missing."""
         path = "generate_stream" if inputs.get("stream") else "generate"
         connection.request("POST", f"/v2/models/{self.model}/{path}", json.dumps(inputs))
         return connection.getresponse()
@@ -170,7 +170,7 @@ def _grpc_inputs(inputs: dict[str, Any]) -> list[Any]:
 
 
 def _grpc_stream(soak: Soak, inputs: dict[str, Any], cancel_after: int | None = None) -> str:
-    """The text of an answer; an error of the server's is raised."""
+    """Return the text of an answer; raise the server's error."""
     import tritonclient.grpc as triton
 
     arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()

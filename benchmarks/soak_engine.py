@@ -1,11 +1,11 @@
 """An engine under mixed load: ``python -m benchmarks.soak_engine BUNDLE --prompts FILE``.
 
-Thousands of requests, so many in flight: short and long answers, with and without images, greedy
-and sampled, with and without speculation; readers that pause, and readers that leave. As many come
-before them as a warm-up: every shape of a step that a GPU sees for the first time is captured.
-Afterwards no page of the KV cache may be held, no request may have failed, memory of host and
-device must be flat, and every answer must have the tokens that it has alone. Exit status 1 says
-that one of these did not hold.
+Thousands of requests at a fixed concurrency: short and long answers, with and without images,
+greedy and sampled, with and without speculation; readers that pause, and readers that leave. An
+equal number of requests is a warm-up, in which a GPU captures every new shape of a step. Afterwards
+no page of the KV cache may be held, no request may have failed, memory of host and device must be
+flat, and every answer must have the tokens of the same request alone. Exits with status 1 if one of
+these fails.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from trt_eagle3.io.run_command import run_command
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
-__all__ = ["Case", "SoakReport", "cases_of", "main", "soak_engine"]
+__all__ = ["EngineCase", "SoakReport", "cases_of", "main", "soak_engine"]
 
-_SAMPLES = 20  # looks at the memory
-_LEAVING = 0.15  # of the requests, whose readers leave before the end
-_PAUSING = 0.05  # of the others, whose readers stop for a while
+_SAMPLES = 20  # samples of the memory
+_LEAVING = 0.15  # share of the requests whose readers leave before the end
+_PAUSING = 0.05  # share of the requests whose readers pause
 _PAUSE_S = 0.3
 _SETTLE_S = 10.0
 _SHORT, _LONG = 24, 160
-# A sampled token is where a random number falls among probabilities, whose last bits other batches
-# round differently: of these answers so many may differ.
+# The position of a random number among probabilities selects a sampled token. Other batches round
+# the last bits of probabilities differently, so this share of sampled answers may differ.
 _SAMPLED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Case:
-    """A kind of request, and the tokens that it has alone."""
+class EngineCase:
+    """A kind of request, and its tokens when it runs alone."""
 
     kind: str
     request: Request
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass
 class SoakReport:
-    """What happened, warm-up included; ``seconds``: without it; ``faults``: what did not hold."""
+    """Results including the warm-up; ``seconds``: without it; ``faults``: failed conditions."""
 
     num_requests: int
     seconds: float
@@ -74,13 +74,13 @@ class SoakReport:
     "--prompts",
     "file",
     type=click.Path(path_type=Path),
-    help="Prompts, a JSON list or one on each line.",
+    help="Prompts, a JSON list or one per line.",
 )
 @click.option("--requests", "count", default=2000, show_default=True, type=click.IntRange(100))
 @click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True)
 def main(bundle: Path, file: Path | None, count: int, in_flight: int, seed: int) -> None:
-    """Soak an engine on BUNDLE, and print what was found as JSON."""
+    """Soak an engine on BUNDLE, and print the results as JSON."""
     questions = read_questions(file) if file else bundled_questions()
     report = soak_engine(bundle, questions, count=count, in_flight=in_flight, seed=seed)
     click.echo(json.dumps(report.__dict__, indent=2))
@@ -96,10 +96,10 @@ def soak_engine(
     in_flight: int = 64,
     seed: int = 0,
 ) -> SoakReport:
-    """Ask ``count`` requests made of ``questions``.
+    """Run ``count`` requests made from ``questions``.
 
     Raises:
-        UserError: anything wrong with the bundle, or it decodes fewer than ``in_flight`` at once.
+        UserError: the bundle is invalid, or decodes fewer than ``in_flight`` sequences at once.
     """
     engine = open_engine(bundle, prefix_cache=True)
     try:
@@ -114,8 +114,8 @@ def soak_engine(
         engine.close()
 
 
-def cases_of(questions: Sequence[Question]) -> list[Case]:
-    """Each question shortly and long, for one token, plainly, and sampled in both ways."""
+def cases_of(questions: Sequence[Question]) -> list[EngineCase]:
+    """Return cases of each question: short, long, one token, without speculation, and sampled."""
     short, long = (SamplingParams(max_tokens=n) for n in (_SHORT, _LONG))
     sampled = SamplingParams(max_tokens=_SHORT, temperature=0.8, top_k=40, seed=7)
     ways = (
@@ -127,18 +127,18 @@ def cases_of(questions: Sequence[Question]) -> list[Case]:
         ("sampled plain", sampled, False),
     )
     return [
-        Case(kind, Request(q.prompt, q.images, q.videos, sampling, speculation))
+        EngineCase(kind, Request(q.prompt, q.images, q.videos, sampling, speculation))
         for q in questions
         for kind, sampling, speculation in ways
     ]
 
 
-def _alone(bundle: Path, cases: Sequence[Case]) -> list[Case]:
-    """The cases with the tokens of an engine that answers one at a time and reuses nothing."""
+def _alone(bundle: Path, cases: Sequence[EngineCase]) -> list[EngineCase]:
+    """Return the cases with the tokens of an engine that runs one at a time and reuses nothing."""
     engine = open_engine(bundle)
     try:
         return [
-            Case(case.kind, case.request, engine.submit(case.request).finish().token_ids)
+            EngineCase(case.kind, case.request, engine.submit(case.request).finish().token_ids)
             for case in cases
         ]
     finally:
@@ -146,15 +146,15 @@ def _alone(bundle: Path, cases: Sequence[Case]) -> list[Case]:
 
 
 class _Soak:
-    """The load, and what its readers saw."""
+    """The load, and the results at its readers."""
 
-    def __init__(self, engine: LLM, cases: Sequence[Case], seed: int) -> None:
+    def __init__(self, engine: LLM, cases: Sequence[EngineCase], seed: int) -> None:
         self._engine = engine
         self._cases = cases
         self._draw = random.Random(seed)
         config = engine.bundle.record.config
         self._exact = config.engine.dtype == "float32"
-        # another tree takes other random numbers: tokens of the same distribution, not the same
+        # another tree uses other random numbers: equal distribution, different tokens
         self._unlike = {"sampled"} if config.speculation.adaptive else set[str]()
         self._asked: Counter[str] = Counter()
         self._different: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class _Soak:
         self._memory = MemoryTrace(engine.bundle.device)
 
     async def run(self, count: int, in_flight: int) -> SoakReport:
-        """All requests; what did not hold is in the report."""
+        """Run all requests; the report has the failed conditions."""
         await asyncio.to_thread(self._engine.start)
         await self._read_all(iter(range(-count, 0)), count, in_flight)
         start = time.perf_counter()
@@ -175,7 +175,7 @@ class _Soak:
         await asyncio.gather(*(self._read(jobs, count) for _ in range(in_flight)))
 
     async def _read(self, jobs: Iterator[int], count: int) -> None:
-        """One of the readers, who asks the next question when an answer is over."""
+        """Run one reader, which sends the next request when an answer ends."""
         for number in jobs:
             if number >= 0 and number % max(count // _SAMPLES, 1) == 0:
                 gc.collect()
@@ -188,7 +188,7 @@ class _Soak:
             except Exception as error:
                 self._faults.append(f"{case.kind}: {type(error).__name__}: {error!s:.200}")
 
-    async def _one(self, case: Case, leaves: int | None, pauses: bool) -> None:
+    async def _one(self, case: EngineCase, leaves: int | None, pauses: bool) -> None:
         answer = self._engine.submit(case.request)
         if leaves == 0:
             answer.cancel()
@@ -201,10 +201,10 @@ class _Soak:
                 answer.cancel()
             if pauses and chunks == 1:
                 await asyncio.sleep(_PAUSE_S)
-        self._judge(case, tuple(tokens), whole=leaves is None)
+        self._compare(case, tuple(tokens), whole=leaves is None)
 
-    def _judge(self, case: Case, tokens: tuple[int, ...], *, whole: bool) -> None:
-        """Compare; of an answer that was left, its beginning."""
+    def _compare(self, case: EngineCase, tokens: tuple[int, ...], *, whole: bool) -> None:
+        """Compare an answer with its expected tokens; only its start if the reader left."""
         if whole:
             self._asked[case.kind] += 1
         expected = case.tokens if whole else case.tokens[: len(tokens)]
@@ -212,7 +212,7 @@ class _Soak:
             self._different[case.kind] += 1
 
     async def _settle(self) -> None:
-        """Wait until nobody holds a page, or it is clear that somebody will for ever."""
+        """Wait until no page is held, up to a deadline."""
         deadline = time.monotonic() + _SETTLE_S
         while self._engine.metrics().kv_pages_used and time.monotonic() < deadline:
             await asyncio.sleep(0.05)

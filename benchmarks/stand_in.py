@@ -1,9 +1,8 @@
-"""A device that computes nothing and takes its time: what the host does besides can then be
-measured on any machine.
+"""A device that computes nothing and takes a set time, to measure the host on any machine.
 
-Sessions answer at once with tensors of the right shapes, and tokens that are drawn. What they would
-have computed is ready when the device is through with it; whoever reads it sleeps until then, and
-holds no lock of the interpreter meanwhile.
+Sessions return at once, with tensors of the right shapes and random tokens. The results count as
+ready when the device has finished its queued work. A reader sleeps until then, without the
+interpreter lock.
 """
 
 from __future__ import annotations
@@ -26,14 +25,16 @@ from trt_eagle3.engine.runtime.session import Capabilities, Reduction, Session, 
 from trt_eagle3.host_copy import Readback
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Forward", "StandIn", "StandInSession"]
+__all__ = ["StandInForward", "StandIn", "StandInSession"]
 
 
 @dataclass(frozen=True)
-class Forward:
-    """A run of ``graph`` over ``batch`` rows of ``width`` tokens; ``is_prompt``: of prompts, or of
-    rows that the draft catches up with; ``beside``: and of a row each of so many sequences that
-    decode.
+class StandInForward:
+    """A run of ``graph`` over ``batch`` rows of ``width`` tokens.
+
+    Attributes:
+        is_prompt: over prompts, or over rows that the draft backfills.
+        beside: number of decoding sequences with one row each in the same run.
     """
 
     graph: str
@@ -44,26 +45,29 @@ class Forward:
 
 
 class StandIn:
-    """The device: one piece of work after the other.
+    """The device: runs queued work in order.
 
     Attributes:
-        idle_seconds: for which it had nothing to do between two pieces.
+        idle_seconds: time between two pieces of work.
     """
 
     def __init__(
         self,
-        seconds_of: Callable[[Forward], float],
+        seconds_of: Callable[[StandInForward], float],
         on_step: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """``seconds_of``: what a forward takes. ``on_step``: told the batch rows of each forward of
-        the target that is no prompt's.
+        """Create the device.
+
+        Args:
+            seconds_of: duration of a forward.
+            on_step: called with the batch rows of each target forward that decodes.
         """
         self._seconds_of = seconds_of
         self._on_step = on_step
         self._idle_at = 0.0
         self.idle_seconds = 0.0
 
-    def launch(self, forward: Forward) -> None:
+    def launch(self, forward: StandInForward) -> None:
         """Queue a forward."""
         now = time.perf_counter()
         if self._idle_at:
@@ -76,8 +80,13 @@ class StandIn:
     def bundle(
         self, path: Path, policy: Policy | None, num_sequences: int, seq_len: int
     ) -> LoadedBundle:
-        """The bundle at ``path`` on this device, with room for so many sequences of ``seq_len``,
-        and shapes as on a GPU. ``policy``: instead of its own. To be run while ``attached``.
+        """Open the bundle at ``path`` on this device, with shapes as on a GPU.
+
+        Call it inside ``attached``.
+
+        Args:
+            policy: in place of the bundle's.
+            num_sequences, seq_len: the caches hold so many sequences of so many tokens.
         """
         found = LoadedBundle.open(path, policy=policy, sessions=self.open)
         limits = found.limits.model_copy(
@@ -91,13 +100,13 @@ class StandIn:
         return replace(found, limits=limits, fixed_shapes=True)
 
     def open(self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        """A ``SessionFactory``; the vision tower is a real one."""
+        """Open a session (a ``SessionFactory``); the vision tower is a real one."""
         real = open_graph_of(bundle, graph, intermediates)
         return real if graph == "vision" else StandInSession(self, bundle, graph, real)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Let every ``Readback`` wait for what was queued before it."""
+        """Make every ``Readback`` wait for the work that was queued before it."""
         begin, wait = Readback.__init__, Readback.wait
         ready: dict[int, float] = {}
 
@@ -119,7 +128,7 @@ class StandIn:
 
 
 class StandInSession(Session):
-    """A graph on a ``StandIn``; ``real`` says which states it has."""
+    """A graph on a ``StandIn``; ``real`` supplies its states."""
 
     def __init__(self, device: StandIn, bundle: LoadedBundle, graph: str, real: Session) -> None:
         self._device, self._graph = device, graph
@@ -136,39 +145,41 @@ class StandInSession(Session):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """The graph's."""
+        """The graph's states."""
         return self._states
 
     @property
     def capabilities(self) -> Capabilities:
-        """A target whose states are all paged mixes."""
+        """Capabilities; a target mixes if all of its states are paged."""
         paged = all(state.kind == "paged" for state in self._states)
         return Capabilities(reduces=True, mixes=self._graph == "target" and paged)
 
     def bind(self, name: str, tensor: Tensor) -> None:
-        """Nothing is read or written."""
+        """Do nothing: no state is read or written."""
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs of the right shapes."""
+        """Return outputs of the right shapes."""
         return self._run(inputs, {}, is_prompt=False)
 
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same, with the features of rows that are read alone."""
+        """Return outputs of the right shapes, with features of the picked rows only."""
         return with_picked_rows(self._run(inputs, {}, is_prompt=True), inputs["logit_rows"])
 
     def run_reduced(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
-        """The same; tokens, where the logits are to be reduced to them."""
+        """Return outputs of the right shapes; tokens in place of logits if they are reduced."""
         return self._run(inputs, reduced, is_prompt=False)
 
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
     ) -> list[dict[str, Tensor]]:
-        """Rows of prompts and of a step."""
+        """Run rows of prompts and rows of a step."""
         prompts, steps = (part["inputs_embeds"] for part in parts)
         size, width = prompts.shape[:2]
-        self._device.launch(Forward(self._graph, size, width, is_prompt=True, beside=len(steps)))
+        self._device.launch(
+            StandInForward(self._graph, size, width, is_prompt=True, beside=len(steps))
+        )
         return [
             self._outputs(part, {"logits": function} if function else {})
             for part, function in zip(parts, reduced, strict=True)
@@ -179,7 +190,7 @@ class StandInSession(Session):
     ) -> dict[str, Tensor]:
         if self._graph != "fuse":
             size, width = inputs["inputs_embeds"].shape[:2]
-            self._device.launch(Forward(self._graph, size, width, is_prompt))
+            self._device.launch(StandInForward(self._graph, size, width, is_prompt))
         return self._outputs(inputs, reduced)
 
     def _outputs(

@@ -1,6 +1,4 @@
-"""What an engine's thread did, step by step, while it served: how long steps of each kind took, and
-for how long it did nothing.
-"""
+"""Trace of an engine's thread: duration of steps by kind, and its idle time."""
 
 from __future__ import annotations
 
@@ -21,23 +19,26 @@ from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 
-__all__ = ["Kind", "Step", "StepTrace", "kinds"]
+__all__ = ["Kind", "TracedStep", "StepTrace", "kinds"]
 
-_BATCHES = (8, 32, 64)  # up to so many sequences are one kind
-_LEAST_S = 5e-5  # that a gap counts from
-_ROWS = (256, 512, 1024)  # likewise, of prompts with their padding
+_BATCHES = (8, 32, 64)  # bounds of batch sizes per kind
+_LEAST_S = 5e-5  # least gap that counts
+_ROWS = (256, 512, 1024)  # bounds of prompt rows per kind, padding included
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """One step of the scheduler.
 
     Attributes:
-        seconds: from its beginning to its end; what it launches may run on.
-        before: since the step before it ended. waited: of that, for something to do.
-        prompt_rows: of prompts, with their padding. batch, drafted: sequences that decode, with
-            their padding, and tokens that each of them verifies besides its own.
-        pictures: prompts whose images were encoded. mixed: prompts and sequences in one forward.
+        seconds: from its beginning to its end; launched work may still run.
+        before: time since the previous step ended.
+        waited: the part of ``before`` without work.
+        prompt_rows: rows of prompts, padding included.
+        batch: decoding sequences, padding included.
+        drafted: drafted tokens that each of them verifies.
+        pictures: prompts whose images were encoded.
+        mixed: prompts and sequences in one forward.
     """
 
     seconds: float = 0.0
@@ -51,10 +52,10 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """In words: what it did, about how much of it."""
+        """The kind of the step: its work and its approximate size."""
         parts = []
         if self.pictures:
-            parts.append("pictures")
+            parts.append("images")
         if self.prompt_rows:
             parts.append(f"prompts {_up_to(self.prompt_rows, _ROWS)}")
         if self.batch:
@@ -69,15 +70,15 @@ def _up_to(number: int, limits: Sequence[int]) -> str:
 
 
 class StepTrace:
-    """Writes down, while it is entered, every step of this process's engines.
+    """Records every step of this process's engines while it is entered.
 
     Attributes:
-        steps: those that are over.
+        steps: finished steps.
     """
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self._now = Step()
+        self.steps: list[TracedStep] = []
+        self._now = TracedStep()
         self._end: float | None = None
         self._waited = 0.0
         self._stack = ExitStack()
@@ -101,7 +102,7 @@ class StepTrace:
         def step(scheduler: Scheduler) -> list[Emission]:
             start = time.perf_counter()
             before = 0.0 if self._end is None else start - self._end
-            self._now = Step(before=before, waited=min(self._waited, before))
+            self._now = TracedStep(before=before, waited=min(self._waited, before))
             try:
                 return true(scheduler)  # type: ignore[no-any-return]
             finally:
@@ -166,7 +167,8 @@ class Kind:
     """Steps of one kind.
 
     Attributes:
-        median_ms: of a step. seconds: of all of them together.
+        median_ms: of one step.
+        seconds: of all steps.
     """
 
     name: str
@@ -175,11 +177,12 @@ class Kind:
     seconds: float
 
 
-def kinds(steps: Sequence[Step]) -> list[Kind]:
-    """Those of ``steps``, whatever took longest first; and the time between steps, with and without
-    anything to do.
+def kinds(steps: Sequence[TracedStep]) -> list[Kind]:
+    """Group ``steps`` by kind, the longest total first; includes the time between steps.
+
+    That time is split into time with and without work.
     """
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[TracedStep]] = {}
     for step in steps:
         found.setdefault(step.kind, []).append(step)
     named = [_kind(name, some) for name, some in found.items()]
@@ -192,6 +195,6 @@ def kinds(steps: Sequence[Step]) -> list[Kind]:
     return sorted(named, key=lambda kind: -kind.seconds)
 
 
-def _kind(name: str, steps: Sequence[Step]) -> Kind:
+def _kind(name: str, steps: Sequence[TracedStep]) -> Kind:
     seconds = [step.seconds for step in steps]
     return Kind(name, len(steps), 1e3 * median(seconds), sum(seconds))

@@ -1,4 +1,4 @@
-"""Checkpoints of published geometries without their weights: sparse files that take no room."""
+"""Checkpoints of published geometries without their weights: sparse files that need no space."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXPERTS: Mapping[str, Mapping[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
-"""What the config of a mixture of experts says besides."""
+"""Further config entries of a mixture of experts."""
 size_option = click.option(
     "--size",
     type=click.Choice([*SIZES, *HYBRID_SIZES]),
@@ -52,10 +52,11 @@ size_option = click.option(
 def write_target(
     directory: Path, size: str, num_shards: int = 4, num_layers: int | None = None
 ) -> None:
-    """A sharded bfloat16 checkpoint of ``size``, Qwen3-VL's, its mixture's or Qwen3.5's, all zeros;
-    tensors named as transformers names them.
+    """Write a sharded bfloat16 checkpoint of ``size`` with zeros, named as by transformers.
 
-    ``num_layers``: decoder layers, where fewer than the geometry's are wanted.
+    The family is Qwen3-VL, its mixture or Qwen3.5.
+
+    ``num_layers``: decoder layers, if fewer than the geometry's.
     """
     config, model_class = _hybrid(size, num_layers) or _vision_language(size, num_layers)
     with torch.device("meta"):
@@ -79,7 +80,7 @@ def write_target(
 
 
 def _hybrid(size: str, num_layers: int | None) -> tuple[Any, Any] | None:
-    """Config and model class of transformers; None of another family's."""
+    """Return config and model class of transformers; None for another family."""
     if size not in HYBRID_SIZES:
         return None
     from transformers import Qwen3_5ForCausalLM
@@ -137,7 +138,7 @@ def _vision_language(size: str, num_layers: int | None) -> tuple[Any, Any]:
 
 
 def write_draft(directory: Path, size: str, num_layers: int | None = None) -> None:
-    """An EAGLE-3 draft for ``size`` in SpecForge's layout, zeros but for its vocabulary map.
+    """Write an EAGLE-3 draft for ``size`` in SpecForge's layout: zeros and a vocabulary map.
 
     ``num_layers``: of the target.
     """
@@ -186,7 +187,7 @@ def write_draft(directory: Path, size: str, num_layers: int | None = None) -> No
 
 
 def _draft_size(size: str) -> tuple[int, int, int, int, int, int]:
-    """Hidden, the target's layers, heads of 128, KV heads, intermediate and vocabulary."""
+    """Return hidden, the target's layers, heads of 128, KV heads, intermediate and vocabulary."""
     if size in HYBRID_SIZES:
         s = HYBRID_SIZES[size]
         return s.hidden, s.layers, s.hidden // 128, max(s.hidden // 512, 1), s.inner, s.vocab
@@ -195,9 +196,7 @@ def _draft_size(size: str) -> tuple[int, int, int, int, int, int]:
 
 
 def _write_sparse(file: Path, shapes: Shapes, data: Mapping[str, bytes]) -> None:
-    """A safetensors file of zeros that occupies only its header, and the tensors given in
-    ``data``.
-    """
+    """Write a safetensors file of zeros that occupies only its header and ``data``'s tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in shapes.items():

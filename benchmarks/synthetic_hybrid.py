@@ -14,7 +14,7 @@ __all__ = ["HYBRID_SIZES", "HybridSize", "hybrid_config"]
 
 @dataclass(frozen=True)
 class HybridSize:
-    """A target whose every fourth layer is full attention and whose others are linear attention.
+    """A target with full attention in every fourth layer, and linear attention in the rest.
 
     Attributes:
         key_heads, value_heads: of linear attention, ``delta_dim`` channels each.
@@ -40,11 +40,11 @@ HYBRID_SIZES: Mapping[str, HybridSize] = {
     "qwen3.5-27b": HybridSize(5120, 64, 24, 4, 17408, 16, 48),
     "qwen3.5-tiny": HybridSize(128, 8, 2, 1, 128, 1, 2, vocab=65536, head_dim=128, delta_dim=32),
 }
-"""The last one is no published one: to try a benchmark."""
+"""The last one is not published; it is for trying a benchmark."""
 
 
 def hybrid_config(size: str, num_layers: int | None) -> PretrainedConfig:
-    """What transformers builds the model of ``size`` from."""
+    """Return transformers' config of the model of ``size``."""
     from transformers import Qwen3_5TextConfig
 
     s = HYBRID_SIZES[size]

@@ -1,10 +1,10 @@
 """A pair of a published geometry that every engine can load: ``python -m
 benchmarks.synthetic_pair FOLDER --size 8b --processor examples/tiny/target``.
 
-Weights are drawn, so no draft is accepted: a speculative cycle is a cost, not a speed. Tokenizer,
-chat template and image processor are those of a given checkpoint, its vocabulary filled up with
-tokens ``<t...>`` to the geometry's size; prompts of exact lengths are written of them. Build the
-bundle with ``trt-eagle3 build --config FOLDER/pair.yaml``.
+Weights are random, so no draft is accepted: a speculative cycle is a cost, not a speed. Tokenizer,
+chat template and image processor are those of a given checkpoint. Its vocabulary is filled up with
+tokens ``<t...>`` to the geometry's size, and prompts of exact lengths consist of these tokens.
+Build the bundle with ``trt-eagle3 build --config FOLDER/pair.yaml``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FILES = (
     "video_preprocessor_config.json",
 )
 _IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-_WORDS = 2048  # of the tokens ``<t...>``, those that a text can name
+_WORDS = 2048  # number of the tokens ``<t...>`` that a text can contain
 _MAX_PIXELS = 1 << 20
 
 
@@ -47,9 +47,9 @@ _MAX_PIXELS = 1 << 20
 @click.option("--processor", required=True, type=click.Path(path_type=Path, exists=True))
 @device_option
 @click.option("--batch", default=128, show_default=True, help="limits.max_batch_size of pair.yaml.")
-@click.option("--seq-len", default=36864, show_default=True, help="Its limits.max_seq_len.")
-@click.option("--kv-tokens", default=147456, show_default=True, help="Its limits.max_kv_tokens.")
-@click.option("--steps", default=3, show_default=True, help="Its speculation.steps.")
+@click.option("--seq-len", default=36864, show_default=True, help="limits.max_seq_len.")
+@click.option("--kv-tokens", default=147456, show_default=True, help="limits.max_kv_tokens.")
+@click.option("--steps", default=3, show_default=True, help="speculation.steps.")
 def main(folder: Path, size: str, processor: Path, **options: Any) -> None:
     """Write FOLDER/target, FOLDER/draft, FOLDER/pair.yaml and FOLDER/prompts-LENGTH.json."""
     limits = {n: options.pop(n) for n in ("batch", "seq_len", "kv_tokens", "steps")}
@@ -83,14 +83,14 @@ def write_pair(
 
 
 def write_prompts(file: Path, length: int, count: int) -> None:
-    """A prompt file of ``count`` texts of ``length`` tokens each, the chat template's besides."""
+    """Write ``count`` texts of ``length`` tokens each, without those of the chat template."""
     draw = random.Random(length)
     texts = ["".join(f"<t{draw.randrange(_WORDS)}>" for _ in range(length)) for _ in range(count)]
     file.write_text(json.dumps([{"prompt": text} for text in texts]))
 
 
 def _draw(file: Path, device: str) -> None:
-    """Draw the bfloat16 tensors of a sparse file in place."""
+    """Write random values into the bfloat16 tensors of a sparse file."""
     with safe_open(str(file), framework="pt") as stored:
         names = [n for n in stored.keys() if stored.get_slice(n).get_dtype() == "BF16"]  # noqa: SIM118
     with file.open("r+b") as stream:
@@ -105,7 +105,7 @@ def _draw(file: Path, device: str) -> None:
 
 
 def _take_token_ids(config: Path, given: Path) -> None:
-    """Control tokens are the tokenizer's."""
+    """Set the ids of control tokens to the tokenizer's."""
     ours, theirs = (json.loads(file.read_text()) for file in (config, given))
     ours |= {name: theirs[name] for name in _IDS}
     for name in ("bos_token_id", "eos_token_id"):
@@ -119,14 +119,14 @@ def _fill_vocabulary(file: Path, processor: Path, vocab_size: int) -> dict[str, 
     """Write the given tokenizer with an entry for every id.
 
     Returns:
-        What ``tokenizer_config.json`` says of tokens that texts can name, by id.
+        Entries of ``tokenizer_config.json`` for tokens that texts can contain, by id.
     """
     given = processor / "tokenizer.json"
     if not given.is_file():
-        raise UserError(f"{given}: not there. Give --processor a checkpoint with a tokenizer.json")
+        raise UserError(f"{given}: no such file. Give --processor a checkpoint with tokenizer.json")
     tokenizer = json.loads(given.read_text())
     vocab, added = tokenizer["model"]["vocab"], tokenizer["added_tokens"]
-    # those that the model does not have would be numbered anew, behind all that it has
+    # added tokens missing from the vocabulary would get new ids after all others
     vocab |= {entry["content"]: entry["id"] for entry in added}
     taken = set(vocab.values())
     free = (number for number in range(vocab_size) if number not in taken)
@@ -153,7 +153,7 @@ def _set(file: Path, **values: Any) -> None:
 
 
 def _config(folder: Path, size: str, limits: Mapping[str, int]) -> Mapping[str, Any]:
-    """A build config, as JSON, which is YAML."""
+    """Return a build config for JSON, which is YAML."""
     return {
         "name": size,
         "target": {"checkpoint": str(folder / "target")},

@@ -1,12 +1,12 @@
 """TensorRT engines of a big target on one GPU: ``python -m benchmarks.tensorrt --size 2b
 --lowering``.
 
-A published geometry in float16 with random weights (no checkpoint is needed): how long the builder
-takes and how much memory, then medians of CUDA-event timings of captured steps. The floor is weight
-and KV bytes over the copy bandwidth measured in the same run. ``--lowering`` also builds and times
-the same graph without our plugins. ``--layers`` cuts the decoder short where a build of all of it
-takes too long: floors and times are then of those layers and the whole head. ``--weights`` has the
-projections quantised, as our plugins multiply with them.
+A published geometry in float16 with random weights (no checkpoint is needed). Prints the builder's
+time and memory, then medians of CUDA-event timings of captured steps. The floor is weight and KV
+bytes over the copy bandwidth measured in the same run. ``--lowering`` also builds and times the
+same graph without our plugins. ``--layers`` shortens the decoder if building all of it takes too
+long: floors and times are then of those layers and the whole head. ``--weights`` quantises the
+projections, which our plugins then multiply.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from trt_eagle3.spec import TargetSpec
 
 __all__ = ["main"]
 
-_ROOM = 64  # rows after the context, where no more are asked for
+_ROOM = 64  # rows after the context, if no more are requested
 _AUX = (2, 14, 24)
 
 
@@ -60,7 +60,7 @@ _AUX = (2, 14, 24)
 @click.option(
     "--layers",
     type=click.IntRange(min=3),
-    help="Only so many decoder layers; as many as the size has.",
+    help="Decoder layers; default: those of the size.",
 )
 @click.option("--context", default=4096, show_default=True, help="Tokens in the cache.")
 @click.option("--tokens", "sizes", multiple=True, type=int, default=(1, 16), show_default=True)
@@ -77,7 +77,7 @@ _AUX = (2, 14, 24)
 )
 @weights_option
 @click.option("--lowering", is_flag=True, help="Also the graph without our plugins.")
-@click.option("--generation-only", is_flag=True, help="Leave out the profile for prompts.")
+@click.option("--generation-only", is_flag=True, help="Omit the profile for prompts.")
 @click.option(
     "--timing-cache",
     type=click.Path(path_type=Path),
@@ -108,12 +108,12 @@ def main(
     room = max(_ROOM, *sizes)
     config = _config(size, context + room, engine)
     bandwidth = copy_bandwidth()
-    torch.cuda.empty_cache()  # the builder wants what the copies took
+    torch.cuda.empty_cache()  # the builder needs the memory of the copies
     whole = SIZES[size][1]
     projections = "float16" if weights == "bfloat16" else weights
     what = size if layers is None else f"{size} cut to {layers} of {whole} layers"
     table = Table(
-        f"{what}, float16, {projections} weights drawn, batch 1, kv {context}",
+        f"{what}, float16, {projections} random weights, batch 1, kv {context}",
         "tokens",
         "ms",
         "floor ms",
@@ -150,7 +150,7 @@ def main(
             print(lines[-1], flush=True)
             session = TensorRTSession(folder / kind / "model.onnx", folder)
             steps = _Steps(session, spec, context, room, page_size)
-            packed = folder / PACKED_FILE  # WEIGHTS_FILE has holes where these stood
+            packed = folder / PACKED_FILE  # WEIGHTS_FILE has holes in place of these weights
             weight_bytes = ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
             floor = 1e3 * (weight_bytes + steps.cache_bytes) / bandwidth
             for tokens in sizes:
@@ -170,7 +170,7 @@ def main(
 
 
 def _with_drawn(ready: TrtExport, folder: Path, weights: str) -> TrtExport:
-    """``ready`` with projections of the kind ``weights``, drawn."""
+    """Return ``ready`` with random projections of the kind ``weights``."""
     if weights == "bfloat16":
         return ready
 
@@ -190,7 +190,7 @@ def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConf
 
 
 class _Steps:
-    """One sequence with ``context`` rows in its cache, and steps of up to ``room`` after them."""
+    """One sequence with ``context`` rows in its cache, and steps of up to ``room`` rows."""
 
     def __init__(
         self, session: TensorRTSession, spec: TargetSpec, context: int, room: int, page_size: int
@@ -215,7 +215,7 @@ class _Steps:
         self._pages = (1 + torch.randperm(pages, dtype=torch.int32))[None]
 
     def inputs(self, tokens: int) -> dict[str, Tensor]:
-        """A chain of ``tokens`` after the context."""
+        """Return inputs of a chain of ``tokens`` after the context."""
         hidden, levels = self._spec.hidden_size, self._spec.num_visual_levels
         positions = torch.arange(self._context, self._context + tokens, dtype=torch.int32)
         return {
@@ -232,7 +232,7 @@ class _Steps:
         }
 
     def median_ms(self, tokens: int) -> float:
-        """Of a captured step."""
+        """Return the median time of a captured step."""
         inputs = self.inputs(tokens)
         found = self._session.run(inputs)
         assert torch.isfinite(found["logits"]).all(), "the engine's logits are not finite"

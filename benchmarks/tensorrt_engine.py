@@ -1,6 +1,4 @@
-"""Engines of benchmarks: built in a folder of their own from weights that they share, their
-memory watched.
-"""
+"""Engines of benchmarks: each has its own folder, shares weights, and its memory is measured."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ __all__ = ["BuildMemory", "build_beside_weights", "build_line"]
 
 @dataclass(frozen=True)
 class BuildMemory:
-    """Most memory taken while building: of the host (bytes of this process), of the GPU (all of
-    it).
-    """
+    """Peak memory of a build: of the host (bytes of this process), and of the GPU (all of it)."""
 
     host: int
     device: int
@@ -43,8 +39,9 @@ def build_beside_weights(
     config: BuildConfig,
     timing_cache: Path,
 ) -> tuple[BuiltEngine, BuildMemory]:
-    """Build ``graph``, whose weights lie one folder up; ``TensorRTSession`` opens ``folder /
-    "model.onnx"``.
+    """Build ``graph``, whose weights lie one folder up.
+
+    ``TensorRTSession`` opens ``folder / "model.onnx"``.
     """
     folder.mkdir()
     for weights in (WEIGHTS_FILE, PACKED_FILE):
@@ -66,17 +63,17 @@ def build_beside_weights(
 
 
 def build_line(kind: str, built: BuiltEngine, memory: BuildMemory) -> str:
-    """What a build took and gave, for people."""
+    """Describe a build's cost and result in one line."""
     return (
         f"{kind}: built in {built.seconds:.0f} s, engine {built.num_bytes / 1e9:.2f} GB, "
-        f"{built.num_layers} layers of which {built.num_plugins} are plugins, activations "
+        f"{built.num_layers} layers including {built.num_plugins} plugins, activations "
         f"{built.device_bytes / 1e6:.0f} MB; while building {memory.host / 1e9:.1f} GB of host and "
         f"{memory.device / 1e9:.1f} GB of device memory"
     )
 
 
 class _Watch:
-    """Looks at the memory while something runs."""
+    """Samples the memory while it is entered."""
 
     def __enter__(self) -> _Watch:
         self._start, _ = torch.cuda.mem_get_info()

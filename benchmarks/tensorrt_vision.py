@@ -1,11 +1,11 @@
 """TensorRT vision towers on one GPU: ``python -m benchmarks.tensorrt_vision``.
 
-Published geometries in float16 with random weights (no checkpoint is needed). Of each an engine
-with our plugin, an engine of standard operators for the smallest pictures, and the torch session
-beside them; medians of CUDA-event timings. Every output is compared with the torch session's in
-float32 before its run is timed; a wrong one is not timed, and the command ends with exit status 1.
-The floor is the products' operations over the rate of a large float16 product measured in the same
-run.
+Published geometries in float16 with random weights (no checkpoint is needed). For each geometry: an
+engine with our plugin, an engine of standard operators for the smallest images, and the torch
+session for comparison. Prints medians of CUDA-event timings. Every output is compared with the
+torch session's in float32 before its run is timed. A wrong output is not timed, and the command
+exits with status 1. The floor is the products' operations over the rate of a large float16 product
+measured in the same run.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
 
-# Largest relative error of an output. On a CPU, pictures of 128^2, the torch session in float16 is
-# 3e-3 off at 2B geometry; exchanged rope axes and a frame that sees 4 patches of its neighbour are
-# 0.7 off, a scale 5 % off 0.09.
+# Largest relative error of an output. On a CPU, with images of 128^2, the torch session in float16
+# has an error of 3e-3 at 2B geometry. Exchanged rope axes, and a frame that sees 4 patches of its
+# neighbour, have 0.7; a scale that is 5 % off has 0.09.
 _TOLERANCE = 3e-2
 _BLOCK = 32  # pixels along a visual token
-_TEXT_LAYERS = 3  # of the checkpoint, which must have as many as there are deepstack levels
+_TEXT_LAYERS = 3  # decoder layers of the checkpoint: at least the number of deepstack levels
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What was found of one engine and pictures; ``ms`` is None where an output is wrong."""
+    """Result of one engine and images; ``ms`` is None if an output is wrong."""
 
     tower: str
     engine: str
@@ -61,7 +61,7 @@ class _Row:
     ms: float | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """For a table; ``_COLUMNS`` names them."""
+        """Return table cells; ``_COLUMNS`` names them."""
         ms = "wrong" if self.ms is None else f"{self.ms:.2f}"
         ratio = "" if self.ms is None else f"{self.ms / self.floor_ms:.1f}"
         return (
@@ -76,7 +76,7 @@ class _Row:
         )
 
 
-_COLUMNS = ("tower", "engine", "pictures", "patches", "ms", "floor ms", "ratio", "error")
+_COLUMNS = ("tower", "engine", "images", "patches", "ms", "floor ms", "ratio", "error")
 
 
 @click.command()
@@ -100,7 +100,7 @@ _COLUMNS = ("tower", "engine", "pictures", "patches", "ms", "floor ms", "ratio",
 @click.option(
     "--lowering/--no-lowering",
     default=True,
-    help="Also an engine without our plugin, for the least side.",
+    help="Also an engine without our plugin, for the smallest side.",
 )
 @click.option(
     "--timing-cache",
@@ -142,7 +142,7 @@ def main(
 
 
 class _Bench:
-    """One tower. ``lines``: what its builds took, or why there is no engine."""
+    """One tower. ``lines``: the cost of its builds, or why there is no engine."""
 
     def __init__(
         self,
@@ -164,10 +164,10 @@ class _Bench:
         self._tower = Tower(read_target(folder / "checkpoint"), folder)
 
     def rows(self, *, lowering: bool) -> Iterator[_Row]:
-        """One after the other, as they are measured."""
+        """Yield rows as they are measured."""
         tower = self._tower
         tower.expect(self._pictures)
-        torch.cuda.empty_cache()  # the builder wants it
+        torch.cuda.empty_cache()  # the builder needs it
         yield from self._measure("torch session", tower.session("float16"), self._pictures)
         model = tower.graph("float16")
         ready = trt_export(model)
@@ -197,7 +197,7 @@ class _Bench:
                 folder, exported, profiles, config, self._timing_cache
             )
             session = TensorRTSession(folder / "model.onnx", folder)
-        except UserError as error:  # the other engines are worth measuring all the same
+        except UserError as error:  # continue with the other engines
             self._note(f"{self._size}, {kind}: no engine: {error}")
             return
         tokens = config.limits.max_visual_tokens
@@ -218,7 +218,7 @@ class _Bench:
             yield _Row(self._size, engine, each, patches, error, floor, ms)
 
     def _config(self, pictures: Sequence[Pictures]) -> BuildConfig:
-        """With limits for the largest of these pictures."""
+        """Return a config with limits for the largest of these images."""
         vision = self._tower.spec.require_vision()
         most = max(each.patches(vision) for each in pictures) // vision.spatial_merge_size**2
         engine = {"backend": "tensorrt", "tensorrt": {"optimization_level": self._level}}

@@ -1,6 +1,4 @@
-"""How device time is measured: medians of CUDA events, and the copy bandwidth that floors are
-reckoned with.
-"""
+"""Device timing: medians of CUDA events, and the rates from which floors are computed."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from trt_eagle3.errors import EnvironmentMissingError
 __all__ = ["copy_bandwidth", "matmul_rate", "median_ms"]
 
 _REPEATS = 30
-_BURST = 8  # runs between two events: the host is ahead of the device, as it is in the loop
-_LONG_SECONDS = 0.05  # a run that takes longer is measured alone, and less often
+_BURST = 8  # runs between two events: the host is ahead of the device, as in the decode loop
+_LONG_SECONDS = 0.05  # longer runs are measured one by one, and less often
 _MATRIX = 8192  # rows and columns of the products that the rate is measured with
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second of a large device copy, read and written.
+    """Return bytes per second of a large device copy, read and written.
 
     Raises:
         EnvironmentMissingError: torch sees no GPU.
@@ -32,7 +30,7 @@ def copy_bandwidth() -> float:
 
 
 def matmul_rate(dtype: torch.dtype = torch.float16) -> float:
-    """Floating-point operations per second of a large product of random matrices.
+    """Return floating-point operations per second of a large product of random matrices.
 
     Raises:
         EnvironmentMissingError: torch sees no GPU.
@@ -45,12 +43,12 @@ def matmul_rate(dtype: torch.dtype = torch.float16) -> float:
 def _check_gpu() -> None:
     if not torch.cuda.is_available():
         raise EnvironmentMissingError(
-            "this benchmark measures a CUDA GPU, and torch sees none. Run it where one is."
+            "this benchmark measures a CUDA GPU, and torch sees none. Run it on a machine with one."
         )
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Median device time of ``run`` in milliseconds, warm."""
+    """Return the median device time of ``run`` in milliseconds, warm."""
     for _ in range(3):
         run()
     is_long = _burst_ms(run, 1) > 1e3 * _LONG_SECONDS
@@ -59,7 +57,7 @@ def median_ms(run: Callable[[], object]) -> float:
 
 
 def _burst_ms(run: Callable[[], object], burst: int) -> float:
-    """Device time of one of ``burst`` runs, in milliseconds."""
+    """Return the device time of one of ``burst`` runs, in milliseconds."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(burst):

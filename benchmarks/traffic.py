@@ -1,4 +1,4 @@
-"""Chat requests as a crowd sends them: short and long texts, some with a picture, none twice."""
+"""Random chat requests: short and long texts, some with an image, no two equal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 Body = dict[str, Any]
 
 Bodies = Callable[[int, int, int], Sequence[Body]]
-"""``count`` requests, by a seed of their sizes and a salt of their contents."""
+"""Returns ``count`` requests, by a seed of their sizes and a salt of their contents."""
 
 _WORDS = (
     "river",
@@ -52,16 +52,16 @@ _PROMPT_WORDS = (
     (10, 60),
     (60, 250),
     (250, MAX_WORDS),
-)  # short, middling and long prompts, as often
+)  # short, middling and long prompts, equally often
 _ANSWER_TOKENS = (16, 256)
-_SIDES = (224, 256, 320, 384, 448)  # of pictures, pixels
+_SIDES = (224, 256, 320, 384, 448)  # of images, pixels
 _QUALITY = 85
 
 
 def body_source(
     questions: Sequence[Question] | None, *, pictures: float, max_tokens: int, max_words: int
 ) -> Bodies:
-    """What a load asks: ``questions`` in turn, or drawn bodies where there are none."""
+    """Return a source of request bodies: ``questions`` in turn, or random bodies without them."""
 
     def bodies(count: int, seed: int, salt: int) -> Sequence[Body]:
         if questions is not None:
@@ -87,12 +87,14 @@ def drawn_bodies(
     max_tokens: int,
     max_words: int = MAX_WORDS,
 ) -> list[Body]:
-    """``count`` bodies of ``/v1/chat/completions``; answers run to their drawn lengths.
+    """Return ``count`` random bodies of ``/v1/chat/completions``; answers run to random lengths.
 
     Args:
-        seed: of lengths and sizes. salt: of contents, so that a server that has seen them with
-            another salt can reuse nothing.
-        pictures: the share that has one. max_tokens: of an answer at most. max_words: of a prompt.
+        seed: of lengths and sizes.
+        salt: of contents. A server that has seen another salt can reuse nothing.
+        pictures: the share of bodies with an image.
+        max_tokens: most tokens of an answer.
+        max_words: most words of a prompt.
     """
     draw = random.Random(seed)
     return [
@@ -101,7 +103,9 @@ def drawn_bodies(
 
 
 def question_bodies(questions: Sequence[Question], count: int, *, max_tokens: int) -> list[Body]:
-    """The questions in turn; those with videos are left out, as no server of the kind takes them.
+    """Return bodies of the questions in turn; questions with videos are skipped.
+
+    OpenAI-compatible servers accept no videos.
 
     Raises:
         UserError: all have videos, or an image cannot be read.
@@ -141,7 +145,7 @@ def _part(uri: str) -> Body:
 
 
 def _drawn_uri(size: tuple[int, int], seed: int) -> str:
-    """Soft shapes."""
+    """Draw soft shapes."""
     numbers = np.random.default_rng(seed)
     small = Image.fromarray(numbers.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     return _uri(small.resize(size, Image.Resampling.BICUBIC), "JPEG", quality=_QUALITY)
@@ -165,7 +169,7 @@ def _uri(image: Image.Image, kind: str, **options: Any) -> str:
 
 
 def request_of(body: Body, *, speculation: bool) -> Request:
-    """The request in a body of ``body_source``."""
+    """Convert a body of ``body_source`` to a request."""
     parts = body["messages"][0]["content"]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     uris = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]

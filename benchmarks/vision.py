@@ -1,9 +1,9 @@
 """Time and memory of the vision tower on one GPU: ``python -m benchmarks.vision``.
 
 The tower of a published geometry with random weights (no checkpoint is needed), through the torch
-session with our kernels, and the same weights in transformers (sdpa) beside it in the same run.
-Every answer is compared before it is timed. The floor counts the operations of matrix and attention
-products, at 600 TFLOP/s.
+session with our kernels. The same weights run in transformers (sdpa) for comparison. Every output
+is compared before it is timed. The floor counts the operations of matrix and attention products, at
+600 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CASES: dict[str, list[tuple[int, int, int]]] = {
     "16 frames of 448 x 448": [(8, 28, 28)],
     "photo 4032 x 3024": [(1, 188, 252)],
 }
-"""Grids in patches of 16 x 16 x 2, as Qwen3-VL's processor makes them."""
+"""Grids in patches of 16 x 16 x 2, as made by Qwen3-VL's processor."""
 
 _FLOOR_FLOPS = 600e12
 # Two bfloat16 towers that round in another order: measured 8e-3 to 2e-2 over 24 and 27 layers of
@@ -52,7 +52,7 @@ _TOLERANCE = 5e-2
 
 @dataclass(frozen=True)
 class _Towers:
-    """Our tower and transformers' over the same weights."""
+    """Our tower and transformers' with the same weights."""
 
     spec: VisionSpec
     ours: VisionRunner
@@ -69,15 +69,13 @@ class _Towers:
     "cases",
     multiple=True,
     type=click.Choice(list(CASES)),
-    help="Only these; all by default.",
+    help="Only these cases; default: all.",
 )
 @click.option(
-    "--profile", is_flag=True, help="Also print what the kernels of each case take, by name."
+    "--profile", is_flag=True, help="Also print the time of each kernel by case, by name."
 )
 def main(size: str, dtype: str, cases: tuple[str, ...], profile: bool) -> None:
-    """Print the tower's time beside transformers', the floor, and peak memory beside the
-    weights.
-    """
+    """Print the tower's time and transformers', the floor, and peak memory without weights."""
     columns = ("ms", "transformers ms", "ratio", "floor ms", "GB", "error")
     table = Table(f"vision tower, {size}, {dtype}, random weights", *columns)
     bandwidth = copy_bandwidth()
@@ -113,7 +111,7 @@ def _towers(folder: Path, size: str, dtype: str, device: str = "cuda") -> _Tower
 
 
 def _drawn(name: str, like: Tensor, device: str) -> Tensor:
-    """The checkpoint's tensor: a convolution's kernel is a row of our product."""
+    """Return the checkpoint's tensor; a convolution's kernel is a row of our product."""
     shape = like.shape if like.ndim == 1 else like.flatten(1).shape
     return draw_weight(f"model.visual.{name}", shape, device).reshape(like.shape)
 
@@ -121,7 +119,7 @@ def _drawn(name: str, like: Tensor, device: str) -> Tensor:
 def _run_of(
     towers: _Towers, grids: list[tuple[int, int, int]], dtype: str
 ) -> tuple[Callable[[], Any], Tensor, Tensor]:
-    """Our tower over random patches, with these and the grids."""
+    """Return a run of our tower over random patches, the patches and the grids."""
     grid = torch.tensor(grids)
     count = int(grid.prod(1).sum())
     patches = torch.randn(count, towers.spec.patch_dim, dtype=getattr(torch, dtype), device="cuda")
@@ -140,7 +138,7 @@ def _row(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tupl
     error = relative_error(embeds, towers.theirs(patches, grid_thw=on_device).pooler_output)
     if not error < _TOLERANCE:
         raise EngineFailedError(
-            f"{grids}: visual embeddings differ from transformers' by {error:.1e}. Do not time it."
+            f"{grids}: visual embeddings differ from transformers' by {error:.1e}. It is not timed."
         )
     ours = median_ms(run)
     theirs = median_ms(lambda: towers.theirs(patches, grid_thw=on_device))
@@ -157,7 +155,7 @@ def _row(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tupl
 
 
 def _print_profile(name: str, run: Callable[[], Any]) -> None:
-    """Device time of one run, by kernel."""
+    """Print the device time of one run, by kernel."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(5):
             run()

@@ -1,7 +1,6 @@
-"""A vision tower of a published geometry with random weights: graphs, pictures, and what its
-outputs must be.
+"""A vision tower of a published geometry with random weights: graphs, images, expected outputs.
 
-Shapes: n patches of all pictures.
+Shapes: n patches of all images.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["Pictures", "Tower", "tower_flops"]
 
 @dataclass(frozen=True)
 class Pictures:
-    """``count`` square pictures of ``side`` pixels."""
+    """``count`` square images of ``side`` pixels."""
 
     count: int
     side: int
@@ -38,13 +37,12 @@ class Pictures:
         return f"{self.side}^2" if self.count == 1 else f"{self.count} x {self.side}^2"
 
     def patches(self, vision: VisionSpec) -> int:
-        """Of all pictures."""
+        """Return the patches of all images."""
         return self.count * (self.side // vision.patch_size) ** 2
 
 
 class Tower:
-    """The tower of ``spec``, its weights drawn by name, and the float32 outputs of the torch
-    session.
+    """The tower of ``spec``, with weights drawn by name, and its float32 outputs.
 
     Args:
         folder: where the graphs are written.
@@ -57,18 +55,20 @@ class Tower:
         self._expected: dict[Pictures, dict[str, Tensor]] = {}
 
     def graph(self, dtype: str) -> onnx.ModelProto:
-        """The vision graph over the checkpoint's weights."""
+        """Return the vision graph over the checkpoint's weights."""
         return vision_graph(self.spec, dtype, reference_location)
 
     def session(self, dtype: str) -> TorchSession:
-        """The torch session over this tower."""
+        """Open a torch session over this tower."""
         file = self._folder / f"tower.{dtype}.onnx"
         file.write_bytes(self.graph(dtype).SerializeToString())
         return TorchSession(file, REFERENCE_ROOT, device=self._device, read_weight=read_drawn)
 
     def inputs(self, pictures: Pictures, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Of the graph: random patches [n, patch_dim] that float16 holds, and the rows of the
-        pictures' grids.
+        """Return the graph's inputs.
+
+        They are random patches [n, patch_dim] that float16 represents, and the rows of the images'
+        grids.
         """
         vision = self.spec.require_vision()
         side = pictures.side // vision.patch_size
@@ -83,25 +83,22 @@ class Tower:
         return {name: tensor.to(self._device) for name, tensor in named.items()}
 
     def expect(self, pictures: Sequence[Pictures]) -> None:
-        """Compute what ``error`` compares with: every output in float32, the weights let go
-        afterwards.
-        """
+        """Compute the float32 outputs that ``error`` compares with; then release the weights."""
         session = self.session("float32")
         for each in pictures:
             self._expected[each] = session.run(self.inputs(each, torch.float32))
 
     def error(self, session: Session, pictures: Pictures, dtype: torch.dtype) -> float:
-        """Largest relative error of any output of ``session``
-        (``parity.metrics.relative_error``).
-        """
+        """Return the largest relative error of any output (``parity.metrics.relative_error``)."""
         found, expected = session.run(self.inputs(pictures, dtype)), self._expected[pictures]
         assert found.keys() == expected.keys(), f"expected {list(expected)}, got {list(found)}"
         return max(relative_error(found[name].float(), value) for name, value in expected.items())
 
 
 def tower_flops(vision: VisionSpec, frames: Sequence[int]) -> float:
-    """Floating-point operations of matrix products over ``frames`` (patches of each),
-    attention's included.
+    """Return floating-point operations of matrix products over ``frames``, attention included.
+
+    ``frames``: patches of each frame.
     """
     patches, hidden, joined = (
         sum(frames),

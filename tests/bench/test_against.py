@@ -24,7 +24,7 @@ from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
 from trt_eagle3.bench.peers.report import AgainstReport
 from trt_eagle3.bench.result import Side
-from trt_eagle3.bench.workload import Reply, Run
+from trt_eagle3.bench.workload import Run, TimedReply
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
@@ -170,7 +170,7 @@ def test_peer_process_that_dies_is_one_line_and_ends(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho CUDA is on fire >&2\n")
     python.chmod(0o755)
-    with pytest.raises(UserError, match=r"its process has ended\. It said last: CUDA is on fire"):
+    with pytest.raises(UserError, match=r"its process has ended\. Its last line: CUDA is on fire"):
         wait(python)
 
 
@@ -180,13 +180,13 @@ def test_peer_that_is_not_ready_in_time_is_one_line(tmp_path: Path) -> None:
     python.chmod(0o755)
     with PeerProcess("vllm", JOB, python, tmp_path / "log") as peer:
         wait_for(lambda: (tmp_path / "log").stat().st_size > 0)
-        with pytest.raises(UserError, match=r"no answer within 0\.1 s\. It said last: Capturing"):
+        with pytest.raises(UserError, match=r"no answer within 0\.1 s\. Its last line: Capturing"):
             peer.wait(0.1)
 
 
 def test_step_is_the_median_pass_of_the_later_halves() -> None:
     passes = ((9.0, 1), (8.0, 1), (0.02, 1), (0.04, 2))
-    runs = tuple(Run((Reply((1,), 0.5, passes[n:]),), 1.0, 0, ()) for n in (0, 1, 2))
+    runs = tuple(Run((TimedReply((1,), 0.5, passes[n:]),), 1.0, 0, ()) for n in (0, 1, 2))
     assert Side(runs).step_ms == 40.0, "of 20 and 40, 20 and 40, and 40"
 
 

@@ -13,7 +13,15 @@ from rich.console import Console
 from tests.tiny import build_tiny
 from trt_eagle3.bench.result import BenchReport, Percentiles, Side
 from trt_eagle3.bench.run import bench, request_counts
-from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine, pauses
+from trt_eagle3.bench.workload import (
+    Load,
+    Run,
+    TimedReply,
+    drive,
+    make_requests,
+    open_engine,
+    pauses,
+)
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.prompt_file import Question
@@ -78,7 +86,7 @@ def test_report_prints_and_plots(report: BenchReport, tmp_path: Path) -> None:
 
 
 def test_percentiles_of_tokens_share_the_time_of_their_pass() -> None:
-    reply = Reply((1, 2, 3, 4), 0.5, ((0.3, 3),))
+    reply = TimedReply((1, 2, 3, 4), 0.5, ((0.3, 3),))
     side = Side((Run((reply,), 1.0, 1, (1, 1)),))
     assert side.per_token == Percentiles(*[pytest.approx(100.0)] * 3)
     assert side.first_token == Percentiles(*[pytest.approx(500.0)] * 3)
@@ -140,7 +148,7 @@ def test_answers_that_differ_give_no_ratio(
 def test_loads_that_the_bundle_cannot_take_are_refused(bundle: Path) -> None:
     with pytest.raises(UserError, match="--batch 9: this bundle decodes 8 at once"):
         bench(bundle, batches=(1, 9))
-    with pytest.raises(UserError, match="one way or the other"):
+    with pytest.raises(UserError, match="exclude each other"):
         bench(bundle, batches=(1,), rates=(2.0,))
 
 

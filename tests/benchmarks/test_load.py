@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import traffic
-from benchmarks.chat_client import ChatReply, ChatServer
+from benchmarks.chat_client import ChatServer, ClientReply
 from benchmarks.load import LoadTarget, measure
 from benchmarks.load_report import LoadReport, LoadRound, LoadSide
 from benchmarks.traffic import Body, drawn_bodies, question_bodies
@@ -107,8 +107,8 @@ def test_questions_become_bodies_with_data_uris(tmp_path: Path) -> None:
 
 
 def test_percentiles_are_of_pieces_and_of_tokens() -> None:
-    reply = ChatReply("abc", 0.5, (0.1, 0.3), 9)
-    side = LoadSide((LoadRound((reply, ChatReply("", 0.0, (), 0, "busy")), 2.0),))
+    reply = ClientReply("abc", 0.5, (0.1, 0.3), 9)
+    side = LoadSide((LoadRound((reply, ClientReply("", 0.0, (), 0, "busy")), 2.0),))
     assert side.tokens_per_second == 4.5
     assert side.first_token is not None
     assert side.first_token.p99 == pytest.approx(500)
@@ -137,8 +137,8 @@ async def answering(*pieces: bytes) -> AsyncIterator[ChatServer]:
         yield ChatServer("127.0.0.1", port, tls=False, path="", model="m")
 
 
-def ask(*pieces: bytes) -> ChatReply:
-    async def run() -> ChatReply:
+def ask(*pieces: bytes) -> ClientReply:
+    async def run() -> ClientReply:
         async with answering(*pieces) as server:
             return await server.ask(BODY)
 

@@ -60,7 +60,7 @@ def test_every_program_shows_what_it_takes() -> None:
 
 
 NO_GPU = {
-    "gpu": "this benchmark measures a CUDA GPU, and torch sees none. Run it where one is.",
+    "gpu": "this benchmark measures a CUDA GPU, and torch sees none. Run it on a machine with one.",
     "calibration": "--device cuda: torch sees no CUDA GPU. Use --device cpu.",
     "synthetic_pair": "--device cuda: torch sees no CUDA GPU. Use --device cpu.",
 }

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks.record_answers import Case, cases, first_difference, main, run_case
+from benchmarks.record_answers import AnswerCase, cases, first_difference, main, run_case
 
 ONE = "moe/torch-float32-ahead/dynamic"
 FEW_PAGES = "tiny/onnxruntime-float32/chain"
 
 
-def case_named(name: str) -> Case:
+def case_named(name: str) -> AnswerCase:
     (case,) = (case for case in cases() if case.name == name)
     return case
 

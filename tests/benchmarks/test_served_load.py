@@ -9,17 +9,17 @@ from click.testing import CliRunner
 
 from benchmarks import served_load
 from benchmarks.served_load import ServedLoad, main, measure, summary
-from benchmarks.step_trace import Step, StepTrace, kinds
+from benchmarks.step_trace import StepTrace, TracedStep, kinds
 from benchmarks.traffic import drawn_bodies, request_of
 from tests.tiny import build_tiny
-from trt_eagle3.bench.workload import Load, Reply, Run, open_engine
+from trt_eagle3.bench.workload import Load, Run, TimedReply, open_engine
 
 
 def test_kinds_that_took_longest_come_first() -> None:
     steps = [
-        Step(seconds=0.004, batch=8),
-        Step(seconds=0.006, batch=8, before=0.001),
-        Step(seconds=0.02, prompt_rows=64, before=0.5, waited=0.497),
+        TracedStep(seconds=0.004, batch=8),
+        TracedStep(seconds=0.006, batch=8, before=0.001),
+        TracedStep(seconds=0.02, prompt_rows=64, before=0.5, waited=0.497),
     ]
     found = kinds(steps)
     assert [(kind.name, kind.count) for kind in found] == [
@@ -71,7 +71,7 @@ def test_every_step_and_token_of_a_load_is_counted(bundle: Path) -> None:
 
 
 def _run(num_tokens: int, seconds: float, cycles: int = 0, accepted: tuple[int, ...] = ()) -> Run:
-    return Run((Reply(tuple(range(num_tokens)), 0.1, ()),), seconds, cycles, accepted)
+    return Run((TimedReply(tuple(range(num_tokens)), 0.1, ()),), seconds, cycles, accepted)
 
 
 def test_summary_has_all_rounds_of_both_sides_and_their_ratio() -> None:

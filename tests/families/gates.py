@@ -11,7 +11,7 @@ from trt_eagle3.multimodal import Video
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.workload import Case, _frames, picture
 from trt_eagle3.parity.reference.sources import read_sources
-from trt_eagle3.parity.report.summary import Found
+from trt_eagle3.parity.report.summary import Findings
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.prompts.prompt_file import Question
 
@@ -32,7 +32,7 @@ def questions(frame_side: int) -> list[Question]:
 
 def validate_pair(
     bundle: Path, asked: Sequence[Question], *, made_from: TargetCheckpoint | None = None
-) -> Found:
+) -> Findings:
     """Every check but those of files, batches, sampling and options.
 
     ``made_from``: the checkpoint that the build quantised.
@@ -43,6 +43,6 @@ def validate_pair(
     return Validation(engine, left_out=without(*OPTIONAL)).run(cases, 10, spec, manifest, made_from)
 
 
-def failed(found: Found) -> list[str]:
+def failed(found: Findings) -> list[str]:
     """Names of the checks that failed, in their order."""
     return [m.check.name for m in found.recorder.values() if m.failures]

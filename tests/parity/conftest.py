@@ -24,7 +24,7 @@ from trt_eagle3.parity.record.options import HOT_SEEDS, option_sets
 from trt_eagle3.parity.record.workload import Case, picture
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.report import plots
-from trt_eagle3.parity.report.summary import Found
+from trt_eagle3.parity.report.summary import Findings
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
@@ -150,7 +150,7 @@ def inspect(
     option_tokens: int = BEGUN_CALL,
     quantised: bool = False,
     left_out: Sequence[str] = (),
-) -> Found:
+) -> Findings:
     """Validate with one prompt, several where a stage wants them.
 
     ``looks``: those of ``OPTIONAL`` that run. ``settings``: those of ``SETTINGS`` that are sampled.

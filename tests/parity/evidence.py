@@ -13,7 +13,7 @@ from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurements
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.checks.thresholds import Thresholds
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.workload import Case
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.prompts.prompt_file import Question
@@ -31,7 +31,7 @@ def expected_answer(
     ids = torch.arange(5)
     inputs = ModelInputs(ids, ids.expand(3, -1).int(), 0, (), torch.empty(0, 3), ids < 0)
     case, tokens = Case("a", "text", Question("a")), (autoregressive, speculative)
-    answer = Answer(case, inputs, *tokens, None, [], [], accepted_lengths)
+    answer = RecordedAnswer(case, inputs, *tokens, None, [], [], accepted_lengths)
     return ExpectedAnswer(answer, {}, torch.empty(0, 3), logits=LOGITS)
 
 
@@ -39,7 +39,7 @@ class _Evidence(SimpleNamespace):
     """What checks ask of evidence, without an engine or a checkpoint."""
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[RecordedAnswer]:
         return [e.answer for e in self.expected]
 
     def decode(self, ids: Sequence[int]) -> str:

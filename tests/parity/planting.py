@@ -32,7 +32,7 @@ from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
-from trt_eagle3.parity.record.engine import Recorder, RecordingEngine
+from trt_eagle3.parity.record.engine import RecordingEngine, RecordingSessionFactory
 from trt_eagle3.spec import StateSpec, TargetSpec
 
 Tensors = dict[str, Tensor]
@@ -141,7 +141,7 @@ def _opened(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> S
     return _OPENED[key]
 
 
-class FaultyRecorder(Recorder):
+class FaultySessionFactory(RecordingSessionFactory):
     """Opens sessions with a planted fault."""
 
     def __init__(self, planted: Planted) -> None:
@@ -187,7 +187,7 @@ class FaultyEngine(RecordingEngine):
     """An engine with a planted fault."""
 
     def __init__(self, planted: Planted) -> None:
-        super().__init__(planted.bundle, FaultyRecorder(planted))
+        super().__init__(planted.bundle, FaultySessionFactory(planted))
         self._planted = planted
         self._preprocessor = self._make_preprocessor()
 

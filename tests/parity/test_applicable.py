@@ -37,7 +37,7 @@ _NO_DRAFT = {
 ABSENT = {
     **_NO_DRAFT,
     "weights.values": "no weight is quantised",
-    "weights.made": "no weight is made by the build",
+    "weights.made": "the build quantised no weight",
     "processor.pixel_values": "the target reads text only",
     "vision.embeds": "the target reads text only",
     "vision.deepstack": "the target reads text only",

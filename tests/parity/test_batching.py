@@ -12,7 +12,7 @@ from tests.parity.evidence import LOGITS, evidence, expected_answer, measured, r
 from trt_eagle3.decode.request.request import Generation
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
 from trt_eagle3.parity.record.batching import BatchedAnswers
-from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.record.engine import RecordedForward
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 
@@ -72,7 +72,7 @@ def test_answer_that_stops_short_is_a_failure() -> None:
     assert recorder["batch.tokens"].failures[0].detail == "3 tokens alone, 2 batched"
 
 
-def decoded(token: int, row: int, logits: torch.Tensor) -> Forward:
+def decoded(token: int, row: int, logits: torch.Tensor) -> RecordedForward:
     """A forward over one sequence: ``token`` at ``row``, and the logits [V] that it gave."""
     inputs = {
         "query_lengths": torch.tensor([1]),
@@ -82,7 +82,7 @@ def decoded(token: int, row: int, logits: torch.Tensor) -> Forward:
         "logit_rows": torch.tensor([[0]]),
         "page_table": torch.tensor([[1]]),
     }
-    return Forward("target", inputs, {"logits": logits[None, None]})
+    return RecordedForward("target", inputs, {"logits": logits[None, None]})
 
 
 def named(name: str) -> ExpectedAnswer:

@@ -295,10 +295,10 @@ def test_target_alone_is_validated_without_draft_gates(
     [
         (
             float("nan"),
-            "model.safetensors: model.language_model.norm.weight: holds values that are not "
+            "model.safetensors: model.language_model.norm.weight: contains values that are not "
             "finite numbers",
         ),
-        (3e38, "though every weight of"),
+        (3e38, "although every weight of"),
     ],
 )
 def test_target_without_an_answer_is_exit_1_with_the_reason(
@@ -324,7 +324,7 @@ def test_target_without_an_answer_is_exit_1_with_the_reason(
         (("one", "two"), "one bundle; two need --compare"),
         (("--compare", "one"), "two bundles, A and B"),
         (("--compare", "one", "two", "--float64"), "--compare has none"),
-        (("one", "--target-only"), "--target-only goes with --compare"),
+        (("one", "--target-only"), "--target-only needs --compare"),
         (("nowhere",), "no bundle here"),
         (("nowhere", "--thresholds", "none.yaml"), "cannot read the thresholds"),
     ],

@@ -51,4 +51,4 @@ def test_without_a_fault_no_gate_fails_of_quantised_weights(
     told = "\n".join(report.lines(()))
     assert "quantisation costs, against" in told
     assert f"acceptance length {cost.acceptance_length:.2f} (" in told
-    assert "What quantisation costs" in report_html(report)
+    assert "Cost of quantisation" in report_html(report)

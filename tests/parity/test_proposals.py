@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.record.cycles import Cycle, Drafted
-from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.record.engine import RecordedForward
 from trt_eagle3.parity.reference.proposals import CycleState, read_proposals
 
 TABLE = torch.eye(8)
@@ -32,7 +32,7 @@ def drafted(token: int) -> Drafted:
     return Drafted(TABLE[token], torch.zeros(3), torch.zeros(2), None, depth=1)
 
 
-def verified(tokens: list[int]) -> Forward:
+def verified(tokens: list[int]) -> RecordedForward:
     """A forward over token 7 as the root, and ``tokens`` as its children."""
     count = 1 + len(tokens)
     mask = torch.eye(count, dtype=torch.bool)
@@ -44,7 +44,7 @@ def verified(tokens: list[int]) -> Forward:
         "past_lengths": torch.tensor([9]),
         "page_table": torch.ones(1, 1, dtype=torch.int32),
     }
-    return Forward("target", inputs, {})
+    return RecordedForward("target", inputs, {})
 
 
 def read(tokens: list[int]) -> tuple[CycleState, list[str]]:

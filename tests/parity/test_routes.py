@@ -27,7 +27,7 @@ from trt_eagle3.parity.checks.thresholds import THRESHOLDS
 from trt_eagle3.parity.record.engine import ROUTER, RecordingEngine
 from trt_eagle3.parity.record.workload import Case
 from trt_eagle3.parity.reference.sources import read_sources
-from trt_eagle3.parity.report.summary import Found
+from trt_eagle3.parity.report.summary import Findings
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.prompts.prompt_file import read_questions
 
@@ -73,7 +73,7 @@ def planted(mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return plant_in(mixture, tmp_path, monkeypatch)
 
 
-def validated(planted: Planted, num_cases: int, max_tokens: int, *stages: str) -> Found:
+def validated(planted: Planted, num_cases: int, max_tokens: int, *stages: str) -> Findings:
     """Every check but those of the optional ``stages``."""
     engine = planted.engine()
     questions = read_questions(QUESTIONS)[:num_cases]

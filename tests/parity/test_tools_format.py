@@ -38,8 +38,8 @@ def test_answer_that_was_cut_may_end_anywhere(length: int) -> None:
 @pytest.mark.parametrize("argument", ['"hours"', '"hou', '"x": 1, "minutes": 2'])
 def test_answer_that_was_cut_begins_as_a_call(argument: str) -> None:
     text = f'<tool_call>\n{{"name": "wait", "arguments": {{{argument}'
-    assert "beside calls" in format_fault(text, HERMES, cut=True, named=False)
-    assert "beside calls" in format_fault(
+    assert "outside calls" in format_fault(text, HERMES, cut=True, named=False)
+    assert "outside calls" in format_fault(
         text.replace("wait", "weight"), HERMES, cut=True, named=False
     )
 
@@ -48,8 +48,8 @@ def test_answer_that_was_cut_begins_as_a_call(argument: str) -> None:
     ("text", "named", "fault"),
     [
         ("", False, "no call"),
-        (f"Sure. {WAIT}", False, "beside calls"),
-        (WAIT[:-3], False, "beside calls"),
+        (f"Sure. {WAIT}", False, "outside calls"),
+        (WAIT[:-3], False, "outside calls"),
         (WAIT.replace("wait", "weight"), False, "no call of a tool"),
         (WAIT.replace("7", '"7"'), False, "no call of a tool"),
         (WAIT.replace("7", "100"), False, "no call of a tool"),
@@ -96,8 +96,8 @@ def test_calls_in_xml_have_no_fault() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (WAIT, "beside calls"),
-        (XML_WAIT[:-3], "beside calls"),
+        (WAIT, "outside calls"),
+        (XML_WAIT[:-3], "outside calls"),
         (XML_WAIT.replace("7", "100"), "no call of a tool"),
         (XML_WAIT.replace("minutes", "hours"), "no call of a tool"),
         (XML_LIGHT.replace("true", "yes"), "no call of a tool"),

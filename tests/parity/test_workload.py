@@ -51,7 +51,7 @@ def test_small_bundle_gets_fewer_cases_and_a_tiny_one_is_refused(engine: Recordi
     assert "text" in names
     assert "non-Latin text" not in names
     small.use(replace(small.bundle, limits=small.limits.model_copy(update={"max_seq_len": 33})))
-    with pytest.raises(UserError, match="takes none of the bundled prompts"):
+    with pytest.raises(UserError, match="fits none of the bundled prompts"):
         bundled_cases("quick", small, 32)
 
 

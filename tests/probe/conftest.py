@@ -13,7 +13,7 @@ from tasks import KINDS, Kind, examples
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.probe.record import Recording, record
+from trt_eagle3.probe.record import ProbeRecording, record
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.prompts.prompt_file import Question
 
@@ -26,7 +26,7 @@ class Asked:
 
     bundle: LoadedBundle
     manifest: DraftManifest
-    recordings: list[Recording]
+    recordings: list[ProbeRecording]
     scorer: Scorer
 
 

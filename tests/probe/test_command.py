@@ -44,7 +44,7 @@ def test_pair_read_rightly_is_exit_0(
     assert run(TARGET, DRAFT, "--prompts", PROMPTS, monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
     assert "no interpretation is significantly better than the manifest in use" in out
-    assert "not decided by these prompts: deepstack" in out
+    assert "undecided on these prompts: deepstack" in out
     assert "overrides" not in out
 
 
@@ -151,7 +151,7 @@ def test_text_prompts_say_nothing_of_images(
         ('[{"images": []}]', "entry 0"),
         ('[{"prompt": "hi", "images": "a.png"}]', "images"),
         ('[{"prompt": "hi", "frames": [1]}]', "frames"),
-        ('[{"prompt": "hi", "image": "a.png"}]', "image: no such key; images is meant"),
+        ('[{"prompt": "hi", "image": "a.png"}]', "image: no such key. Use images"),
     ],
 )
 def test_bad_prompt_file_is_named(content: str, message: str, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.errors import UserError
-from trt_eagle3.probe.record import Recording
+from trt_eagle3.probe.record import ProbeRecording
 from trt_eagle3.probe.score import draft_ids
 from trt_eagle3.spec import RopeSpec
 
@@ -66,7 +66,7 @@ class Recorder(DraftRunner):
 
 
 def ref_chain(
-    asked: Asked, manifest: DraftManifest, recording: Recording, row: int, runner: Recorder
+    asked: Asked, manifest: DraftManifest, recording: ProbeRecording, row: int, runner: Recorder
 ) -> list[Tensor]:
     """The logits of each depth after the rows up to ``row`` of prompt and answer were committed,
     as in a step.

@@ -1,6 +1,6 @@
-"""Looks on from beside: what is measured.
+"""Benchmarks.
 
-The figures that the command line knows without loading more.
+This module defines only the constants that the command line needs without loading more.
 """
 
 __all__ = ["MAX_TOKENS", "PLOT_FORMATS", "ROUNDS"]

@@ -1,8 +1,8 @@
-"""bench --against: a bundle and another engine over the same checkpoints, the same prompts, on the
-same machine.
+"""bench --against: compare a bundle with another engine on the same checkpoints and prompts.
 
-The other engine runs in a process of its own. Rounds alternate; the first of each load is not
-counted. Answers are compared too: where they differ, a ratio is between different work.
+Both run on the same machine; the other engine runs in its own process. Rounds alternate, and the
+first round of each load is not counted. Answers are compared too: if they differ, a ratio compares
+different work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trt_eagle3.bench.peers.job import (
     shared_limits,
 )
 from trt_eagle3.bench.peers.process import PeerProcess
-from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow, FirstTokenRow
+from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow, FirstTokenComparison
 from trt_eagle3.bench.result import Side
 from trt_eagle3.bench.run import request_counts
 from trt_eagle3.bench.workload import (
@@ -50,15 +50,15 @@ from trt_eagle3.prompts.prompt_file import Question
 __all__ = ["Contest", "against", "open_contest"]
 
 Ask = Callable[[int, int], Run]
-"""Answers ``count`` requests, so many in flight."""
+"""Answers ``count`` requests, with so many in flight."""
 Heard = Callable[[AgainstRow], object]
 
 
 class Contest:
-    """A bundle's engine and a peer, both open, over the same checkpoints."""
+    """A bundle's engine and a peer, both open, on the same checkpoints."""
 
     def __init__(self, engine: LLM, peers: Mapping[bool, PeerProcess], version: str) -> None:
-        """``peers``: without speculation, and where it can draft, with it."""
+        """``peers``: one without speculation, and one with it if the peer supports drafts."""
         self.engine = engine
         self.peers = peers
         self.peer_version = version
@@ -74,8 +74,11 @@ class Contest:
         progress: Progress = lambda *_: None,
         heard: Heard = lambda _: None,
     ) -> AgainstReport:
-        """Answer ``counts`` requests made of ``questions``, whose images are files, by load;
-        ``heard``: told each row as soon as it is there.
+        """Answer requests made from ``questions``, whose images are files.
+
+        Args:
+            counts: requests by load.
+            heard: called with each row as soon as it is measured.
         """
         options = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
         facts = {**self._facts(), **options, "rounds": rounds, "num_prompts": len(questions)}
@@ -91,7 +94,7 @@ class Contest:
     def _asks(
         self, questions: Sequence[Question], options: Mapping[str, Any]
     ) -> dict[tuple[str, bool], Ask]:
-        """How each side is asked, by whose it is and whether it speculates."""
+        """Return functions that run requests, by side and by whether it speculates."""
 
         def ours(speculation: bool) -> Ask:
             return lambda count, size: drive(
@@ -136,14 +139,16 @@ def open_contest(
     speculation: bool = True,
     progress: Progress = lambda *_: None,
 ) -> Iterator[Contest]:
-    """Open the peer on the checkpoints of ``bundle``, then the bundle, its KV cache no larger than
-    the peer's.
+    """Open the peer on the checkpoints of ``bundle``, then the bundle.
+
+    The bundle's KV cache is no larger than the peer's.
 
     Args:
-        batch_size: most requests in flight. has_media: prompts will have images.
-        speculation: of the peer, where both sides can.
+        batch_size: most requests in flight.
+        has_media: prompts will have images.
+        speculation: of the peer, if both sides support it.
     Raises:
-        UserError: anything wrong with the peer's checkpoints.
+        UserError: the peer's checkpoints are invalid.
         EnvironmentMissingError: the peer is not installed.
     """
     check_peer(options.name)
@@ -168,7 +173,7 @@ def open_contest(
             progress("engines", number, len(peers))
             versions.append(peer.wait(options.start_seconds))
         progress("engines", 1, 1)
-        engine.start()  # after the peers, which are given their memory beforehand
+        engine.start()  # after the peers, whose memory is reserved first
         yield Contest(engine, peers, versions[0])
 
 
@@ -185,16 +190,16 @@ def against(
     heard: Heard = lambda _: None,
     **options: Any,
 ) -> AgainstReport:
-    """Measure a bundle and ``peer``, without speculation, and where both can draft, with it.
+    """Measure a bundle and ``peer``, without speculation, and with it if both support drafts.
 
     Args:
-        prompts, batches, requests, rounds, options: as of ``bench``. Prompts with videos are left
-            out.
-        first_token: files of prompts of which, one at a time, the time to the first token is
+        prompts, batches, requests, rounds, options: as in ``bench``. Prompts with videos are
+            skipped.
+        first_token: prompt files; the time to the first token of their prompts, one at a time, is
             measured too.
-        heard: told each row of a load as soon as it is there.
+        heard: called with each row of a load as soon as it is measured.
     Raises:
-        UserError: anything wrong with bundle, prompts or the peer's checkpoints.
+        UserError: the bundle, the prompts or the peer's checkpoints are invalid.
         EnvironmentMissingError: the peer is not installed.
     """
     check_peer(peer.name)
@@ -221,7 +226,7 @@ def against(
                 questions, counts, rounds=rounds, progress=progress, heard=heard, **options
             )
             found = tuple(
-                FirstTokenRow(str(file), row)
+                FirstTokenComparison(str(file), row)
                 for file, some in alone.items()
                 for row in contest.measure(
                     some, {Load(1): len(some)}, rounds=rounds, max_tokens=1
@@ -231,11 +236,11 @@ def against(
 
 
 def _as_files(asked: Sequence[Question], folder: Path) -> tuple[list[Question], int]:
-    """Prompts whose images are files in ``folder``, and how many with videos are left out."""
+    """Return prompts with images as files in ``folder``, and the number of skipped prompts."""
     folder.mkdir(exist_ok=True)
     kept = [question for question in asked if not question.videos]
     if not kept:
-        raise UserError("--against: prompts with videos are left out, and there are no others")
+        raise UserError("--against: all prompts have videos, which it skips. Give other prompts.")
     found = []
     for number, question in enumerate(kept):
         images = [
@@ -257,7 +262,7 @@ _Found = Mapping[tuple[str, bool], list[Run]]
 
 
 def _rounds(asks: Mapping[tuple[str, bool], Ask], load: Load, count: int, rounds: int) -> _Found:
-    """A load by every side, who goes first changing from round to round."""
+    """Run a load on every side; the order of the sides alternates between rounds."""
     found: dict[tuple[str, bool], list[Run]] = {}
     order = list(asks)
     for number in range(rounds + 1):
@@ -269,7 +274,7 @@ def _rounds(asks: Mapping[tuple[str, bool], Ask], load: Load, count: int, rounds
 
 
 def _rows(load: Load, found: _Found, num_prompts: int) -> list[AgainstRow]:
-    """Plain against plain, and speculative against the peer's speculative, or else its plain."""
+    """Pair sides without speculation, and with it; a peer without drafts stays without it."""
     rows = []
     for speculation in (False, True):
         if ("ours", speculation) not in found:

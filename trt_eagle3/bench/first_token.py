@@ -1,8 +1,8 @@
 """Time to the first token of prompts with images and videos: ``trt-eagle3 bench BUNDLE --images``.
 
-JPEG and MPEG-4 files, new ones each time, an idle engine, one token asked for. Preparation and the
-vision tower are measured alone too, over files of the same kind. Another engine may answer the same
-files in the same run.
+Each request has new JPEG or MPEG-4 files, runs on an idle engine, and asks for one token.
+Preparation and the vision tower are also measured alone, on files of the same kind. Another engine
+may answer the same files in the same run.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _ONE_TOKEN = SamplingParams(max_tokens=1)
 _PROMPT = "What is in this picture?"
 _WARM_ROUNDS = 2
 _ROUNDS = 4
-_QUALITY = 90  # of the JPEGs, about what phones write
-_FRAMES_PER_SECOND = 2  # what Qwen3-VL samples, so that every frame is kept
+_QUALITY = 90  # of the JPEGs, about the quality of phone cameras
+_FRAMES_PER_SECOND = 2  # the sampling rate of Qwen3-VL, so that every frame is kept
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One kind of prompt: ``count`` images of a size, or with ``frames`` one video."""
+    """One kind of prompt: ``count`` images of one size, or with ``frames`` one video."""
 
     width: int
     height: int
@@ -74,10 +74,11 @@ class FirstTokenRow:
     """Medians in milliseconds of one kind of prompt.
 
     Attributes:
-        prompt_tokens: of the prompt. prepare: decoding, resizing, cutting and tokenising, alone.
+        prompt_tokens: tokens of the prompt.
+        prepare: decoding, resizing, cutting and tokenising, alone.
         vision: the vision tower alone.
-        total: from the request to its token. peer: the same of the other program, None where there
-            is none.
+        total: from the request to its token.
+        peer: the total of the other engine; None without one.
     """
 
     case: str
@@ -90,8 +91,9 @@ class FirstTokenRow:
 
 @dataclass(frozen=True)
 class FirstTokenReport:
-    """What was measured; ``left_out``: kinds of prompts that the bundle's limits do not take,
-    and why.
+    """The measurements.
+
+    ``left_out``: kinds of prompts that were skipped (beyond the bundle's limits), and why.
     """
 
     machine: str
@@ -100,11 +102,11 @@ class FirstTokenReport:
     left_out: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
     def table(self) -> Table:
-        """For people."""
+        """Return a table for the terminal."""
         peers = [self.peer, "ratio"] if self.peer else []
         table = Table(
             f"first token, {self.machine}", "tokens", "prepare", "vision", "total ms", *peers
@@ -123,10 +125,9 @@ def first_token(
     """Measure a bundle.
 
     Args:
-        peer: measured over the same files too, in a process of its own.
+        peer: also measured on the same files, in its own process.
     Raises:
-        UserError: anything wrong with the bundle, a target that reads text only, or an unknown
-            peer.
+        UserError: the bundle is invalid, its target reads text only, or the peer is unknown.
         EnvironmentMissingError: the peer is not installed, or cannot prepare images here.
     """
     if peer is not None:
@@ -200,7 +201,7 @@ def _ask_peer(peer: PeerProcess, case: _Case, files: list[Path]) -> None:
 
 @torch.inference_mode()
 def _vision_ms(engine: LLM, case: _Case, files: Iterator[list[Path]]) -> float:
-    """From prepared bytes to embeddings on the device."""
+    """Measure the time from prepared bytes to embeddings on the device."""
     prepared = (
         engine.prepare(_PROMPT, **_media(case, next(files))) for _ in range(_WARM_ROUNDS + _ROUNDS)
     )
@@ -221,7 +222,7 @@ def _media(case: _Case, files: list[Path]) -> dict[str, Any]:
 
 
 def _files(case: _Case, folder: Path) -> Iterator[list[Path]]:
-    """Files of a case, new ones at each turn; they are made before the clock runs."""
+    """Yield new files of a case each time; they are written outside the timed region."""
     random = np.random.default_rng(0)
     number = 0
     while True:
@@ -238,7 +239,7 @@ def _files(case: _Case, folder: Path) -> Iterator[list[Path]]:
 
 
 def _picture(case: _Case, random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Smooth shapes with some noise, as photos have."""
+    """Draw smooth shapes with some noise, similar to photos."""
     small = random.integers(0, 256, (9, 12, 3), dtype=np.uint8)
     smooth = np.asarray(
         Image.fromarray(small).resize((case.width, case.height), Image.Resampling.BICUBIC)

@@ -1,4 +1,4 @@
-"""What a bench found: plain against speculative for each load, as JSON, tables and a plot."""
+"""Results of a bench: autoregressive against speculative decoding, as JSON, tables and a plot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BenchReport",
     "Percentiles",
-    "Row",
+    "BenchRow",
     "Side",
     "check_plot",
     "differing_prompts",
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of a time, in milliseconds."""
+    """Percentiles of a time, in milliseconds."""
 
     p50: float
     p95: float
@@ -41,7 +41,7 @@ class Percentiles:
 
     @classmethod
     def of_seconds(cls, values: Sequence[float] | np.ndarray[Any, Any]) -> Percentiles | None:
-        """None of no values."""
+        """Return the percentiles of ``values``; None if there are no values."""
         return (
             cls(*(1000 * float(p) for p in np.percentile(values, (50, 95, 99))))
             if len(values)
@@ -57,26 +57,24 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Side:
-    """One way of decoding under one load, round by round."""
+    """One way of decoding under one load, by round."""
 
     runs: tuple[Run, ...]
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all answers together; the median round's."""
+        """Tokens per second of all answers; of the median round."""
         return median(run.tokens_per_second for run in self.runs)
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean tokens of a cycle that drafted, the bonus token included; None without such
-        cycles.
-        """
+        """Mean tokens of a drafting cycle, bonus token included; None without such cycles."""
         cycles = sum(run.cycles for run in self.runs)
         return 1 + sum(sum(run.accepted) for run in self.runs) / cycles if cycles else None
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """The share of those cycles that accepted so deep."""
+        """The share of those cycles that accepted each position."""
         cycles = sum(run.cycles for run in self.runs)
         deepest = max(len(run.accepted) for run in self.runs) if cycles else 0
         return tuple(
@@ -86,14 +84,14 @@ class Side:
 
     @property
     def first_token(self) -> Percentiles | None:
-        """From the coming of a request to its first token."""
+        """Time from the arrival of a request to its first token."""
         return Percentiles.of_seconds(
             [r.first_token_seconds for run in self.runs for r in run.replies]
         )
 
     @property
     def per_token(self) -> Percentiles | None:
-        """Between tokens: a pass's time is shared by the tokens that it said."""
+        """Time between tokens: the time of a step is shared by the tokens that it emitted."""
         passes = np.array([p for run in self.runs for r in run.replies for p in r.passes]).reshape(
             -1, 2
         )
@@ -103,8 +101,9 @@ class Side:
 
     @property
     def step_ms(self) -> float | None:
-        """Median milliseconds of a pass in the later halves of the answers: where as many requests
-        come as are in flight, all of them decode then.
+        """Median milliseconds of a step in the second halves of the answers.
+
+        If as many requests arrive as are in flight, all of them decode then.
         """
         late = [
             seconds
@@ -129,7 +128,7 @@ class Side:
 
 
 def differing_prompts(one: Side, other: Side, num_prompts: int) -> dict[int, int]:
-    """Prompt -> the first token at which a round's two answers to it differ."""
+    """Map each differing prompt to the first token at which a round's two answers differ."""
     found: dict[int, int] = {}
     for a, b in zip(one.runs, other.runs, strict=True):
         for index, (left, right) in enumerate(zip(a.replies, b.replies, strict=True)):
@@ -142,12 +141,12 @@ def differing_prompts(one: Side, other: Side, num_prompts: int) -> dict[int, int
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One load.
 
     Attributes:
-        speculative: None where the bundle has no draft.
-        num_differing: prompts whose plain and speculative tokens differ.
+        speculative: None if the bundle has no draft.
+        num_differing: prompts whose tokens differ with and without speculation.
     """
 
     load: Load
@@ -157,8 +156,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Tokens per second, speculative to plain: the median over rounds, whose two sides ran
-        one after the other.
+        """Tokens per second, with speculation over without.
+
+        The median over rounds, in which both sides run one after the other.
         """
         if self.speculative is None:
             return None
@@ -171,11 +171,12 @@ class BenchReport:
     """All loads; ``facts`` are what they have in common (bundle, machine, prompts, ...)."""
 
     facts: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
-    def growth(self, row: Row, side: Side) -> float:
-        """Tokens per second against the first load's of the same way of decoding, the median
-        over rounds.
+    def growth(self, row: BenchRow, side: Side) -> float:
+        """Return tokens per second over the first load's with the same decoding.
+
+        The median over rounds.
         """
         base = self.rows[0].plain if side is row.plain else self.rows[0].speculative
         assert base is not None
@@ -185,7 +186,7 @@ class BenchReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; ``docs/bench.md`` describes them."""
+        """Return JSON values; ``docs/bench.md`` describes them."""
         rows = [
             {
                 "concurrency": row.load.concurrency if row.load.rate is None else None,
@@ -202,8 +203,9 @@ class BenchReport:
         return {**self.facts, "rows": rows}
 
     def tables(self) -> list[Table]:
-        """Speed by load, latencies, and where anything was drafted, acceptance by position: each
-        within 60 columns.
+        """Return tables of speed, latencies and, after drafting, acceptance by position.
+
+        Each is within 60 columns.
         """
         first = self.rows[0].load
         load = "in flight" if first.rate is None else "requests"
@@ -231,7 +233,7 @@ class BenchReport:
         return [speed, latency, *self._acceptance()]
 
     def lines(self) -> list[str]:
-        """What was measured, and on what; where 16-bit rounding made answers differ, how many."""
+        """Return lines on what was measured, and how many answers differ through rounding."""
         f = self.facts
         lines = [
             f"{f['bundle']} on {f['machine']}: {f['backend']}, {f['dtype']}, {f['num_prompts']} "
@@ -241,8 +243,8 @@ class BenchReport:
             if row.num_differing:
                 lines.append(
                     f"note: {row.load.name} in flight: plain and speculative tokens differ for "
-                    f"{row.num_differing} of {f['num_prompts']} prompts, as {f['dtype']} rounds. "
-                    f"Ties? trt-eagle3 validate {f['bundle']}"
+                    f"{row.num_differing} of {f['num_prompts']} prompts, through rounding in "
+                    f"{f['dtype']}. Check for ties: trt-eagle3 validate {f['bundle']}"
                 )
         return lines
 
@@ -261,10 +263,10 @@ class BenchReport:
         return [table]
 
     def plot(self, file: Path) -> None:
-        """Tokens per second by load, and acceptance by position.
+        """Plot tokens per second by load, and acceptance by position.
 
         Raises:
-            UserError: another format, or ``file`` cannot be written.
+            UserError: the format is not supported, or ``file`` cannot be written.
         """
         check_plot(file)
         from matplotlib.figure import Figure
@@ -317,17 +319,17 @@ class BenchReport:
 
 
 def check_plot(file: Path) -> None:
-    """Refuse a plot of a format that we do not write."""
+    """Reject a plot file with an unsupported format or a missing folder."""
     if file.suffix.lower() not in PLOT_FORMATS:
         raise UserError(f"--plot {file}: expected a name that ends in {', '.join(PLOT_FORMATS)}")
     if not file.parent.is_dir():
-        raise UserError(f"--plot {file}: no folder {file.parent}. Make it first.")
+        raise UserError(f"--plot {file}: no folder {file.parent}. Create it first.")
 
 
-def _sides(row: Row) -> list[tuple[str, Side]]:
+def _sides(row: BenchRow) -> list[tuple[str, Side]]:
     return [("plain", row.plain), *([("speculative", row.speculative)] if row.speculative else [])]
 
 
 def narrow_table(*names: str) -> Table:
-    """A table without rules between columns, which take a third of a narrow terminal."""
+    """Return a table without rules between columns, which take a third of a narrow terminal."""
     return Table(*names, box=None, pad_edge=False, header_style="bold")

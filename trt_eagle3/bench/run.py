@@ -1,6 +1,4 @@
-"""bench: a bundle's plain against its speculative decoding, under one load after the other, in
-one process.
-"""
+"""bench: compare a bundle's decoding with and without speculation, load by load, in one process."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
-from trt_eagle3.bench.result import BenchReport, Row, Side, differing_prompts
+from trt_eagle3.bench.result import BenchReport, BenchRow, Side, differing_prompts
 from trt_eagle3.bench.workload import (
     Load,
     Progress,
@@ -27,8 +25,8 @@ from trt_eagle3.prompts.kept import questions_for
 __all__ = ["bench", "request_counts"]
 
 _PER_PLACE = 4
-"""Requests per place of the batch: the last ones of a round, which leave places empty, are then
-few.
+"""Requests per sequence of the batch: then the requests at the end of a round, which leave the
+batch partly empty, are few.
 """
 
 
@@ -47,24 +45,24 @@ def bench(
 ) -> BenchReport:
     """Measure a bundle.
 
-    A round runs every load, plain and speculative one after the other, who is first changing from
-    round to round. The first round is not counted.
+    A round runs every load with and without speculation, one after the other. The order alternates
+    between rounds. The first round is not counted.
 
     Args:
-        prompts: a prompt file instead of the bundled prompts.
-        batches: requests in flight; by default 1, 2, 4, 8 as far as the bundle goes. rates: Poisson
-            arrivals per second instead.
+        prompts: a prompt file in place of the bundled prompts.
+        batches: requests in flight; by default 1, 2, 4, 8 within the bundle's limits.
+        rates: Poisson arrivals per second, in place of ``batches``.
         requests: per round, of all loads or of each; by default every prompt at least once, and
-            four for each place of the batch.
+            four per sequence of the batch.
         ignore_eos: every answer has ``max_tokens`` tokens.
-        prefix_cache: reuse the pages of prompts that came before, as the bundle's limits say.
+        prefix_cache: reuse the pages of earlier prompts, if the bundle's limits enable it.
     Raises:
-        UserError: anything wrong with bundle or prompts, a batch beyond the bundle's limits, or
-            both kinds of load.
-        CheckFailedError: in float32, speculative and plain tokens differ.
+        UserError: bundle or prompts are invalid, a batch exceeds the bundle's limits, or both kinds
+            of load are given.
+        CheckFailedError: in float32, tokens with and without speculation differ.
     """
     if batches and rates:
-        raise UserError("--batch and --rate: requests come one way or the other. Give one of them.")
+        raise UserError("--batch and --rate: they exclude each other. Give one of them.")
     engine = open_engine(bundle, prefix_cache=prefix_cache)
     questions = questions_for(bundle, prompts, vision=engine.bundle.spec.vision is not None)
     loads = [Load(rate=rate) for rate in rates] or [
@@ -112,12 +110,12 @@ def bench(
 def request_counts(
     loads: Sequence[Load], given: Sequence[int], num_prompts: int
 ) -> dict[Load, int]:
-    """Requests of a round by load: those ``given``, of all loads or of each.
+    """Return requests of a round by load: ``given`` for all loads, or for each.
 
-    By default whole turns of the prompts, so that every load has the same mix.
+    By default whole cycles through the prompts, so that every load has the same mix.
 
     Raises:
-        UserError: neither one nor one for each load is given.
+        UserError: ``given`` has neither one number nor one for each load.
     """
     if given and len(given) not in {1, len(loads)}:
         raise UserError(
@@ -131,10 +129,10 @@ def request_counts(
 
 def _row(
     engine: LLM, load: Load, found: dict[tuple[Load, bool], list[Run]], num_prompts: int
-) -> Row:
+) -> BenchRow:
     plain = Side(tuple(found[load, False]))
     if (load, True) not in found:
-        return Row(load, plain, None, 0)
+        return BenchRow(load, plain, None, 0)
     speculative = Side(tuple(found[load, True]))
     differing = differing_prompts(plain, speculative, num_prompts)
     if differing and engine.bundle.record.config.engine.dtype == "float32":
@@ -142,7 +140,7 @@ def _row(
         raise CheckFailedError(
             f"{load.name} in flight: speculative and plain tokens differ for {len(differing)} of "
             f"{num_prompts} prompts, first at token {token} of prompt {prompt}. In float32 they "
-            "are the same, so no ratio is given. Find the cause: trt-eagle3 validate "
+            "must be equal, so no ratio is given. Find the cause: trt-eagle3 validate "
             f"{engine.bundle.path}"
         )
-    return Row(load, plain, speculative, len(differing))
+    return BenchRow(load, plain, speculative, len(differing))

@@ -1,8 +1,8 @@
-"""bench --tune: what a step costs at each batch size and tree size on this machine, written into
-the bundle.
+"""bench --tune: measure the cost of a step on this machine, and write it into the bundle.
 
-Each step is timed with every place taken and answers that do not end. How often the draft is right
-is not measured here: that depends on the prompts, and the policy learns it from what is served.
+The cost depends on batch size and tree size. Each step is timed with a full batch and answers that
+do not end. Acceptance is not measured here: it depends on the prompts, and the policy estimates it
+from served requests.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ _TIMED_TOKENS = 64
 
 @dataclass(frozen=True)
 class TuneReport:
-    """The table, and where it lies."""
+    """The table and its file."""
 
     file: Path
     table: TuningTable
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {"file": str(self.file), **self.table.model_dump(mode="json")}
 
     def tables(self) -> list[Table]:
-        """Milliseconds of a step by batch size and tree size, then the acceptance length from
-        which each tree gains: what its step takes to one without speculation.
+        """Return the cost of a step, and the acceptance length from which each tree pays.
+
+        The first is in milliseconds, by batch size and tree size. The second is the cost of a
+        tree's step over that of a step without speculation.
         """
         counts = list(self.table.entries[0].cycle_ms)
         cost = Table("sequences", *(f"{n} tokens, ms" if n > 1 else "off, ms" for n in counts))
@@ -70,20 +72,20 @@ def tune(
     rounds: int = ROUNDS,
     progress: Progress = lambda *_: None,
 ) -> TuneReport:
-    """Measure, and write ``tuning.json`` into the bundle; arguments as of ``bench``.
+    """Measure, and write ``tuning.json`` into the bundle; arguments as in ``bench``.
 
     Raises:
-        UserError: a bundle without a draft or that cannot be written, or anything wrong with bundle
-            or prompts.
+        UserError: the bundle has no draft, is invalid or cannot be written, or the prompts are
+            invalid.
     """
-    # a damaged table does not hinder the next one
+    # a damaged old table must not prevent a new one
     engine = open_engine(bundle, policy=FixedPolicy(None))
     if engine.bundle.manifest is None:
         raise UserError(f"{bundle}: a bundle without a draft: there is nothing to tune")
     if not os.access(bundle, os.W_OK):
         raise UserError(
-            f"{bundle}: not writable, and the table goes into it. Tune a copy of the bundle that "
-            "is."
+            f"{bundle}: not writable, and the table goes into it. Tune a writable copy of the "
+            "bundle."
         )
     questions = questions_for(bundle, prompts, vision=engine.bundle.spec.vision is not None)
     config = engine.bundle.record.config.speculation
@@ -103,7 +105,7 @@ def tune(
 
 
 def write_table(bundle: Path, table: TuningTable) -> Path:
-    """Put ``table`` into the bundle, whole or not at all.
+    """Write ``table`` into the bundle atomically.
 
     Raises:
         UserError: the bundle cannot be written.
@@ -125,8 +127,9 @@ def _cycles(
     rounds: int,
     progress: Progress,
 ) -> dict[int, dict[int, float]]:
-    """Milliseconds of a cycle by batch size and number of draft tokens: the median over rounds
-    of median cycles.
+    """Return milliseconds of a cycle by batch size and number of draft tokens.
+
+    Each is the median over rounds of median cycles.
     """
     times: dict[int, dict[int, list[float]]] = {size: {n: [] for n in counts} for size in sizes}
     for number in range(rounds + 1):
@@ -139,7 +142,7 @@ def _cycles(
                 gaps = [seconds for reply in run.replies for seconds, _ in reply.passes]
                 if not gaps:
                     raise UserError(
-                        "prompts: no room for an answer of two tokens. Give shorter ones: "
+                        "prompts: no room for an answer of two tokens. Give shorter prompts: "
                         "--prompts FILE"
                     )
                 if number:

@@ -1,6 +1,4 @@
-"""Requests in flight: closed loops and Poisson arrivals over one engine, timed as their readers
-see them.
-"""
+"""Loads: closed loops and Poisson arrivals on one engine, timed at the readers."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from trt_eagle3.prompts.prompt_file import Question
 __all__ = [
     "Load",
     "Progress",
-    "Reply",
+    "TimedReply",
     "Run",
     "batch_sizes",
     "drive",
@@ -37,16 +35,17 @@ __all__ = [
 _SIZES = (1, 2, 4, 8)
 
 Progress = Callable[[str, int, int], object]
-"""Told a stage, what of it is done, and how much there is."""
+"""Called with a stage, the number of finished parts, and the total."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come: from ``concurrency`` clients, one after the other each, or at random,
-    ``rate`` per second (Poisson).
+    """Arrival of requests: closed loop or Poisson.
 
     Attributes:
-        pause_s: mean of the random pause that a client makes before each request.
+        concurrency: clients of the closed loop; each sends its next request after an answer.
+        rate: Poisson arrivals per second, in place of the closed loop.
+        pause_s: mean of the random pause of a client before each request.
     """
 
     concurrency: int = 1
@@ -55,18 +54,18 @@ class Load:
 
     @property
     def name(self) -> str:
-        """As tables and plots call it."""
+        """The name in tables and plots."""
         return str(self.concurrency) if self.rate is None else f"{self.rate:g}/s"
 
 
 @dataclass(frozen=True)
-class Reply:
-    """One answer as its reader saw it.
+class TimedReply:
+    """One answer, timed at its reader.
 
     Attributes:
-        first_token_seconds: from when the request came (of Poisson arrivals: was due) to its first
+        first_token_seconds: from the arrival of the request (Poisson: its due time) to its first
             token.
-        passes: seconds since the last one, and tokens, of every later target pass.
+        passes: of every later target forward, seconds since the previous one, and tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -76,22 +75,23 @@ class Reply:
 
 @dataclass(frozen=True)
 class Run:
-    """All requests once.
+    """One run of all requests.
 
     Attributes:
-        replies: in the order of the requests. seconds: from the first request to the last token.
-        cycles: verify passes of sequences that drafted. accepted: of them, how many accepted so
-            deep.
+        replies: in the order of the requests.
+        seconds: from the first request to the last token.
+        cycles: verify forwards of sequences that drafted.
+        accepted: by position, how many of them accepted it.
     """
 
-    replies: tuple[Reply, ...]
+    replies: tuple[TimedReply, ...]
     seconds: float
     cycles: int
     accepted: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Of all answers together."""
+        """Tokens of all answers."""
         return sum(len(reply.token_ids) for reply in self.replies)
 
     @property
@@ -101,19 +101,19 @@ class Run:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between the passes of each answer."""
+        """Seconds between the steps of each answer."""
         return [seconds for reply in self.replies for seconds, _ in reply.passes]
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all answers together, prompts and waiting included."""
+        """Tokens of all answers per second, prompts and waiting included."""
         return self.num_tokens / self.seconds
 
 
 def open_engine(bundle: Path, *, prefix_cache: bool = False, policy: Policy | None = None) -> LLM:
-    """The bundle's engine; questions that come again are answered anew unless ``prefix_cache``.
+    """Open the bundle's engine; without ``prefix_cache`` repeated questions are computed again.
 
-    ``policy``: instead of the bundle's.
+    ``policy``: in place of the bundle's.
     """
     return LLM(
         LoadedBundle.open(bundle, policy=policy), prefix_cache=None if prefix_cache else False
@@ -121,10 +121,10 @@ def open_engine(bundle: Path, *, prefix_cache: bool = False, policy: Policy | No
 
 
 def batch_sizes(engine: LLM, wanted: Sequence[int]) -> list[int]:
-    """Requests in flight to measure: those wanted, or the usual ones that the bundle takes.
+    """Return the requests in flight to measure: ``wanted``, or the usual sizes within the limits.
 
     Raises:
-        UserError: one beyond ``limits.max_batch_size``.
+        UserError: a size exceeds ``limits.max_batch_size``.
     """
     most = engine.bundle.limits.max_batch_size
     if wanted and max(wanted) > most:
@@ -138,8 +138,9 @@ def batch_sizes(engine: LLM, wanted: Sequence[int]) -> list[int]:
 def make_requests(
     questions: Sequence[Question], count: int, *, speculation: bool = True, **options: Any
 ) -> list[Request]:
-    """``count`` requests, the questions in turn; ``options`` are fields of
-    ``SamplingParams``.
+    """Make ``count`` requests that cycle through the questions.
+
+    ``options``: fields of ``SamplingParams``.
     """
     asked = islice(cycle(questions), count)
     sampling = SamplingParams(**options)
@@ -147,11 +148,12 @@ def make_requests(
 
 
 def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0) -> Run:
-    """Send ``requests`` and read all answers; ``seed`` draws the arrivals of a ``rate``,
-    and pauses.
+    """Send ``requests`` and read all answers.
+
+    ``seed``: of the arrivals of a ``rate``, and of pauses.
 
     Raises:
-        TrtEagle3Error: what is wrong with a prompt, or more wait than the engine queues.
+        TrtEagle3Error: a prompt is invalid, or more requests wait than the engine queues.
     """
     before = engine.metrics()
     start = time.perf_counter()
@@ -164,9 +166,11 @@ def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0
     return Run(tuple(replies), seconds, cycles, accepted)
 
 
-async def _closed(engine: LLM, requests: Sequence[Request], load: Load, seed: int) -> list[Reply]:
-    """Readers that each ask the next question when they have their answer."""
-    replies: dict[int, Reply] = {}
+async def _closed(
+    engine: LLM, requests: Sequence[Request], load: Load, seed: int
+) -> list[TimedReply]:
+    """Run readers that each send the next question after an answer."""
+    replies: dict[int, TimedReply] = {}
     queue, breaks = iter(enumerate(requests)), pauses(seed, load.pause_s)
 
     async def read() -> None:
@@ -179,8 +183,10 @@ async def _closed(engine: LLM, requests: Sequence[Request], load: Load, seed: in
     return [replies[index] for index in range(len(requests))]
 
 
-async def _poisson(engine: LLM, requests: Sequence[Request], rate: float, seed: int) -> list[Reply]:
-    """A reader per request, which comes when its time has come, whoever is still waiting."""
+async def _poisson(
+    engine: LLM, requests: Sequence[Request], rate: float, seed: int
+) -> list[TimedReply]:
+    """Start a reader per request at its due time, however many are waiting."""
     chance, due = random.Random(seed), time.perf_counter()
     tasks = []
     for request in requests:
@@ -197,14 +203,14 @@ async def _poisson(engine: LLM, requests: Sequence[Request], rate: float, seed: 
         ) from error
 
 
-async def _reply(engine: LLM, request: Request, came: float) -> Reply:
+async def _reply(engine: LLM, request: Request, came: float) -> TimedReply:
     times, tokens = [came], list[tuple[int, ...]]()
     async for chunk in engine.submit(request):
         if chunk.token_ids:
             times.append(time.perf_counter())
             tokens.append(chunk.token_ids)
     gaps = [after - before for before, after in pairwise(times)]
-    return Reply(
+    return TimedReply(
         token_ids=tuple(token for chunk in tokens for token in chunk),
         first_token_seconds=gaps[0],
         passes=tuple((gap, len(chunk)) for gap, chunk in zip(gaps[1:], tokens[1:], strict=True)),
@@ -212,7 +218,7 @@ async def _reply(engine: LLM, request: Request, came: float) -> Reply:
 
 
 def _drafted(before: EngineMetrics, after: EngineMetrics) -> tuple[int, tuple[int, ...]]:
-    """Cycles that drafted between two moments, and how many of them accepted so deep."""
+    """Return drafting cycles between two moments, and how many of them accepted each position."""
     none = (0,) * (len(after.proposed) - len(before.proposed))
     cycles = after.proposed[0] - (*before.proposed, *none)[0] if after.proposed else 0
     accepted = (a - b for a, b in zip(after.accepted, (*before.accepted, *none), strict=True))
@@ -220,7 +226,7 @@ def _drafted(before: EngineMetrics, after: EngineMetrics) -> tuple[int, tuple[in
 
 
 def pauses(seed: int, mean_seconds: float) -> Iterator[float]:
-    """Exponentially distributed pauses: arrivals at random."""
+    """Yield exponentially distributed pauses: random arrivals."""
     draw = random.Random(seed)
     while True:
         yield draw.expovariate(1 / mean_seconds) if mean_seconds > 0 else 0.0

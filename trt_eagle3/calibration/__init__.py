@@ -1,3 +1,4 @@
-"""Calibration: the 16-bit target runs over a file of prompts, one decoder layer in memory at a
-time, and what its activations say goes into the weights that a build makes.
+"""Calibration: run the 16-bit target over a file of prompts, and quantise its weights.
+
+One decoder layer is in memory at a time. The layer's activations determine its quantised weights.
 """

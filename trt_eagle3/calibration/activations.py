@@ -1,4 +1,4 @@
-"""What a decoder layer's products are multiplied with, over all prompts.
+"""Activations: the inputs of a decoder layer's products, over all prompts.
 
 Shapes: n rows of a prompt, K channels of an input, H hidden, E experts, k experts of a row.
 """
@@ -23,13 +23,15 @@ __all__ = [
 ]
 
 MAX_SAMPLES = 512
-"""Rows of all prompts that are kept to measure errors with."""
+"""Number of rows, over all prompts, that are kept to measure errors."""
 _LEAST = 1e-9
 
 
 def inputs_of_layer(layer: LayerSpec, index: int) -> Mapping[str, tuple[str, ...]]:
-    """Graph name of an input in decoder layer ``index`` -> canonical names of the weights that it
-    is multiplied with. What the experts' second weight is multiplied with is each expert's own.
+    """Map graph names of the inputs of decoder layer ``index`` to the weights that multiply them.
+
+    Weights have their canonical names. The input of the experts' second weight is missing: each
+    expert has its own.
     """
     prefix = f"layers.{index}."
     norm, mlp = f"{prefix}post_attention_layernorm", f"{prefix}mlp."
@@ -61,8 +63,10 @@ def _dense_inputs(norm: str, mlp: str, inner: str) -> dict[str, tuple[str, ...]]
 
 
 class RowStatistics:
-    """Sums over rows [n, K], each divided by its root mean square first: the next norm divides each
-    row as a whole, so one of large numbers counts no more than the others.
+    """Sums over rows [n, K], each divided by its root mean square first.
+
+    The next norm divides each row as a whole, so a row of large numbers must not count more than
+    the other rows.
     """
 
     def __init__(self, stride: int) -> None:
@@ -72,7 +76,7 @@ class RowStatistics:
         self._samples: list[Tensor] = []
 
     def add(self, rows: Tensor) -> None:
-        """Count ``rows``; every ``stride``-th of all is kept."""
+        """Add ``rows``; every ``stride``-th row is kept."""
         found = rows / rows.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=_LEAST)
         if self._products is None or self._magnitudes is None:
             self._products, self._magnitudes = found.T @ found, found.abs().sum(dim=0)
@@ -85,34 +89,37 @@ class RowStatistics:
 
     @property
     def num_rows(self) -> int:
-        """Of all prompts."""
+        """Number of rows, of all prompts."""
         return self._rows
 
     @property
     def device(self) -> torch.device:
-        """Of the rows."""
+        """Device of the rows."""
         return self._samples[0].device
 
     def take_mean_products(self) -> Tensor:
-        """float32 [K, K]: of each two channels. Once, when all rows are added: they are let go."""
-        assert self._products is not None, "taken already"
+        """float32 [K, K]: mean product of each two channels.
+
+        Call it once, after all rows are added: it releases the sums.
+        """
+        assert self._products is not None, "the mean products were already taken"
         products, self._products = self._products, None
         return products.div_(self._rows)
 
     @property
     def mean_magnitude(self) -> Tensor:
-        """float32 [K]."""
+        """float32 [K]: mean magnitude of each channel."""
         assert self._magnitudes is not None
         return self._magnitudes / self._rows
 
     @property
     def samples(self) -> Tensor:
-        """float32 [rows, K]."""
+        """float32 [rows, K]: the kept rows."""
         return torch.cat(self._samples)
 
 
 class ExpertRows:
-    """Rows [n, H] that a layer's experts are multiplied with, and the experts of each."""
+    """Input rows [n, H] of a layer's experts, and the experts of each row."""
 
     def __init__(self, top_k: int) -> None:
         self._top_k = top_k
@@ -120,18 +127,18 @@ class ExpertRows:
         self._experts: list[Tensor] = []
 
     def add(self, rows: Tensor, router_logits: Tensor) -> None:
-        """Count a prompt's; logits [n, E]."""
+        """Add the rows of a prompt; logits [n, E]."""
         self._rows.append(rows)
         self._experts.append(router_logits.topk(self._top_k, dim=-1).indices)
 
     def of(self, expert: int) -> Tensor:
-        """float32 [rows, H]: of all prompts, those that go through ``expert``."""
+        """float32 [rows, H]: rows of all prompts that ``expert`` receives."""
         pairs = zip(self._rows, self._experts, strict=True)
         return torch.cat([rows[(own == expert).any(dim=-1)] for rows, own in pairs])
 
 
 class LargestKeys:
-    """The largest key of each head, and value of each channel, of a layer that attends."""
+    """The largest key of each head and the largest value of each channel of an attention layer."""
 
     def __init__(self, mixer: AttentionSpec, prefix: str) -> None:
         self._heads, self._prefix = mixer.num_kv_heads, prefix
@@ -139,28 +146,29 @@ class LargestKeys:
         self._v = torch.zeros(self._heads * mixer.head_dim)
 
     def add(self, traced: Mapping[str, Tensor]) -> None:
-        """Count a prompt's."""
+        """Add the tensors of a prompt."""
         k, v = (traced[f"{self._prefix}self_attn.{p}"].abs().amax(dim=0).cpu() for p in "kv")
         self._k = torch.maximum(self._k, k.view(self._heads, -1).amax(dim=1))
         self._v = torch.maximum(self._v, v)
 
     @property
     def k_amax(self) -> Tensor:
-        """float32 [kv heads]: after norm and rotation, as it is in the cache."""
+        """float32 [kv heads]: after norm and rotation, as in the cache."""
         return self._k
 
     def v_amax(self, scales: Tensor | None) -> Tensor:
-        """float32 [kv heads], of values whose channels are divided by ``scales``."""
+        """float32 [kv heads]: of values whose channels are divided by ``scales``."""
         values = self._v if scales is None else self._v / scales
         return values.view(self._heads, -1).amax(dim=1)
 
 
 class LayerActivations:
-    """What is seen of a layer.
+    """Statistics of one layer.
 
     Attributes:
-        inputs: statistics by graph name, where ``weights`` are made by them. experts: of a
-            mixture's; None: it has none. kv: None of a layer that does not attend.
+        inputs: statistics by graph name; empty if no weights are made.
+        experts: rows of a mixture's experts; None without a mixture, or if no weights are made.
+        kv: largest keys and values; None for a layer without attention.
     """
 
     def __init__(
@@ -178,7 +186,7 @@ class LayerActivations:
             self.kv = LargestKeys(layer.mixer, self._prefix)
 
     def add(self, traced: Mapping[str, Tensor]) -> None:
-        """Count a prompt's tensors, as ``TargetLayer.trace`` names them."""
+        """Add a prompt's tensors, named as by ``TargetLayer.trace``."""
         for name, statistics in self.inputs.items():
             statistics.add(traced[name])
         if self.experts is not None:

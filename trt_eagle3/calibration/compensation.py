@@ -1,5 +1,7 @@
-"""INT4 with compensation: what rounding a column changes of a product is taken back by the columns
-that are not rounded yet, as far as their channels go together (GPTQ, arXiv 2210.17323, section 3).
+"""INT4 with compensation (GPTQ, arXiv 2210.17323, section 3).
+
+The columns that are not rounded yet compensate for the error of each rounded column, as far as
+their channels correlate.
 
 Shapes: a weight [N, K], G groups of columns.
 """
@@ -17,16 +19,21 @@ __all__ = ["Compensated", "compensated", "inverse_factor"]
 
 _LEAST_DAMPING, _MOST_DAMPING = 0.01, 1.0
 _SHRINKAGE = 0.2
-"""Damping per channel and row: few rows know little of how channels go together, and less damped
-they were believed too much (the tiny target on prompts it had not seen).
+"""Damping per channel and row.
+
+Few rows estimate the correlations of channels badly. With less damping they were trusted too much
+(the tiny target on unseen prompts).
 """
 _LEAST = 1e-9
 
 
 @dataclass(frozen=True)
 class Compensated:
-    """``values`` float32 [N, K], each a whole number times its group's of ``scales`` bfloat16
-    [N, G].
+    """A rounded weight.
+
+    Attributes:
+        values: float32 [N, K], each an integer times the scale of its group.
+        scales: bfloat16 [N, G].
     """
 
     values: Tensor
@@ -34,9 +41,11 @@ class Compensated:
 
 
 def inverse_factor(products: Tensor, num_rows: int) -> Tensor:
-    """Upper U float32 [K, K] with ``U.T @ U`` the inverse of the mean ``products`` of channels over
-    ``num_rows``, a part of their mean square added to each square: a fifth of K / rows, a hundredth
-    at least, and more until there is an inverse. ``products`` is damped in place.
+    """Upper U float32 [K, K] with ``U.T @ U`` the inverse of the damped mean ``products``.
+
+    ``products`` are of channels, over ``num_rows``. The damping adds a part of the mean square to
+    each square: a fifth of K / rows, at least a hundredth, and more until an inverse exists.
+    ``products`` is damped in place.
     """
     squares = products.diagonal().clone()
     mean = squares.mean().clamp(min=_LEAST)
@@ -46,12 +55,12 @@ def inverse_factor(products: Tensor, num_rows: int) -> Tensor:
         upper = _inverse_factor(products)
         if upper is not None:
             return upper
-        assert damping < 100 * _MOST_DAMPING, "products of channels are no numbers"
+        assert damping < 100 * _MOST_DAMPING, "products of channels are not finite"
         damping *= 10
 
 
 def _inverse_factor(products: Tensor) -> Tensor | None:
-    """Of the products as they are; None where they are not positive definite."""
+    """Return the factor without more damping; None if the products are not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(products)
     if failed:
         return None
@@ -66,10 +75,10 @@ def compensated(weight: Tensor, factor: Tensor, importance: Tensor) -> Compensat
 
     Args:
         factor: ``inverse_factor`` of the products of its input's channels.
-        importance: [K], mean squares of the channels, by which scales are chosen.
+        importance: [K], mean squares of the channels; used to choose scales.
     """
     block = int4_block(weight.shape[1])
-    left = weight.T.contiguous()  # [K, N]: a column's numbers beside each other
+    left = weight.T.contiguous()  # [K, N]: the numbers of a column are contiguous
     values, scales = torch.empty_like(left), []
     for start in range(0, len(left), block):
         group = slice(start, start + block)
@@ -81,8 +90,9 @@ def compensated(weight: Tensor, factor: Tensor, importance: Tensor) -> Compensat
 
 
 def _round_group(left: Tensor, factor: Tensor, scale: Tensor, values: Tensor) -> Tensor:
-    """Round ``left`` [block, N] into ``values``; returns the changes [block, N], in units of
-    ``factor``'s diagonal.
+    """Round ``left`` [block, N] into ``values``.
+
+    Returns the changes [block, N], in units of ``factor``'s diagonal.
     """
     changes = torch.empty_like(left)
     for i, column in enumerate(left):

@@ -1,5 +1,4 @@
-"""The experts of one layer, scaled and quantised as the rows that go through each of them say, one
-expert after the other.
+"""Scale and quantise the experts of one layer, each by the rows that it receives, one by one.
 
 Shapes: n rows of an expert, H hidden, I inner width, E experts, G groups of columns.
 """
@@ -21,22 +20,22 @@ from trt_eagle3.engine.builder.calibration import Fold
 __all__ = ["LEAST_ROWS", "MadeExperts", "make_experts"]
 
 LEAST_ROWS = 16
-"""Rows of all prompts below which an expert's weights are made without them."""
+"""Number of rows, over all prompts, below which an expert is quantised without data."""
 
 _INNER = Fold("up", ("down",))
-"""An expert's own matrices."""
+"""The fold of an expert's own matrices."""
 Stored = tuple[Tensor, Tensor]
 """Codes and scales of a matrix."""
 
 
 @dataclass(frozen=True)
 class MadeExperts:
-    """A layer's.
+    """The quantised experts of a layer.
 
     Attributes:
-        gate_up, down: codes int32 and scales bfloat16 of all experts, one after the other.
-        scales: float32 [E, 2 I], what the rows of gate_up were divided by.
-        without_data: how many experts too few rows went through.
+        gate_up, down: codes int32 and scales bfloat16 of all experts, in order.
+        scales: float32 [E, 2 I], the divisors of the rows of gate_up.
+        without_data: number of experts with too few rows.
     """
 
     gate_up: Stored
@@ -47,7 +46,7 @@ class MadeExperts:
 
 @dataclass(frozen=True)
 class _Made:
-    """One expert's; ``scales``: float32 [2 I]."""
+    """One quantised expert; ``scales``: float32 [2 I]."""
 
     gate_up: Stored
     down: Stored
@@ -58,10 +57,11 @@ class _Made:
 def make_experts(
     gate_up: Tensor, down: Tensor, rows: ExpertRows, columns: Tensor | None
 ) -> MadeExperts:
-    """Make INT4 of the weights float32 [E, 2 I, H] and [E, H, I].
+    """Quantise the weights float32 [E, 2 I, H] and [E, H, I] to INT4.
 
     Args:
-        rows: what gate_up is multiplied with. columns: scales [H] that go into its columns.
+        rows: input of gate_up.
+        columns: scales [H] that multiply its columns.
     """
     made = list(_each(gate_up, down, rows, columns))
     return MadeExperts(

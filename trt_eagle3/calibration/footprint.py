@@ -1,6 +1,6 @@
-"""How much memory of its device a calibration takes at most, reckoned before it begins.
+"""Estimate the peak memory of a calibration on its device, before it begins.
 
-Everything is float32. Shapes: N outputs and K channels of a weight, H hidden, I inner width.
+All values are float32. Shapes: N outputs and K channels of a weight, H hidden, I inner width.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from trt_eagle3.spec import LayerSpec, SparseMoe
 __all__ = ["Product", "products_of_layer", "reckon_bytes"]
 
 _PATCHES_AT_ONCE = 16384
-_INVERSES = 3  # of the products of an input, in memory together: damped, factor, inverse
-_ROUNDED = 5  # copies of a weight: scaled, left, values, transposed, codes' numbers
-_TRIED = 4  # copies of the weights that one search of scales looks at
-_GPU_INVERSES, _GPU_TRIED = 5, 7  # copies that cuSOLVER makes; rounding in parts that are not small
+_INVERSES = 3  # matrices of an inversion in memory at once: damped products, factor, inverse
+_ROUNDED = 5  # copies of a weight: scaled, left, values, transposed, codes
+_TRIED = 4  # copies of the weights in one search of scales
+_GPU_INVERSES, _GPU_TRIED = 5, 7  # with the copies of cuSOLVER, and of rounding in large parts
 
 
 @dataclass(frozen=True)
 class Product:
-    """Weights [N, K] of one input: ``count`` experts have such, or 1; ``share`` of all rows are
-    multiplied with each.
+    """Weights [N, K] of one input.
+
+    Attributes:
+        count: number of experts with such weights, else 1.
+        share: share of all rows that each multiplies.
     """
 
     outputs: tuple[int, ...]
@@ -39,7 +42,7 @@ class Product:
 
 
 def products_of_layer(spec: TargetCheckpoint, index: int) -> Iterator[Product]:
-    """By input, in the order in which they are made."""
+    """Yield the products of a layer by input, in the order in which they are quantised."""
     layer = spec.layers[index]
     for weights in inputs_of_layer(layer, index).values():
         shapes = [spec.tensors[n].shape for n in weights if n not in expert_names(index)]
@@ -55,7 +58,7 @@ def products_of_layer(spec: TargetCheckpoint, index: int) -> Iterator[Product]:
 def reckon_bytes(
     spec: TargetCheckpoint, prompts: CalibrationPrompts, device: str, *, weights: bool
 ) -> int:
-    """On ``device``; ``weights``: they are made."""
+    """Return the peak bytes on ``device``; ``weights``: whether weights are quantised."""
     kept = prompts.num_tokens + (1 + spec.num_visual_levels) * prompts.num_visual_tokens
     layers = range(spec.num_layers)
     most = max(_layer_values(spec, i, prompts, device, weights=weights) for i in layers)
@@ -63,7 +66,7 @@ def reckon_bytes(
 
 
 def _tower_values(spec: TargetCheckpoint, prompts: CalibrationPrompts) -> int:
-    """What the tower makes of the patches that it sees at once."""
+    """Return values in the tower for the patches that it encodes at once."""
     if not spec.vision or not prompts.num_visual_tokens:
         return 0
     patches = prompts.num_visual_tokens * spec.vision.spatial_merge_size**2
@@ -74,7 +77,7 @@ def _tower_values(spec: TargetCheckpoint, prompts: CalibrationPrompts) -> int:
 def _layer_values(
     spec: TargetCheckpoint, index: int, prompts: CalibrationPrompts, device: str, *, weights: bool
 ) -> int:
-    """A layer's weights, what is kept of its inputs, and the most that one step takes."""
+    """Return a layer's weights, kept inputs, and the values of its largest step."""
     names = [n for n in spec.tensors if n.startswith(f"layers.{index}.")]
     own = sum(prod(spec.tensors[n].shape) for n in names)
     forward = max(len(x.token_ids) for x in prompts.inputs) * _row_values(spec, index)
@@ -83,12 +86,12 @@ def _layer_values(
     layer, products = spec.layers[index], list(products_of_layer(spec, index))
     shared = [p for p in products if p.count == 1]
     widths = [p.width for p in shared]
-    if isinstance(layer.mlp, SparseMoe):  # the rows of the norm before the experts are kept
+    if isinstance(layer.mlp, SparseMoe):  # the input rows of the experts are kept
         if not layer.mlp.shared_expert_width:
             widths.append(spec.hidden_size)
         own += prompts.num_tokens * spec.hidden_size
     own += sum(k**2 + min(MAX_SAMPLES, prompts.num_tokens) * k for k in widths)
-    if device == "cpu":  # INT4 numbers and their scales are kept there
+    if device == "cpu":  # INT4 codes and scales are kept there
         own += sum(prod(spec.tensors[n].shape) for n in names if is_quantised_here(n)) // 3
     steps = [forward, *(_made_values(p, device) for p in products)]
     steps += [_expert_values(layer, products, prompts.num_tokens)]
@@ -96,25 +99,25 @@ def _layer_values(
 
 
 def _row_values(spec: TargetCheckpoint, index: int) -> int:
-    """Of a row while a layer runs, every tensor of it kept."""
+    """Return the values of one row while a layer runs and all of its tensors are kept."""
     layer = spec.layers[index]
     mixer, mlp = layer.mixer.row_width, layer.mlp.row_width
     return 8 * spec.hidden_size + 3 * mixer + 6 * mlp + 2 * max(spec.hidden_size, mlp)
 
 
 def _made_values(product: Product, device: str) -> int:
-    """Searching scales, inverting products of channels, or rounding: what takes the most."""
+    """Return the largest of: search of scales, inversion of channel products, rounding."""
     inverses, tried = (_INVERSES, _TRIED) if device == "cpu" else (_GPU_INVERSES, _GPU_TRIED)
     sampled = sum(min(n, MAX_OUTPUTS) for n in product.outputs)
     return max(
         tried * sampled * product.width,
-        (inverses - 1) * product.width**2,  # the products themselves are counted
+        (inverses - 1) * product.width**2,  # the products themselves are already counted
         product.width**2 + _ROUNDED * max(product.outputs) * product.width,
     )
 
 
 def _expert_values(layer: LayerSpec, products: list[Product], num_tokens: int) -> int:
-    """One expert's rows, were all rows its own, and the products of its channels."""
+    """Return the values of one expert that receives all rows, and of its channel products."""
     own = [p for p in products if p.count > 1]
     if not own or not isinstance(layer.mlp, SparseMoe):
         return 0

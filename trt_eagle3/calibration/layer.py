@@ -1,4 +1,4 @@
-"""One decoder layer's weights, scaled and quantised as its activations say."""
+"""Scale and quantise one decoder layer's weights by its activations."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True)
 class MadeLayer:
-    """What calibration makes of a layer: its weights on disk, its scales by producer, and how many
-    of its experts have weights without data.
+    """A quantised layer: its weights on disk, its scales by producer, and the number of experts
+    quantised without data.
     """
 
     weights: MadeWeights = field(default_factory=dict)
@@ -44,10 +44,11 @@ def make_layer(
     seen: LayerActivations,
     file: Path,
 ) -> MadeLayer:
-    """Search scales, and write the layer's weights, as INT4 with them in it, to ``file``.
+    """Search scales, and write the layer's scaled weights as INT4 to ``file``.
 
     Args:
-        weights: float32, by canonical name. seen: the products of its inputs are let go.
+        weights: float32, by canonical name.
+        seen: activations; the products of its inputs are released.
     """
     scales = ChannelScales(spec, dict(_searched(spec, index, weights, seen.inputs)))
     found = dict(_rounded(spec, index, weights, seen.inputs, scales))
@@ -68,7 +69,7 @@ def _rounded(
     inputs: Mapping[str, RowStatistics],
     scales: ChannelScales,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name in the file, but for the experts'."""
+    """Yield tensors by name in the file, without those of experts."""
     for name, consumers in inputs_of_layer(spec.layers[index], index).items():
         own = [weight for weight in consumers if weight not in expert_names(index)]
         if own:
@@ -84,7 +85,7 @@ def _searched(
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, RowStatistics],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Scales by their producer, but for the experts', which each expert's rows decide."""
+    """Yield scales by producer, without those of experts, which depend on each expert's rows."""
     of_weights = inputs_of_layer(spec.layers[index], index).items()
     statistics = {weight: inputs[name] for name, found in of_weights for weight in found}
     for fold in folds_of_layer(spec.layers[index], index):
@@ -96,13 +97,13 @@ def _searched(
 
 
 def _norm(spec: TargetCheckpoint, fold: Fold) -> Tensor | None:
-    """The producer's stored numbers where it is a norm's weight."""
+    """Return the producer's stored values if it is a norm's weight, else None."""
     ref = spec.tensors[fold.producer]
     return read_tensor(ref) if len(ref.shape) == 1 else None
 
 
 def quantise_head(ref: TensorRef, inputs: RowStatistics, file: Path) -> MadeWeights:
-    """Write the head as INT4 to ``file``, its rows piece by piece."""
+    """Write the head as INT4 to ``file``, in slices of rows."""
     rounding = InputRounding(inputs, None)
     parts = [rounding.round(rows.to(inputs.device)) for rows in rows_of(ref)]
     codes, scales = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -1,4 +1,4 @@
-"""Prompts as rows that go through the decoder layer by layer.
+"""Prompts as rows that pass through the decoder layer by layer.
 
 Shapes: S rows of a prompt, H hidden, N visual rows, L visual levels.
 """
@@ -18,19 +18,21 @@ from trt_eagle3.multimodal import ModelInputs
 if TYPE_CHECKING:
     from trt_eagle3.parity.reference.target import Rope, TargetLayer, TargetReference
 
-__all__ = ["PromptRows", "encode_prompts"]
+__all__ = ["CalibrationRows", "encode_prompts"]
 
 _VISUAL_TOKENS = 4096
-"""Of the images that the tower encodes at once."""
+"""Visual tokens of the images that the tower encodes at once."""
 
 
 @dataclass
-class PromptRows:
-    """A prompt's rows.
+class CalibrationRows:
+    """The rows of a prompt.
 
     Attributes:
-        hidden: float32 [S, H], after the layers that have run. rope: cos and sin.
-        levels: [L, N, H], added to the visual rows. visual_rows: bool [S].
+        hidden: float32 [S, H], after the layers that have run.
+        rope: cos and sin.
+        levels: [L, N, H], added to the visual rows.
+        visual_rows: bool [S].
     """
 
     hidden: Tensor
@@ -39,7 +41,7 @@ class PromptRows:
     visual_rows: Tensor
 
     def step(self, layer: TargetLayer) -> dict[str, Tensor]:
-        """Run ``layer``; returns its tensors, as ``TargetLayer.trace`` does."""
+        """Run ``layer``; return its tensors, as ``TargetLayer.trace`` does."""
         traced = layer.trace(self.hidden, self.rope)
         self.hidden = traced[f"layers.{layer.index}.output"]
         if layer.index < len(self.levels) and bool(self.visual_rows.any()):
@@ -48,8 +50,10 @@ class PromptRows:
         return traced
 
 
-def encode_prompts(reference: TargetReference, prompts: CalibrationPrompts) -> list[PromptRows]:
-    """Embed every prompt, its images in their rows."""
+def encode_prompts(
+    reference: TargetReference, prompts: CalibrationPrompts
+) -> list[CalibrationRows]:
+    """Embed every prompt, with its images in their rows."""
     found = []
     for batch in _batches(prompts.inputs):
         counts = [int(inputs.visual_rows.sum()) for inputs in batch]
@@ -61,12 +65,12 @@ def encode_prompts(reference: TargetReference, prompts: CalibrationPrompts) -> l
             rows = inputs.visual_rows.to(hidden.device)
             hidden[rows] = visual.to(hidden)
             rope = reference.rope(inputs.position_ids.long())
-            found.append(PromptRows(hidden, rope, own, rows))
+            found.append(CalibrationRows(hidden, rope, own, rows))
     return found
 
 
 def _batches(inputs: Sequence[ModelInputs]) -> Iterator[list[ModelInputs]]:
-    """Consecutive prompts whose images fit into one run of the tower; a large one alone."""
+    """Yield consecutive prompts whose images fit into one run of the tower; a large one alone."""
     batch: list[ModelInputs] = []
     room = _VISUAL_TOKENS
     for one in inputs:
@@ -80,7 +84,7 @@ def _batches(inputs: Sequence[ModelInputs]) -> Iterator[list[ModelInputs]]:
 
 
 def _vision(reference: TargetReference, batch: Sequence[ModelInputs]) -> tuple[Tensor, Tensor]:
-    """Visual embeddings [N, H] and levels [L, N, H] of all images of ``batch``."""
+    """Return visual embeddings [N, H] and levels [L, N, H] of all images of ``batch``."""
     seen = [inputs for inputs in batch if len(inputs.patches)]
     if not seen:
         none = torch.zeros(0, reference.hidden_size)

@@ -16,14 +16,14 @@ from trt_eagle3.prompts.prompt_file import Question, read_questions
 __all__ = ["MAX_TOKENS", "CalibrationPrompts", "read_prompts"]
 
 MAX_TOKENS = 16384
-"""Tokens that are used at most: 1 GB of hidden states and visual levels of an 8B target."""
+"""Most tokens that are used: 1 GB of hidden states and visual levels of an 8B target."""
 
 
 @dataclass(frozen=True)
 class CalibrationPrompts:
-    """Prompts that the target is run over.
+    """Prompts that the target runs over.
 
-    ``given``: how many the file has; those beyond ``MAX_TOKENS`` are left out.
+    ``given``: number of prompts in the file; prompts beyond ``MAX_TOKENS`` are skipped.
     """
 
     inputs: Sequence[ModelInputs]
@@ -31,16 +31,16 @@ class CalibrationPrompts:
 
     @property
     def num_tokens(self) -> int:
-        """Of all prompts, image pads included."""
+        """Tokens of all prompts, including image pads."""
         return sum(len(inputs.token_ids) for inputs in self.inputs)
 
     @property
     def num_visual_tokens(self) -> int:
-        """Of all prompts."""
+        """Visual tokens of all prompts."""
         return sum(int(inputs.visual_rows.sum()) for inputs in self.inputs)
 
     def __str__(self) -> str:
-        """How many, for people."""
+        """Describe the number of prompts and tokens."""
         left_out = self.given - len(self.inputs)
         more = f"; {left_out} more left out, beyond {MAX_TOKENS:,} tokens" if left_out else ""
         return f"{len(self.inputs)} prompts of {self.num_tokens:,} tokens{more}"
@@ -50,10 +50,10 @@ def read_prompts(file: Path, spec: TargetCheckpoint, max_prompt_len: int) -> Cal
     """Read a prompt file (``prompts/prompt_file.py``), and every image and video that it names.
 
     Args:
-        max_prompt_len: the longest prompt that the bundle takes.
+        max_prompt_len: the longest prompt that the bundle accepts.
     Raises:
-        UserError: unreadable, not prompts, or an entry that the target cannot be asked; all
-            entries are looked at, those beyond ``MAX_TOKENS`` too.
+        UserError: the file is unreadable, has no prompts, or an entry that the target cannot
+            process. All entries are checked, including those beyond ``MAX_TOKENS``.
     """
     questions = read_questions(file)
     processor = family_of(spec).processor(spec.path, spec, max_prompt_len=max_prompt_len)
@@ -71,7 +71,7 @@ def read_prompts(file: Path, spec: TargetCheckpoint, max_prompt_len: int) -> Cal
 
 
 def _messages(question: Question) -> list[dict[str, Any]]:
-    """The prompt, with its answer where there is one: most tokens that are decoded are answers'."""
+    """Return the prompt, and its answer if there is one: most decoded tokens are of answers."""
     content: list[dict[str, Any]] = [{"type": "image", "image": i} for i in question.images]
     content += [{"type": "video", "video": v} for v in question.videos]
     content.append({"type": "text", "text": question.prompt})

@@ -1,4 +1,4 @@
-"""What a calibration will take of memory and time, reckoned before it begins."""
+"""Estimate the memory and time of a calibration before it begins."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _SAMPLE = 1024
 
 @dataclass(frozen=True)
 class Reckoning:
-    """Bytes on the device at most, and seconds with the quantisation that follows."""
+    """Peak bytes on the device, and seconds including the quantisation afterwards."""
 
     num_bytes: int
     seconds: float
 
     def __str__(self) -> str:
-        """For people."""
+        """Describe memory and time."""
         minutes = max(1, round(self.seconds / 60))
         return f"about {self.num_bytes / 1e9:.1f} GB of memory and {minutes} min"
 
 
 def calibration_device(device: str) -> str:
-    """Where to calibrate: on the engine's ``device`` if it is here."""
+    """Return ``device`` if this machine has it, else ``cpu``."""
     return "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
 
 
 def reckon(
     spec: TargetCheckpoint, prompts: CalibrationPrompts, device: str, *, weights: bool = True
 ) -> Reckoning:
-    """Of ``calibrate``, by how fast this machine multiplies and rounds; ``weights``: are made."""
+    """Estimate ``calibrate`` by this machine's speed; ``weights``: whether they are quantised."""
     products = [p for i in range(spec.num_layers) for p in products_of_layer(spec, i)]
     multiplied = sum(prompts.num_tokens * p.share * _values(p) for p in products)
     rounded = 0
@@ -60,12 +60,12 @@ def _values(product: Product) -> int:
 
 
 def _tried(product: Product) -> int:
-    """Numbers that a trial of scales rounds."""
+    """Return how many numbers a trial of scales rounds."""
     return product.count * sum(min(n, MAX_OUTPUTS) for n in product.outputs) * product.width
 
 
 def _multiplied(product: Product, num_tokens: int) -> float:
-    """By statistics of the input, trials of scales, compensation, and the inverse."""
+    """Return multiplications for input statistics, scale trials, compensation and the inverse."""
     rows, width = num_tokens * product.share, product.width
     found = product.count * (rows * width**2 + width**3)
     return found + NUM_TRIALS * 2 * MAX_SAMPLES * _tried(product) + _values(product) * width / 2
@@ -82,6 +82,6 @@ def _round(device: str) -> Callable[[], object]:
 
 
 def _warm_seconds(work: Callable[[], object]) -> float:
-    """Of the second call."""
+    """Return the seconds of the second call."""
     work()
     return seconds_of(work)

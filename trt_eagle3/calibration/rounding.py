@@ -1,4 +1,4 @@
-"""A weight as INT4, by what it is multiplied with, or without data.
+"""Round a weight to INT4, by its input or without data.
 
 Shapes: a weight [N, K], G groups of columns.
 """
@@ -17,8 +17,9 @@ INT4 = SCHEMES["int4"]
 
 
 class InputRounding:
-    """Of the weights of one input, whose channels are divided by ``columns``. The products of
-    ``rows`` are let go.
+    """Rounds the weights of one input, whose channels are divided by ``columns``.
+
+    Releases the products of ``rows``.
     """
 
     def __init__(self, rows: RowStatistics, columns: Tensor | None) -> None:
@@ -30,15 +31,16 @@ class InputRounding:
         self._factor = inverse_factor(products, rows.num_rows)
 
     def round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes int32 [N, K / 8] and scales bfloat16 [N, G], on the CPU, of a weight float32 with
-        the columns' scales in it.
+        """Round a weight float32 whose columns are already scaled.
+
+        Returns codes int32 [N, K / 8] and scales bfloat16 [N, G], on the CPU.
         """
         made = compensated(weight, self._factor, self._importance)
         return _stored(made.values, made.scales)
 
 
 def round_without_data(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``InputRounding.round``, each number to the nearest."""
+    """Round each number to the nearest; returns as ``InputRounding.round``."""
     return _stored(weight, int4_scales(weight, INT4.block(weight.shape[1])))
 
 

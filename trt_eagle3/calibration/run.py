@@ -1,4 +1,4 @@
-"""calibrate: a 16-bit target and prompts become a ``Calibration``."""
+"""Calibrate: from a 16-bit target and prompts to a ``Calibration``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.calibration.activations import LayerActivations, RowStatistics
 from trt_eagle3.calibration.layer import MadeLayer, MadeWeights, make_layer, quantise_head
-from trt_eagle3.calibration.prompt_rows import PromptRows, encode_prompts
+from trt_eagle3.calibration.prompt_rows import CalibrationRows, encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.engine.builder.calibration import Calibration, ChannelScales
@@ -34,15 +34,18 @@ def calibrate(
     weights: bool = True,
     head: bool = False,
 ) -> Calibration:
-    """Run the target over ``prompts`` in float32, its layers streamed from the checkpoint, and
-    quantise each to INT4 by what it has seen.
+    """Run the target over ``prompts`` in float32, and quantise each layer to INT4.
+
+    Layers are streamed from the checkpoint. Each is quantised by its activations.
 
     Args:
-        device: ``cpu`` or ``cuda``. scratch: a folder for the weights of each layer.
-        show: told how far it is. weights: make them; else only keys and values are looked at.
+        device: ``cpu`` or ``cuda``.
+        scratch: a folder for the weights of each layer.
+        show: called with descriptions of the progress.
+        weights: quantise the weights; else only keys and values are measured.
         head: quantise the head too.
     Raises:
-        UserError: a file of the checkpoint that cannot be read, or no room on the disk.
+        UserError: a file of the checkpoint cannot be read, or the disk is full.
     """
     reference = family_of(spec).reference(spec, torch.float32, device)
     show(f"images of {prompts}")
@@ -60,11 +63,11 @@ def calibrate(
 
 @dataclass
 class _Run:
-    """The layers, one after the other; every prompt's rows go through each."""
+    """Runs the layers in order; every prompt's rows pass through each layer."""
 
     spec: TargetCheckpoint
     reference: TargetReference
-    prompts: list[PromptRows]
+    prompts: list[CalibrationRows]
     num_tokens: int
     scratch: Path
     scales: dict[str, Tensor] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class _Run:
             self.v_amax[index] = found.kv.v_amax(values)
 
     def quantise_head(self) -> None:
-        """By the last norm's rows."""
+        """Quantise the head by the rows of the last norm."""
         inputs = RowStatistics(self.num_tokens)
         for prompt in self.prompts:
             inputs.add(self.reference.norm(prompt.hidden))
@@ -101,7 +104,7 @@ class _Run:
         self.weights |= quantise_head(ref, inputs, file)
 
     def result(self, num_prompts: int) -> Calibration:
-        """What was found."""
+        """Return the calibration."""
         return Calibration(
             ChannelScales(self.spec, self.scales),
             self.weights,

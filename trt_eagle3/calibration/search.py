@@ -1,5 +1,7 @@
-"""Which scales of an input's channels leave INT4 weights the least error: AWQ's search (arXiv
-2306.00978, section 3.2), over powers of the activations' magnitudes and of the weights'.
+"""Search the scales of an input's channels that give INT4 weights the least error.
+
+This is AWQ's search (arXiv 2306.00978, section 3.2), over powers of the magnitudes of activations
+and of weights.
 
 Shapes: n samples, K input channels, N outputs of a weight.
 """
@@ -18,11 +20,11 @@ from trt_eagle3.engine.builder.weight_schemes import int4_block, int4_rounded, i
 __all__ = ["MAX_OUTPUTS", "NUM_TRIALS", "search_scales"]
 
 MAX_OUTPUTS = 1024
-"""Outputs of a weight that errors are measured on; all are scaled alike."""
+"""Number of outputs of a weight on which errors are measured; all outputs share the scales."""
 _EXPONENTS = tuple(i / 5 for i in range(6))
-_RATIO = 0.93  # of the largest value of a group: the end of INT4's range while scales are tried
+_RATIO = 0.93  # while scales are tried, INT4's range ends at this share of a group's largest value
 NUM_TRIALS = 2 * len(_EXPONENTS)
-"""Times that each weight is rounded."""
+"""Number of times that each weight is rounded."""
 _LEAST = 1e-4
 
 
@@ -32,9 +34,10 @@ def search_scales(
     """float32: the best scales of a fold's channels.
 
     Args:
-        weights: float32 [N, K], of its consumers. statistics: of their input.
-        norm: the producer as it is stored where it is a norm's weight; what it can hold decides
-            which scales there are.
+        weights: float32 [N, K], of its consumers.
+        statistics: of their input.
+        norm: the stored producer if it is a norm's weight. It must represent the divided values
+            exactly, which limits the scales.
     """
     sampled = [w[:: -(-len(w) // MAX_OUTPUTS)] for w in weights]
     x = statistics.samples
@@ -47,7 +50,7 @@ def search_scales(
 
 
 def _candidates(fold: Fold, weights: Sequence[Tensor], magnitude: Tensor) -> Iterator[Tensor]:
-    """Of the fold's channels; first all 1."""
+    """Yield scales of the fold's channels; all 1 first."""
     x = fold.to_channels(magnitude).clamp(min=_LEAST)
     w = fold.to_channels(_relative(torch.cat(list(weights)))).clamp(min=_LEAST)
     for exponent in _EXPONENTS:
@@ -65,12 +68,12 @@ def _relative(weight: Tensor) -> Tensor:
 
 
 def _exact(fold: Fold, scales: Tensor) -> Tensor:
-    """The nearest powers of two, where a fold asks for them."""
+    """Return the nearest powers of two if the fold requires them."""
     return scales.log2().round().exp2() if fold.exact else scales
 
 
 def _held(fold: Fold, norm: Tensor, scales: Tensor) -> Tensor:
-    """The scales that ``norm``, divided by them, holds without rounding; 1 where it cannot."""
+    """Return scales by which ``norm`` can be divided without rounding; 1 where impossible."""
     whole = norm.float() + fold.offset
     divided = (whole / scales - fold.offset).to(norm.dtype).float() + fold.offset
     exact = whole / divided
@@ -78,7 +81,7 @@ def _held(fold: Fold, norm: Tensor, scales: Tensor) -> Tensor:
 
 
 def _error(weights: Sequence[Tensor], x: Tensor, columns: Tensor) -> float:
-    """Mean over the weights of the squared error of their products, over the products' squares."""
+    """Mean over weights of the squared error of their products, over the products' squares."""
     errors = []
     for weight in weights:
         scaled = weight * columns

@@ -1,4 +1,4 @@
-"""Parity: does an engine compute what PyTorch computes? (``docs/validate.md``)."""
+"""Parity: compare an engine with PyTorch (``docs/validate.md``)."""
 
 __all__ = ["SUITES"]
 

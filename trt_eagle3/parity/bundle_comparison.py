@@ -1,7 +1,7 @@
-"""Bundle comparison: two backends, two precisions, two versions. The first bundle gives the
-expected values.
+"""Compare two bundles: two backends, two precisions or two versions.
 
-What both computed is compared as far as their answers have the same tokens.
+The first bundle gives the expected values. Values are compared as far as the two answers have the
+same tokens.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from trt_eagle3.parity.checks.mismatch import first_difference
 from trt_eagle3.parity.checks.registry import CHECKS, run_check
 from trt_eagle3.parity.checks.thresholds import Thresholds
 from trt_eagle3.parity.metrics import RowErrors, row_errors
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 from trt_eagle3.parity.record.record import Record, record_answers
 from trt_eagle3.parity.record.trace import logits_of, outputs_of, positions_of
 from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, read_cases
-from trt_eagle3.parity.reference.drafting import Acceptance
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.target import VisionStates
 from trt_eagle3.parity.report.result import Report
-from trt_eagle3.parity.report.summary import Found, summarise
+from trt_eagle3.parity.report.summary import Findings, summarise
 
 __all__ = ["compare"]
 
@@ -51,15 +51,16 @@ def compare(
     target_only: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Report:
-    """Hold ``bundle`` against the bundle ``expected``, with the tolerances of the coarser type of
-    the two.
+    """Compare ``bundle`` with the bundle ``expected``.
+
+    The tolerances are those of the coarser dtype of the two.
 
     Args:
-        target_only: leave the drafts out, and answer without speculation.
+        target_only: ignore the drafts, and answer without speculation.
 
     Raises:
-        UserError: anything wrong with bundles or prompts, bundles of different targets, or only one
-            with a draft.
+        UserError: a bundle or the prompts are invalid, the targets differ, or only one bundle has a
+            draft.
     """
     start = time.perf_counter()
     engines = [RecordingEngine(path) for path in (expected, bundle)]
@@ -75,7 +76,7 @@ def compare(
     seconds = {"both bundles": round(time.perf_counter() - start, 3)}
     made = first.engine.record.engine
     return summarise(
-        Found(recorder, evidence, diagnose_coarsely(recorder), seconds),
+        Findings(recorder, evidence, diagnose_coarsely(recorder), seconds),
         suite=str(prompts or suite),
         reference=f"{made.backend} in {made.dtype}: {expected}",
         mode="compare",
@@ -95,7 +96,7 @@ def _check_shapes(engines: Sequence[RecordingEngine]) -> None:
 
 
 def _choose_drafts(engines: Sequence[RecordingEngine], *, target_only: bool) -> None:
-    """Two bundles of which one has a draft are not the same thing, whatever their targets are."""
+    """Check that both bundles have a draft or neither has; with ``target_only`` drop the drafts."""
     if target_only:
         for engine in engines:
             engine.leave_out_draft()
@@ -130,7 +131,7 @@ def _run_checks(recorder: CheckRecorder, evidence: Evidence, *, target_only: boo
 
 
 def _evidence(first: Record, second: Record) -> Evidence:
-    """The second bundle's record, with the first's values expected of it."""
+    """Build the evidence: the second bundle's record, with the first's values as expected."""
     expected = [_expected(first, second, i) for i in range(len(first.answers))]
     spec, manifest = first.engine.spec, first.engine.manifest
     acceptance = _acceptance(first, second)
@@ -138,7 +139,7 @@ def _evidence(first: Record, second: Record) -> Evidence:
 
 
 def _expected(first: Record, second: Record, i: int) -> ExpectedAnswer:
-    """One case, up to where the answers part."""
+    """Return one case, up to the first token that differs."""
     theirs, ours = first.answers[i], second.answers[i]
     same = first_difference(theirs.autoregressive, ours.autoregressive)
     rows = ours.prompt_len + same
@@ -161,7 +162,7 @@ def _expected(first: Record, second: Record, i: int) -> ExpectedAnswer:
     )
 
 
-def _vision(seen: Forward | None) -> VisionStates | None:
+def _vision(seen: RecordedForward | None) -> VisionStates | None:
     if seen is None:
         return None
     embeds = seen.outputs["visual_embeds"]
@@ -169,8 +170,8 @@ def _vision(seen: Forward | None) -> VisionStates | None:
     return VisionStates(embeds.float(), levels.float(), {})
 
 
-def _logits(answer: Answer) -> Tensor:
-    """float32 [A, V], of every token of an answer."""
+def _logits(answer: RecordedAnswer) -> Tensor:
+    """Return the logits of every token of an answer, float32 [A, V]."""
     forwards = answer.autoregressive_forwards
     found = {logit.row: logit.values for f in forwards for logit in logits_of(f)}
     return torch.stack([found[r] for r in range(answer.prompt_len - 1, answer.num_rows)]).float()
@@ -186,8 +187,8 @@ def _layer_errors(first: Record, second: Record, i: int, rows: int) -> list[RowE
     return found
 
 
-def _aux_errors(theirs: Answer, ours: Answer, rows: int) -> list[RowErrors]:
-    """Of the rows that both ran; none where the drafts want other layers."""
+def _aux_errors(theirs: RecordedAnswer, ours: RecordedAnswer, rows: int) -> list[RowErrors]:
+    """Return errors of the rows that both ran; empty if the drafts read other layers."""
     name, forwards = "aux_hidden_states", [a.autoregressive_forwards for a in (ours, theirs)]
     if not all(name in some[0].outputs for some in forwards):
         return []
@@ -198,9 +199,9 @@ def _aux_errors(theirs: Answer, ours: Answer, rows: int) -> list[RowErrors]:
     return [RowErrors(ours.name, name, row_errors(found[:count], wanted[:count].float()))]
 
 
-def _acceptance(first: Record, second: Record) -> Acceptance:
-    """Shares of verify forwards that accepted so deep, where both speculate alike."""
-    counts = Acceptance()
+def _acceptance(first: Record, second: Record) -> AcceptanceCounts:
+    """Count accepted drafts by depth; empty if the bundles speculate with different settings."""
+    counts = AcceptanceCounts()
     engines = [side.engine for side in (first, second)]
     configs = [engine.record.config.speculation for engine in engines]
     if any(engine.manifest is None for engine in engines) or configs[0] != configs[1]:

@@ -1,7 +1,4 @@
-"""What the references compute with:
-
-RMSNorm and rotary embedding from their equations, float32 products in full.
-"""
+"""Reference operations: RMSNorm and rotary embedding from their equations, float32 products."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ __all__ = ["full_float32", "pair_axis", "rms_norm", "turn"]
 
 
 class _Products:
-    """torch's older switch of matrix products, as an attribute."""
+    """torch's older switch for matrix products, as an attribute."""
 
     precision = property(
         lambda _: torch.get_float32_matmul_precision(),
@@ -26,11 +23,11 @@ class _Products:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Products of float32 tensors are computed in float32, whatever the process allows.
+    """Compute products of float32 tensors in float32, whatever the process allows.
 
-    On a GPU torch rounds the inputs of convolutions (a vision tower's patches) to TF32 unless told
-    otherwise, and those of matrix products where it is told to: docs.pytorch.org, "TensorFloat-32
-    (TF32) on Ampere (and later) devices".
+    On a GPU torch rounds the inputs of convolutions (a vision tower's patches) to TF32 by default.
+    It rounds those of matrix products on request: docs.pytorch.org, "TensorFloat-32 (TF32) on
+    Ampere (and later) devices".
     """
     switches = _switches()
     before = [getattr(part, name) for part, name, _ in switches]
@@ -44,14 +41,14 @@ def full_float32() -> Iterator[None]:
 
 
 def _switches() -> list[tuple[Any, str, object]]:
-    """Object, attribute, and the value that allows no rounding."""
+    """Return (object, attribute, value that allows no rounding) of each switch."""
     backends: Any = torch.backends
     older = [(backends.cudnn, "allow_tf32", False), (_Products(), "precision", "highest")]
     try:
         for part, name, _ in older:
             getattr(part, name)
     except RuntimeError:
-        # torch 2.9 and later, where the process has used the newer switches: beside them these fail
+        # torch 2.9 and later: the older switches raise once the process has used the newer ones
         parts = (
             backends.cudnn.conv,
             backends.cuda.matmul,
@@ -71,7 +68,7 @@ def rms_norm(
 
 
 def pair_axis(layout: str, sections: tuple[int, ...], num_pairs: int) -> list[int]:
-    """Which position axis turns each pair: T (0), H (1) or W (2)."""
+    """Return the position axis that rotates each pair: T (0), H (1) or W (2)."""
     if layout == "1d":
         return [0] * num_pairs
     t, h, w = sections
@@ -92,8 +89,8 @@ def turn(
 ) -> Tensor:
     """Rotate channels (i, i + D/2) of ``x [n, heads, D]`` by ``positions [3, n]``.
 
-    The angle itself is a float32 product, as it is in transformers: at position 200000 that
-    rounding is visible.
+    The angle is a float32 product, as in transformers: at position 200000 that rounding is
+    visible.
     """
     half = x.shape[-1] // 2
     chosen = torch.stack([positions[axis] for axis in axes], dim=-1)

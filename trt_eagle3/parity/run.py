@@ -1,4 +1,4 @@
-"""validate: a bundle and prompts become a report."""
+"""Validate a bundle: from a bundle and prompts to a report."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.reference.target import TargetReference, load_reference
 from trt_eagle3.parity.reference.target_rows import RouterSlack, run_layers
 from trt_eagle3.parity.report.result import Report
-from trt_eagle3.parity.report.summary import Found, summarise
+from trt_eagle3.parity.report.summary import Findings, summarise
 
 __all__ = ["MAX_TOKENS", "Progress", "Validation", "run_validation", "validate"]
 
 Progress = Callable[[str, int, int], object]
-"""Told a stage, what of it is done, and how much there is."""
+"""Called with a stage, the number of finished parts, and the total."""
 
 MAX_TOKENS: Mapping[str, int] = {"quick": 32, "full": 128}
 """Tokens of an answer, by suite."""
@@ -63,10 +63,10 @@ def run_validation(
     progress: Progress,
     target_only: bool = False,
 ) -> Report:
-    """What ``trt-eagle3 validate`` does: ``validate`` one bundle, or ``compare`` two.
+    """Run ``trt-eagle3 validate``: ``validate`` one bundle, or ``compare`` two.
 
     Raises:
-        UserError: another number of bundles, or as those two.
+        UserError: the number of bundles is wrong, or as in ``validate`` and ``compare``.
     """
     overrides = read_overrides(thresholds) if thresholds else None
     pytorch = bool(target or draft or original or float64)
@@ -95,18 +95,17 @@ def run_validation(
 
 
 def _check_arguments(num_bundles: int, *, compare: bool, target_only: bool, pytorch: bool) -> None:
-    """Refuse options that do not go together; ``pytorch``: whether one is about the reference."""
+    """Reject conflicting options; ``pytorch``: whether an option of the reference is set."""
     if num_bundles != 1 + compare:
         wanted = "two bundles, A and B" if compare else "one bundle; two need --compare"
         raise UserError(f"validate: expected {wanted}, got {num_bundles}")
     if target_only and not compare:
         raise UserError(
-            "validate: --target-only goes with --compare; a bundle against PyTorch is validated "
-            "whole"
+            "validate: --target-only needs --compare; against PyTorch the whole bundle is validated"
         )
     if compare and pytorch:
         raise UserError(
-            "validate: --target, --draft, --original and --float64 are about PyTorch's side; "
+            "validate: --target, --draft, --original and --float64 set the PyTorch reference; "
             "--compare has none"
         )
 
@@ -123,17 +122,19 @@ def validate(
     float64: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Report:
-    """Hold a bundle against PyTorch.
+    """Compare a bundle with PyTorch.
 
     Args:
-        suite: the bundled prompts, ``quick`` or ``full``. prompts: a prompt file instead of them.
-        target, draft: the checkpoints, where they are not any more where the build found them.
-        original: the 16-bit checkpoint of a target that is quantised; the report then says what
-            quantisation costs. Not needed where the build quantised it.
+        suite: the bundled prompts, ``quick`` or ``full``.
+        prompts: a prompt file to use in place of the suite.
+        target: the target checkpoint, if it has moved since the build.
+        draft: the draft checkpoint, if it has moved since the build.
+        original: the 16-bit checkpoint of a quantised target, so that the report contains the cost
+            of quantisation. Not needed if the build quantised the target.
         overrides: threshold name -> value (``thresholds.read_overrides``).
         float64: compute the reference in float64; for small models.
     Raises:
-        UserError: anything wrong with bundle, checkpoints or prompts.
+        UserError: the bundle, a checkpoint or the prompts are invalid.
     """
     if suite not in SUITES:
         raise UserError(f"suite: expected one of {', '.join(SUITES)}, got {suite!r}")
@@ -156,9 +157,9 @@ def validate(
 
 
 class Validation:
-    """One validation, stage by stage.
+    """Run one validation, stage by stage.
 
-    ``left_out``: names of checks that are not run, and what only they need is not recorded.
+    ``left_out``: names of checks to skip. Data that only they need is not recorded.
     """
 
     def __init__(
@@ -183,11 +184,11 @@ class Validation:
         spec: TargetCheckpoint,
         manifest: DraftManifest | None,
         original: TargetCheckpoint | None = None,
-    ) -> Found:
-        """Record, compute the reference, check, and look closer at what failed first.
+    ) -> Findings:
+        """Record, compute the reference, check, and diagnose the first failure.
 
         Raises:
-            EngineFailedError: the target's logits are not finite numbers; it says why.
+            EngineFailedError: the target's logits are not finite; the message gives the reason.
         """
         try:
             record = self._record(cases, max_tokens)
@@ -198,7 +199,7 @@ class Validation:
             with self._stage("diagnosis", 1) as step:
                 diagnosis = diagnose(self.recorder, evidence)
                 step()
-            return Found(self.recorder, evidence, diagnosis, self._seconds)
+            return Findings(self.recorder, evidence, diagnosis, self._seconds)
         except EngineFailedError as error:
             raise explain_overflow(spec, self.engine.record.engine.dtype) from error
         finally:
@@ -221,7 +222,7 @@ class Validation:
     def _refer(
         self, record: Record, spec: TargetCheckpoint, manifest: DraftManifest | None
     ) -> Evidence:
-        """What PyTorch makes of the recorded answers."""
+        """Compute the reference's values for the recorded answers."""
         scales = self.engine.record.kv_scales
         reference = load_reference(spec, self._dtype, self.engine.device, scales)
         processor = family_of(spec).processor_reference(spec.path, reference, self.engine.processor)
@@ -242,7 +243,7 @@ class Validation:
         expected: Sequence[ExpectedAnswer],
         manifest: DraftManifest | None,
     ) -> None:
-        """Recompute answers whose forwards with speculation took other experts."""
+        """Recompute answers whose forwards with speculation chose other experts."""
         for e in expected:
             e.with_speculation = with_speculation(record, reference, e)
         others = [e.with_speculation for e in expected if e.with_speculation is not None]
@@ -252,7 +253,7 @@ class Validation:
 
     @property
     def _router_slack(self) -> RouterSlack:
-        """As much as the layers' outputs may err, of which router logits are products."""
+        """Allowed error of router logits: that of the layers' outputs, which they multiply."""
         limits = self.recorder.thresholds
         return RouterSlack(limits["layer_step"].value, limits["layer_output"].value)
 
@@ -270,21 +271,21 @@ class Validation:
     def _rounding(
         self, spec: TargetCheckpoint, expected: Sequence[ExpectedAnswer]
     ) -> RoundingReference:
-        """What the reference loses in the type whose tolerances hold."""
+        """Return what the reference loses in the dtype that sets the tolerances."""
         narrow = getattr(torch, self.engine.precision)
         wide = torch.float64 if narrow == torch.float32 else self._dtype
         device, scales = self.engine.device, self.engine.record.kv_scales
         make = partial(load_reference, spec, device=device, kv_scales=scales)
 
         def made_narrow() -> TargetReference:
-            reference = copy(make(dtype=narrow))  # who shares references rounds none of them
+            reference = copy(make(dtype=narrow))  # shared references must not be rounded
             reference.activations = self.engine.record.config.engine.activations
             return reference
 
         return RoundingReference(made_narrow, partial(make, dtype=wide), expected)
 
     def _compare_original(self, evidence: Evidence, original: TargetCheckpoint) -> Evidence:
-        """What quantisation changes, on the same tokens."""
+        """Measure what quantisation changes, on the same tokens."""
         reference = load_reference(original, self._dtype, self.engine.device)
         with self._stage("reference: 16-bit target", reference.num_layers) as step:
             cost = quantisation_cost(reference, evidence.expected, evidence.drafting, step)

@@ -1,6 +1,4 @@
-"""Interpretations: a manifest with some of its ambiguous fields read another way, and the table
-of what may be ambiguous.
-"""
+"""Interpretations: changes to ambiguous fields of a manifest, and the table of those fields."""
 
 from __future__ import annotations
 
@@ -26,24 +24,22 @@ __all__ = [
 ]
 
 Change = Mapping[str, Any]
-"""Manifest field -> value; ``rope.layout``, ``rope.sections``, ``rope.kind`` and ``rope.base``
-are parts of a rope.
+"""Manifest field -> value; ``rope.layout``, ``rope.sections``, ``rope.kind`` and ``rope.base`` are
+parts of a rope.
 """
 
 Factor = Callable[[DraftManifest, TargetSpec], Iterator[Change]]
-"""What is ambiguous in draft files: the values that it may have, the manifest's own among them."""
+"""An ambiguity of draft files: yields its possible values, the manifest's own included."""
 
 
 @dataclass(frozen=True)
 class Interpretation:
-    """Changes to a manifest, by field, in the order of their names; none is the manifest as it
-    stands.
-    """
+    """Changes to a manifest by field, sorted by name; without changes it is the manifest itself."""
 
     changes: tuple[tuple[str, Any], ...] = ()
 
     def changed(self, change: Change, manifest: DraftManifest) -> Interpretation:
-        """This interpretation with ``change`` on top; what ``manifest`` says anyway is left out."""
+        """Return this interpretation with ``change``; values equal to ``manifest`` are dropped."""
         merged = {**dict(self.changes), **change}
         if merged.get("image_rows", manifest.image_rows) == "pad":
             merged.pop("image_rows_rotated", None)
@@ -51,13 +47,13 @@ class Interpretation:
         return Interpretation(tuple(sorted(kept.items())))
 
     def without(self, fields: frozenset[str]) -> Interpretation:
-        """This interpretation with ``fields`` as the manifest has them."""
+        """Return this interpretation without changes to ``fields``."""
         return Interpretation(
             tuple((field, value) for field, value in self.changes if field not in fields)
         )
 
     def apply(self, manifest: DraftManifest) -> DraftManifest:
-        """The manifest that this interpretation makes of ``manifest``."""
+        """Return ``manifest`` with the changes of this interpretation."""
         rope = {
             f.removeprefix("rope."): value for f, value in self.changes if f.startswith("rope.")
         }
@@ -73,8 +69,10 @@ def _value(manifest: DraftManifest, field: str) -> Any:
 
 
 def _rope(rope: RopeSpec, changes: Mapping[str, Any]) -> RopeSpec:
-    """A schedule that is changed becomes a plain one; a layout alone deals the same frequencies
-    to other axes.
+    """Return ``rope`` with ``changes``.
+
+    A changed kind or base gives a rope without scaling. A changed layout alone assigns the same
+    frequencies to other axes.
     """
     layout, sections = changes.get("layout", rope.layout), changes.get("sections", rope.sections)
     if changes.keys() & {"kind", "base"}:
@@ -85,13 +83,13 @@ def _rope(rope: RopeSpec, changes: Mapping[str, Any]) -> RopeSpec:
 
 
 def positions(manifest: DraftManifest, _spec: TargetSpec) -> Iterator[Change]:
-    """A linear count, or the target's."""
+    """Yield linear positions, and the target's."""
     yield {"positions": "linear"}
     yield {"positions": manifest.positions if manifest.positions != "linear" else "3d"}
 
 
 def image_rows(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    """What stands at image positions."""
+    """Yield the possible contents of image rows."""
     if spec.vision is None:
         return
     yield {"image_rows": "pad"}
@@ -101,28 +99,26 @@ def image_rows(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
 
 
 def choice(field: str, *values: Any) -> Factor:
-    """One of ``values``."""
+    """Return a factor with these ``values`` of ``field``."""
     return lambda _manifest, _spec: iter([{field: value} for value in values])
 
 
 def alternatives(manifest: DraftManifest, spec: TargetSpec) -> dict[str, list[Change]]:
-    """Per factor the changes that some file, somewhere, would need; factors without any are left
-    out.
-    """
+    """Return by factor the changes that a draft file may need; skip factors without changes."""
     factors = kind_of(manifest).factors()
     found = {name: list(candidates(manifest, spec)) for name, candidates in factors.items()}
     return {name: changes for name, changes in found.items() if changes}
 
 
 def candidate_layers(manifest: DraftManifest, spec: TargetSpec) -> tuple[int, ...]:
-    """Every target layer whose output some interpretation takes."""
+    """Return every target layer whose output some interpretation reads."""
     changes = [change for several in alternatives(manifest, spec).values() for change in several]
     taken = {k for change in ({}, *changes) for k in change.get("aux_layers", manifest.aux_layers)}
     return tuple(sorted(taken))
 
 
 def takes_norm(manifest: DraftManifest, spec: TargetSpec) -> bool:
-    """Whether some interpretation takes the target's last hidden state behind its norm."""
+    """Return whether some interpretation reads the target's last hidden state after its norm."""
     changes = [change for several in alternatives(manifest, spec).values() for change in several]
     read = [Interpretation().changed(change, manifest) for change in ({}, *changes)]
     return any(interpretation.apply(manifest).takes_normed for interpretation in read)

@@ -1,4 +1,4 @@
-"""What a probe found: interpretations ranked, a verdict, and the override lines."""
+"""Result of a probe: ranked interpretations, the best one, and the override lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
-from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
+from trt_eagle3.probe.search import Contrast, SearchResult, Standing, contrast
 from trt_eagle3.spec import RopeSpec, TargetSpec
 
 __all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
@@ -22,7 +22,7 @@ _MAX_ROWS = 16
 
 @dataclass(frozen=True)
 class RankedInterpretation:
-    """An interpretation and its score; ``contrast`` is against the manifest in use."""
+    """An interpretation and its score; ``contrast`` compares it with the manifest in use."""
 
     interpretation: Interpretation
     cross_entropy: float
@@ -33,15 +33,15 @@ class RankedInterpretation:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome, whose JSON form ``docs/probe.md`` describes.
+    """The result; ``docs/probe.md`` describes its JSON form.
 
     Attributes:
-        interpretations: best cross-entropy first, the manifest in use among them.
-        best: the interpretation to use; without changes where the manifest in use is the best.
-        silent: factors of which no interpretation made any difference on these prompts.
-        undecided: factors of which some interpretation's difference to the best is not clear on
+        interpretations: best cross-entropy first, including the manifest in use.
+        best: the interpretation to use; without changes if the manifest in use is the best.
+        silent: factors for which no interpretation made a difference on these prompts.
+        undecided: factors for which some interpretation's difference from the best is unclear on
             these prompts.
-        overrides: all of ``draft.overrides`` to build with; empty where none is needed.
+        overrides: all of ``draft.overrides`` to build with; empty if none is needed.
         floor: the bundle's ``speculation.acceptance_floor``.
     """
 
@@ -58,8 +58,9 @@ class ProbeReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the first proposal is right as often, by the best interpretation, as a draft's
-        that is read rightly.
+        """Whether the best interpretation's first proposals reach ``floor``.
+
+        Those of a correctly interpreted draft do.
         """
         return self._first_accepted >= self.floor
 
@@ -74,7 +75,7 @@ class ProbeReport:
 
     @property
     def override_lines(self) -> str:
-        """YAML to paste into the build config, or nothing."""
+        """YAML to paste into the build config; empty if the manifest in use is the best."""
         if self.manifest_is_best:
             return ""
         lines: str = yaml.safe_dump(
@@ -90,8 +91,10 @@ class ProbeReport:
         )
 
     def check(self) -> None:
-        """Raise CheckFailedError where another interpretation is better than the manifest in use,
-        or none fits.
+        """Raise if the manifest in use is not the best interpretation, or if none fits.
+
+        Raises:
+            CheckFailedError: names the better interpretation, or the share of right first tokens.
         """
         if not self.fits:
             raise CheckFailedError(
@@ -103,7 +106,7 @@ class ProbeReport:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return JSON values."""
         return {
             "bundle": self.bundle,
             "num_prompts": self.num_prompts,
@@ -120,7 +123,7 @@ class ProbeReport:
         }
 
     def table(self) -> Table:
-        """The best ``_MAX_ROWS`` interpretations, and the manifest in use wherever it stands."""
+        """Return a table of the best ``_MAX_ROWS`` interpretations, and the manifest in use."""
         title = (
             f"{self.bundle}: {self.num_tokens} answer tokens of {self.num_prompts} prompts, "
             f"{self.num_steps} steps"
@@ -148,19 +151,19 @@ class ProbeReport:
         return table
 
     def verdict_lines(self) -> list[str]:
-        """One line per thing to know."""
+        """Return the conclusions, one per line."""
         lines = [f"{len(self.interpretations)} interpretations scored; --json lists them all"]
         lines += (
             [f"no difference on these prompts: {', '.join(self.silent)}"] if self.silent else []
         )
         lines += (
-            [f"not decided by these prompts: {', '.join(self.undecided)}"] if self.undecided else []
+            [f"undecided on these prompts: {', '.join(self.undecided)}"] if self.undecided else []
         )
         if not self.fits:
             lines.append(
-                f"no interpretation fits: {self._misfit}. Either these prompts are unlike those "
-                "that the draft was trained on (--prompts FILE), or it is another target's draft, "
-                "or what no interpretation changes is wrong: its weights, its vocabulary map"
+                f"no interpretation fits: {self._misfit}. Either these prompts differ from those "
+                "that the draft was trained on (--prompts FILE), or the draft belongs to another "
+                "target, or its weights or its vocabulary map are wrong"
             )
         if self.manifest_is_best:
             found = "no interpretation is significantly better than the manifest in use"
@@ -173,7 +176,7 @@ class ProbeReport:
 
 
 def interpretation_text(interpretation: Interpretation) -> str:
-    """An interpretation in one line."""
+    """Describe an interpretation in one line."""
     changes = [
         f"{field}={_plain(value)}"
         for field, value in interpretation.changes
@@ -183,7 +186,7 @@ def interpretation_text(interpretation: Interpretation) -> str:
 
 
 def make_report(
-    found: Found,
+    found: SearchResult,
     manifest: DraftManifest,
     spec: TargetSpec,
     *,
@@ -193,8 +196,11 @@ def make_report(
     overrides: Mapping[str, Any],
     floor: float,
 ) -> ProbeReport:
-    """Rank what ``found`` holds; ``overrides`` and ``floor`` are those that the bundle was built
-    with.
+    """Rank the scores of ``found``.
+
+    Args:
+        overrides: ``draft.overrides`` that the bundle was built with.
+        floor: ``speculation.acceptance_floor`` that the bundle was built with.
     """
     base = found.scores[Interpretation()]
     standings = _standings(found, manifest, spec)
@@ -219,10 +225,10 @@ def make_report(
     )
 
 
-def _standings(found: Found, manifest: DraftManifest, spec: TargetSpec) -> dict[str, set[Standing]]:
-    """Per factor, how its other values stand against the best interpretation, as far as they
-    were tried there.
-    """
+def _standings(
+    found: SearchResult, manifest: DraftManifest, spec: TargetSpec
+) -> dict[str, set[Standing]]:
+    """Return by factor how its other values compare with the best interpretation, if scored."""
     best = found.scores[found.best]
     standings: dict[str, set[Standing]] = {}
     for name, changes in alternatives(manifest, spec).items():
@@ -234,7 +240,7 @@ def _standings(found: Found, manifest: DraftManifest, spec: TargetSpec) -> dict[
 
 
 def _overrides(interpretation: Interpretation, manifest: DraftManifest) -> dict[str, Any]:
-    """The interpretation as ``draft.overrides``: a rope is given whole."""
+    """Return the interpretation as ``draft.overrides``; a rope is given whole."""
     changes = dict(interpretation.changes)
     fields = {
         field: _plain(value) for field, value in changes.items() if not field.startswith("rope.")

@@ -1,4 +1,4 @@
-"""probe: a bundle or a pair, and prompts, become a report."""
+"""Probe a bundle or a pair: from prompts to a report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from trt_eagle3.prompts.prompt_file import Question
 __all__ = ["Progress", "probe"]
 
 Progress = Callable[[str, int, int], object]
-"""Told a stage (``prompts`` or ``interpretations``), what of it is done, and how much there is
-as far as is known.
+"""Called with a stage (``prompts`` or ``interpretations``), the number of finished parts, and the
+total as far as it is known.
 """
 
 
@@ -42,27 +42,27 @@ def probe(
 
     Args:
         path: a bundle, or with ``draft`` a target checkpoint.
-        draft: a draft checkpoint; the pair is then built in a temporary folder, its weights left
-            where they are.
+        draft: a draft checkpoint; the pair is then built in a temporary folder, with its weights
+            left in place.
         overrides: ``draft.overrides`` of a pair.
-        prompts: a file (``prompts/prompt_file.py``) instead of the bundled prompts.
-        max_tokens: of each answer at most.
+        prompts: a file (``prompts/prompt_file.py``) to use in place of the bundled prompts.
+        max_tokens: most tokens of each answer.
     Raises:
-        UserError: a bundle without a draft, or anything wrong with bundle, pair or prompts.
+        UserError: the bundle has no draft, or bundle, pair or prompts are invalid.
     """
     if max_tokens < 2:
         raise UserError(f"max_tokens: expected at least 2, got {max_tokens}")
     if overrides and draft is None:
         raise UserError(
-            f"{path}: overrides are for a pair; a bundle has its draft's manifest. Rebuild it with "
-            "them."
+            f"{path}: overrides are for a pair; a bundle has its draft's manifest. Rebuild the "
+            "bundle with them."
         )
     with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
         folder = Path(temporary)
         opened = LoadedBundle.open(
             path if draft is None else _build(path, draft, overrides or {}, folder)
         )
-        bundle = replace(opened, run_ahead=False)  # every forward is looked at
+        bundle = replace(opened, run_ahead=False)  # the intermediates of every forward are read
         vision = bundle.spec.vision is not None
         questions = questions_for(bundle.path, prompts, vision=vision)
         name = path if draft is None else f"{path} with {draft}"

@@ -1,4 +1,4 @@
-"""Scoring: how well a draft, read one way, foretells what the target said.
+"""Score an interpretation of a draft: how well it predicts the target's answers.
 
 Shapes: P prompt tokens, A answer tokens, n = P + A, S = A - 1 scored rows, K draft steps, H target
 hidden, Hd draft hidden, Vd draft vocab, N scored answer tokens of all prompts.
@@ -29,24 +29,24 @@ from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.runtime.session import Session, open_session
 from trt_eagle3.errors import UserError
-from trt_eagle3.probe.record import Recording
+from trt_eagle3.probe.record import ProbeRecording
 
 __all__ = ["Score", "Scorer", "draft_ids"]
 
 
 @dataclass(frozen=True)
 class Score:
-    """How one interpretation did.
+    """The score of one interpretation.
 
     Attributes:
         token_ce: float64 [N]: cross-entropy in nats of the draft against the target at every answer
-            token, a mean over the depths that foretell it. Tokens outside the draft's vocabulary
-            are not among them.
-        target_entropy: what no draft gets below: mean nats of the target's own distribution at
-            those tokens.
+            token, a mean over the depths that predict it. Tokens outside the draft's vocabulary
+            are excluded.
+        target_entropy: lower bound for any draft: mean entropy in nats of the target's own
+            distribution at those tokens.
         position_0: the share of rows whose first proposal is the target's token.
         acceptance_length: 1 + the sum over depths of the share of rows whose proposals are right up
-            to there.
+            to that depth.
     """
 
     token_ce: Tensor
@@ -61,7 +61,7 @@ class Score:
 
     @property
     def divergence(self) -> float:
-        """How much of the cross-entropy is the draft's fault: mean nats per answer token."""
+        """The draft's part of the cross-entropy: mean nats per answer token."""
         return self.cross_entropy - self.target_entropy
 
 
@@ -69,7 +69,7 @@ class Score:
 class _Cells:
     """One prompt, row by depth [S, K]: float32 ``ce`` and ``entropy``, bool ``hit``.
 
-    ``inside``: the answer has the foretold token. ``known``: the draft's vocabulary has it too.
+    ``inside``: the answer has the predicted token. ``known``: the draft's vocabulary has it too.
     """
 
     ce: Tensor
@@ -86,15 +86,20 @@ def draft_ids(manifest: DraftManifest) -> Tensor:
 
 
 class Scorer:
-    """Scores manifests that differ in their interpretations alone, over the same recordings;
-    remembers what it scored.
+    """Scores manifests that differ only in their interpretation, on the same recordings.
+
+    Scores are cached.
     """
 
-    def __init__(self, bundle: LoadedBundle, recordings: Sequence[Recording], folder: Path) -> None:
-        """``folder``: where draft graphs may be written.
+    def __init__(
+        self, bundle: LoadedBundle, recordings: Sequence[ProbeRecording], folder: Path
+    ) -> None:
+        """Prepare for the recordings.
 
+        Args:
+            folder: where draft graphs may be written.
         Raises:
-            UserError: a bundle without a draft.
+            UserError: the bundle has no draft.
         """
         if bundle.manifest is None:
             raise UserError(f"{bundle.path}: a bundle without a draft: there is nothing to probe")
@@ -108,25 +113,23 @@ class Scorer:
         self._pages = PageTable(pool)
         self._pages.reserve(rows)
         self._num_slots = pool.num_pages * size
-        self._states: LayerStates | None = None  # alike in every interpretation
+        self._states: LayerStates | None = None  # the same for every interpretation
         self._sessions: dict[str, tuple[bytes, Session]] = {}
         self._open: DraftRunner | None = None
         self._open_key: str | None = None
         self._known: dict[str, Score] = {}
 
     def score(self, manifest: DraftManifest) -> Score:
-        """The score of one interpretation of the bundle's draft."""
+        """Return the score of one interpretation of the bundle's draft."""
         key = _key(manifest)
         if key not in self._known:
             self._known[key] = _score([self._cells(manifest, r) for r in self._recordings])
         return self._known[key]
 
     def _runner(self, manifest: DraftManifest) -> DraftRunner:
-        """The draft as this interpretation has it; kept until an interpretation needs another
-        graph.
-        """
+        """Return the draft of this interpretation; kept until another graph is needed."""
         key = _key(manifest)
-        if self._open is not None and self._open_key == key:  # the next prompt of the same
+        if self._open is not None and self._open_key == key:  # next prompt, same interpretation
             return self._open
         config = self._bundle.record.config.engine
         graphs = kind_of(manifest).graphs(
@@ -134,7 +137,7 @@ class Scorer:
         )
         models = {name: graph.SerializeToString() for name, graph in graphs.items()}
         if self._open is None or any(self._opened(name) != m for name, m in models.items()):
-            self._open = None  # first forget the old session: two drafts need not fit
+            self._open = None  # release the old session first: two drafts may not fit
             fuse, draft = (self._session(name, models[name]) for name in ("fuse", "draft"))
             if self._states is None:
                 self._states = layer_states(draft.states, self._num_slots, config.device)
@@ -143,12 +146,12 @@ class Scorer:
         return self._open
 
     def _table(self, manifest: DraftManifest) -> EmbeddingTable:
-        """The table that this interpretation takes tokens' embeddings from."""
+        """Return the table with this interpretation's token embeddings."""
         bundle = self._bundle
         return bundle.embedding if manifest.embedding == "target" else bundle.draft_embedding
 
     def _opened(self, name: str) -> bytes | None:
-        """The graph whose session is open under ``name``."""
+        """Return the graph whose session is open under ``name``."""
         return self._sessions[name][0] if name in self._sessions else None
 
     def _session(self, name: str, model: bytes) -> Session:
@@ -160,10 +163,10 @@ class Scorer:
             self._sessions[name] = model, session
         return self._sessions[name][1]
 
-    def _cells(self, manifest: DraftManifest, recording: Recording) -> _Cells:
+    def _cells(self, manifest: DraftManifest, recording: ProbeRecording) -> _Cells:
         logits = self.chain(manifest, recording)
         num_rows, num_steps, _ = logits.shape
-        # row s at depth i foretells answer token 1 + s + i
+        # row s at depth i predicts answer token 1 + s + i
         token = torch.arange(num_rows)[:, None] + torch.arange(num_steps)
         inside = token < num_rows
         token = token.clip(max=num_rows - 1)
@@ -176,12 +179,12 @@ class Scorer:
         hit = inside & (self._ids[logits.argmax(dim=-1)] == wanted)
         return _Cells(ce, entropy, hit, inside, inside & torch.isin(wanted, self._ids))
 
-    def chain(self, manifest: DraftManifest, recording: Recording) -> Tensor:
-        """Logits [S, K, Vd] of rows P - 1 to n - 3: all draft at once, each from its own row of
-        true features.
+    def chain(self, manifest: DraftManifest, recording: ProbeRecording) -> Tensor:
+        """Return logits [S, K, Vd] of rows P - 1 to n - 3.
 
-        The chain of row t feeds on the draft's own features, and on the target's tokens: as long as
-        its proposals are right they are the same, and afterwards nothing is accepted any more.
+        All rows draft at once, each from its own true features. A chain uses the draft's own
+        features and the target's tokens. As long as its proposals are right, these are the same;
+        after a wrong proposal nothing more is accepted.
         """
         runner = self._runner(manifest)
         prompt_len, ids = len(recording.prompt.token_ids), recording.token_ids
@@ -189,7 +192,7 @@ class Scorer:
         logits, features = self._true_rows(manifest, runner, recording)
         found = [logits]
         rows = torch.arange(num_rows) + prompt_len - 1
-        # rows P .. t; those up to P - 1 are past
+        # rows P .. t; rows up to P - 1 are past rows
         before = torch.ones(num_rows, num_rows, dtype=torch.bool).tril(-1)
         own = torch.eye(num_rows, dtype=torch.bool)
         for depth in range(1, self.num_steps):
@@ -210,10 +213,11 @@ class Scorer:
         return torch.stack(found, dim=1)
 
     def _true_rows(
-        self, manifest: DraftManifest, runner: DraftRunner, recording: Recording
+        self, manifest: DraftManifest, runner: DraftRunner, recording: ProbeRecording
     ) -> tuple[Tensor, Tensor]:
-        """Commit all rows with true features; logits [S, Vd] and features [S, Hd] of rows P - 1
-        to n - 3.
+        """Commit all rows with true features.
+
+        Returns logits [S, Vd] and features [S, Hd] of rows P - 1 to n - 3.
         """
         prompt, num_rows = recording.prompt, recording.num_rows
         prompt_len = len(prompt.token_ids)
@@ -244,7 +248,7 @@ class Scorer:
         return torch.cat(logits), torch.cat(outs)
 
 
-def _num_slots(recording: Recording, num_steps: int) -> int:
+def _num_slots(recording: ProbeRecording, num_steps: int) -> int:
     return recording.num_rows + (num_steps - 1) * len(recording.target_probs)
 
 
@@ -252,7 +256,7 @@ _NOT_READ = frozenset({"path", "tensors", "sources", "warnings", "rope", "image_
 
 
 def _key(manifest: DraftManifest) -> str:
-    """All that interpretations differ in."""
+    """Return a key of all that interpretations differ in."""
     m, rope = manifest, manifest.rope
     turns = (rope.layout, rope.sections, rope.inv_freq, rope.attention_scaling)
     rotated = m.image_rows == "vision" and m.image_rows_rotated
@@ -272,9 +276,7 @@ def _score(prompts: Sequence[_Cells]) -> Score:
 
 
 def _by_token(values: Tensor, known: Tensor) -> Tensor:
-    """float64 [N]: the mean of ``values [S, K]`` over the depths that foretell each token, where
-    any is known.
-    """
+    """float64 [N]: the mean of ``values [S, K]`` over the known depths that predict each token."""
     num_rows, num_steps = values.shape
     token = (torch.arange(num_rows)[:, None] + torch.arange(num_steps))[known]
     total, count = (torch.zeros(num_rows, dtype=torch.float64) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The staged search: one factor at a time, then pairs of the best, again around each better
+"""Staged search: one factor at a time, then pairs of the best, repeated around each better
 interpretation.
 """
 
@@ -18,32 +18,32 @@ from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.score import Score, Scorer
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["Contrast", "Found", "Standing", "contrast", "search"]
+__all__ = ["Contrast", "SearchResult", "Standing", "contrast", "search"]
 
 Standing = Literal["better", "worse", "unclear", "no difference"]
 
 # A difference counts from four standard errors over answer tokens on. Two dozen interpretations are
-# as many chances to err,
-# and tokens of one answer depend on each other: were each worth only half a one, 4 sigma would
-# still be 2.8.
+# as many chances to err, and tokens of one answer depend on each other. If each counted only half,
+# 4 sigma would still be 2.8.
 _SIGMAS = 4.0
-# Nor does one count that is less than this share of the draft's divergence: no acceptance would
-# show it.
+# A difference below this share of the draft's divergence does not count: no acceptance would show
+# it.
 _MIN_GAIN = 0.01
 # float32 noise on one token's cross-entropy. Interpretations that must agree (1-D rope from row 0
-# or 1, over text) differed by 1e-6 at most on the tiny pair; of those that need not agree, the
-# nearest by 3e-4 (chunked sections over images).
+# or 1, over text) differed by 1e-6 at most on the tiny pair. Of those that need not agree, the
+# nearest differed by 3e-4 (chunked sections over images).
 _SAME = 1e-4
-_PAIRED = 3  # factors whose best interpretations are tried in pairs
+_PAIRED = 3  # number of factors whose best interpretations are tried in pairs
 _MAX_ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """An interpretation against another, paired by answer token.
+    """Comparison of two interpretations, paired by answer token.
 
     Attributes:
-        difference: in mean cross-entropy, nats; negative is better. standard_error: of that.
+        difference: of the mean cross-entropy, nats; negative is better.
+        standard_error: of the difference.
     """
 
     difference: float
@@ -52,9 +52,9 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Outcome of a search: every interpretation that was scored, and the best, which changes
-    nothing needlessly.
+class SearchResult:
+    """Outcome of a search: the scores of all interpretations, and the best without needless
+    changes.
     """
 
     best: Interpretation
@@ -62,19 +62,18 @@ class Found:
 
 
 def contrast(score: Score, other: Score) -> Contrast:
-    """How ``score`` stands against ``other``, by the paired t statistic, or by Wilcoxon's signed
-    ranks.
+    """Compare ``score`` with ``other``, by the paired t statistic or Wilcoxon's signed ranks.
 
-    The ranks are there for good drafts: their cross-entropy lies in a few tokens, which is what
-    makes a mean unsure.
+    The ranks help with good drafts: a few tokens dominate their cross-entropy, so its mean is
+    uncertain.
     """
     differences = score.token_ce - other.token_ce
     mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
     ranked = _signed_ranks(differences)
     if float(differences.abs().max()) < _SAME:
         return Contrast(mean, error, "no difference")
-    sure = abs(mean) > _SIGMAS * error or (abs(ranked) > _SIGMAS and ranked * mean > 0)
-    if not sure or abs(mean) < _MIN_GAIN * min(score.divergence, other.divergence):
+    significant = abs(mean) > _SIGMAS * error or (abs(ranked) > _SIGMAS and ranked * mean > 0)
+    if not significant or abs(mean) < _MIN_GAIN * min(score.divergence, other.divergence):
         return Contrast(mean, error, "unclear")
     return Contrast(mean, error, "better" if mean < 0 else "worse")
 
@@ -91,13 +90,13 @@ def search(
     manifest: DraftManifest,
     spec: TargetSpec,
     progress: Callable[[int, int], object] = lambda *_: None,
-) -> Found:
+) -> SearchResult:
     """Find the interpretation of ``manifest`` that fits best.
 
     Args:
-        progress: called with interpretations scored and interpretations known to be wanted so far.
+        progress: called with the number of scored interpretations and the number to score so far.
     Raises:
-        UserError: the manifest as it is gives no finite score.
+        UserError: the manifest in use has no finite score.
     """
     return _Search(scorer, manifest, spec, progress).run()
 
@@ -115,7 +114,7 @@ class _Search:
         self._scores: dict[Interpretation, Score] = {}
         self._total = 1
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         centre = Interpretation()
         if not math.isfinite(self._ce(centre)):
             raise UserError(
@@ -127,11 +126,12 @@ class _Search:
             if best is None:
                 break
             centre = best
-        return Found(self._prune(centre), self._scores)
+        return SearchResult(self._prune(centre), self._scores)
 
     def _round(self, centre: Interpretation) -> Interpretation | None:
-        """The best interpretation near ``centre``, of those that are clearly better; a pair must
-        better its parts.
+        """Return the best of the clearly better interpretations near ``centre``.
+
+        A pair must be better than its parts.
         """
         firsts = list(self._best_of_factors(centre))[:_PAIRED]
         found = firsts[0] if firsts and self._better(firsts[0], centre) else None
@@ -147,8 +147,9 @@ class _Search:
         return found
 
     def _best_of_factors(self, centre: Interpretation) -> Iterator[Interpretation]:
-        """Each factor's best other value at ``centre``, the best factor first; none that makes
-        no difference.
+        """Yield each factor's best other value at ``centre``, the best factor first.
+
+        Values without a difference are skipped.
         """
         interpretations = {
             name: [
@@ -166,15 +167,15 @@ class _Search:
                 yield interpretation
 
     def _prune(self, interpretation: Interpretation) -> Interpretation:
-        """Take back, factor by factor, each change without which the draft does as well."""
+        """Undo each change without which the draft does as well, factor by factor."""
         for fields in _groups(interpretation):
-            plainer = interpretation.without(fields)
-            if not self._better(interpretation, plainer):
-                interpretation = plainer
+            simpler = interpretation.without(fields)
+            if not self._better(interpretation, simpler):
+                interpretation = simpler
         return interpretation
 
     def _want(self, interpretations: list[Interpretation]) -> None:
-        """Score interpretations; the progress knows beforehand how many."""
+        """Score interpretations; the progress total includes them from the start."""
         new = [r for r in dict.fromkeys(interpretations) if r not in self._scores]
         self._total = len(self._scores) + len(new)
         for interpretation in new:
@@ -193,22 +194,23 @@ class _Search:
         return contrast(self._score(interpretation), self._score(other)).standing == "better"
 
 
-_TOGETHER = (
+_LINKED = (
     frozenset({"image_rows", "image_rows_rotated"}),
     frozenset({"rope.kind", "rope.base"}),
 )
 
 
 def _groups(interpretation: Interpretation) -> list[frozenset[str]]:
-    """The changed fields, those together that mean nothing alone: three axes need a rope that is
-    dealt to them.
+    """Group the changed fields; fields that have no meaning alone form one group.
+
+    For example, three position axes need a rope layout that assigns frequencies to them.
     """
     changed = frozenset(field for field, _ in interpretation.changes)
     layout = frozenset(
         {"rope.layout", "rope.sections", "positions"} if "rope.layout" in changed else ()
     )
-    together = (*_TOGETHER, layout)
-    alone = changed.difference(*together)
-    return [g for group in together if (g := group & changed)] + [
+    linked = (*_LINKED, layout)
+    alone = changed.difference(*linked)
+    return [g for group in linked if (g := group & changed)] + [
         frozenset({f}) for f in sorted(alone)
     ]

@@ -1,6 +1,4 @@
-"""The prompts that are asked where the user gives none: plain questions, and pictures drawn when
-they are asked.
-"""
+"""Default prompts: questions in plain text, and questions about images that code draws on use."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ _TEXTS = (
 
 
 def bundled_questions(*, vision: bool = True) -> list[Question]:
-    """Three questions about nothing to be seen, and with ``vision`` one each about an image, two
-    images and a video.
+    """Return three questions about text; with ``vision`` also three about images and a video.
+
+    Those have one image, two images, and one video.
     """
     texts = [Question(text) for text in _TEXTS]
     if not vision:
@@ -36,7 +35,7 @@ def bundled_questions(*, vision: bool = True) -> list[Question]:
 
 
 def _shapes(step: int) -> Image.Image:
-    """A square that moves right with ``step``, a circle and a triangle."""
+    """Draw a square that moves right with ``step``, a circle and a triangle."""
     image = Image.new("RGB", (256, 192), "white")
     draw = ImageDraw.Draw(image)
     left = 16 + 40 * step
@@ -47,7 +46,7 @@ def _shapes(step: int) -> Image.Image:
 
 
 def _bars() -> Image.Image:
-    """A bar chart of four bars."""
+    """Draw a bar chart of four bars."""
     image = Image.new("RGB", (192, 256), "white")
     draw = ImageDraw.Draw(image)
     for index, (height, colour) in enumerate(

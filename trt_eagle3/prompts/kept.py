@@ -1,4 +1,4 @@
-"""The prompts that a bundle keeps: questions like those that it will be asked."""
+"""Prompts stored in a bundle: questions like those of its future requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FILE = "questions.json"
 
 
 def keep_questions(file: Path, bundle: Path) -> None:
-    """Copy a prompt file and the media that it names into the folder of a bundle.
+    """Copy a prompt file and its media into the folder of a bundle.
 
     Raises:
-        UserError: anything wrong with the file, or media that are not there.
+        UserError: the file is invalid, or its media are missing.
     """
     folder = bundle / _FOLDER
     folder.mkdir()
@@ -41,16 +41,16 @@ def keep_questions(file: Path, bundle: Path) -> None:
 
 
 def kept_file(bundle: Path) -> Path | None:
-    """The prompt file of a bundle that keeps one."""
+    """Return the prompt file of a bundle; None if it has none."""
     file = bundle / _FOLDER / _FILE
     return file if file.is_file() else None
 
 
 def questions_for(bundle: Path, file: Path | None, *, vision: bool) -> list[Question]:
-    """The questions of ``file``; without one those that ``bundle`` keeps, or else bundled ones.
+    """Return the questions of ``file``, else those stored in ``bundle``, else the bundled ones.
 
     Raises:
-        UserError: anything wrong with the file.
+        UserError: the file is invalid.
     """
     given = file or kept_file(bundle)
     return read_questions(given) if given else bundled_questions(vision=vision)
@@ -62,7 +62,7 @@ def _files(video: object) -> Sequence[object]:
 
 def _keep(source: Path, folder: Path, name: str) -> str:
     if not source.is_file():
-        raise UserError(f"prompts: {source}: not there. Correct the prompt file.")
+        raise UserError(f"prompts: {source}: no such file. Correct the prompt file.")
     kept = f"{name}{source.suffix}"
     shutil.copyfile(source, folder / kept)
     return kept

@@ -1,5 +1,5 @@
-"""Prompt files: ``{"prompt": ..., "images": [...], "frames": [...]}``, in a JSON list or one on
-each line, paths relative to the file.
+"""Prompt files: ``{"prompt": ..., "images": [...], "frames": [...]}``, in a JSON list or one per
+line, with paths relative to the file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MISTAKEN = {"image": "images", "video": "frames", "videos": "frames"}
 
 @dataclass(frozen=True)
 class Question:
-    """What ``LLM.prepare`` and ``LLM.generate`` take.
+    """Input of ``LLM.prepare`` and ``LLM.generate``.
 
-    ``answer``: a good one, where the file gives it; for calibration.
+    ``answer``: a good answer, if the file has one; for calibration.
     """
 
     prompt: str
@@ -34,10 +34,10 @@ class Question:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """Read a prompt file; keys besides the three and ``answer`` are for others.
+    """Read a prompt file; keys other than the three and ``answer`` are ignored.
 
     Raises:
-        UserError: unreadable, no such prompts, or none.
+        UserError: the file is unreadable, has no prompts, or an invalid one.
     """
     try:
         data = read_bounded(file, MAX_JSON_BYTES)
@@ -54,7 +54,7 @@ def read_questions(file: Path) -> list[Question]:
 
 
 def _lines(data: bytes, file: Path) -> list[Any]:
-    """Of a file with one JSON text on each line; empty lines are none."""
+    """Parse a file with one JSON text per line; empty lines are ignored."""
     numbered = [(n, line) for n, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
     return [parse_json(line, f"{file}: line {n}") for n, line in numbered]
 
@@ -66,14 +66,14 @@ def _question(entry: Any, index: int, file: Path) -> Question:
         )
     for wrong, right in _MISTAKEN.items():
         if wrong in entry:
-            raise UserError(f"{file}: entry {index}: {wrong}: no such key; {right} is meant")
+            raise UserError(f"{file}: entry {index}: {wrong}: no such key. Use {right}")
     images, frames = (
         _paths(entry.get(key, []), f"{file}: entry {index}: {key}", file)
         for key in ("images", "frames")
     )
     answer = entry.get("answer")
-    told = answer if isinstance(answer, str) else None
-    return Question(entry["prompt"], images, [frames] if frames else [], told)
+    text = answer if isinstance(answer, str) else None
+    return Question(entry["prompt"], images, [frames] if frames else [], text)
 
 
 def _paths(names: Any, where: str, file: Path) -> list[Path]:

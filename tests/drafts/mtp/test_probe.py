@@ -21,7 +21,7 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.mtp.manifest import MtpManifest
 from trt_eagle3.pipeline import build
 from trt_eagle3.probe.interpretation import alternatives
-from trt_eagle3.probe.record import NORM, Recording
+from trt_eagle3.probe.record import NORM, ProbeRecording
 from trt_eagle3.probe.score import Scorer
 from trt_eagle3.probe.search import search
 from trt_eagle3.prompts.prompt_file import Question
@@ -78,7 +78,7 @@ def test_trap_is_named(trap: str, pair: Asked, tmp_path: Path) -> None:
     assert found.scores[found.best].divergence == pytest.approx(0, abs=1e-4)
 
 
-def fed_back(asked: Asked, manifest: MtpManifest, recording: Recording) -> Recording:
+def fed_back(asked: Asked, manifest: MtpManifest, recording: ProbeRecording) -> ProbeRecording:
     """A target whose hidden states behind the prompt are those that ``manifest`` feeds back, and
     which says what the head says: so every depth of a chain says the same of a token.
     """

@@ -1,4 +1,4 @@
-"""A peer's process: ``python -m trt_eagle3.bench.peers.driver NAME`` (see ``protocol``)."""
+"""The process of a peer: ``python -m trt_eagle3.bench.peers.driver NAME`` (see ``protocol``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["check_version", "main"]
 
 
 def main() -> None:
-    """Open the peer named on the command line, and answer rounds until the input ends."""
+    """Open the peer named on the command line, and run rounds until the input ends."""
     name = sys.argv[1]
     answers = _own_stdout()
     job = PeerJob(**from_line(sys.stdin.readline()))
@@ -38,10 +38,10 @@ def main() -> None:
 
 
 def check_version(package: str, least: tuple[int, ...], install: str) -> str:
-    """The version of ``package`` that is installed here.
+    """Return the version of ``package`` that is installed here.
 
     Raises:
-        PeerError: none, or one older than ``least``.
+        PeerError: it is not installed, or older than ``least``.
     """
     wanted = ".".join(map(str, least))
     try:
@@ -62,7 +62,7 @@ def check_version(package: str, least: tuple[int, ...], install: str) -> str:
 
 
 def _own_stdout() -> TextIO:
-    """The pipe for answers; whatever libraries print goes to stderr from here on."""
+    """Return the pipe for answers, and redirect stdout to stderr, so that prints go there."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
@@ -82,7 +82,7 @@ def _run(peer: Peer, line: str) -> tuple[Peer, dict[str, Any]]:
 
 
 def _answer(answers: TextIO, work: Callable[[], tuple[Peer, dict[str, Any]]]) -> Peer | None:
-    """Do ``work`` and write what comes of it; None where that is an error."""
+    """Do ``work`` and write its result; return None if it failed."""
     try:
         peer, found = work()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What of a bundle a peer is given: its checkpoints, limits, and as many bytes of KV cache."""
+"""The job of a peer: a bundle's checkpoints and limits, and an equal size of KV cache."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["PeerOptions", "can_draft", "check_peer", "open_peer", "peer_prompts", "shared_limits"]
 
-_KV_SHARE = 0.17  # of what is free, as three programs share the GPU, weights and all
-_SLACK = 1.1  # a peer's pages are larger, and it wastes some
+_KV_SHARE = 0.17  # of the free memory, because three programs share the GPU, including weights
+_SLACK = 1.1  # a peer's pages are larger and partly unused
 _FEWEST_ROWS = 4096
 
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """Who is asked, and what differs from the bundle's record.
+    """Choice of the peer, and differences from the bundle's record.
 
     Attributes:
         name: one of ``PEERS``.
         checkpoint, draft: folders in place of those that the bundle was built from.
         python: of the environment that has the peer; None: this one.
-        log: folder for what its processes say; None: only the last line is shown, if one fails.
-        start_seconds: within which it must be ready.
+        log: folder for the stderr of its processes; None: only the last line of a failed one is
+            shown.
+        start_seconds: time within which it must be ready.
     """
 
     name: str
@@ -44,20 +45,20 @@ class PeerOptions:
     start_seconds: float = START_S
 
     def log_file(self, *, speculation: bool) -> Path | None:
-        """Of the process that decodes plainly, or of the one with the draft."""
+        """Return the log file of the process with or without speculation."""
         if self.log is None:
             return None
         return self.log / f"{self.name}-{'speculative' if speculation else 'plain'}.log"
 
 
 def check_peer(name: str) -> None:
-    """Refuse an unknown peer."""
+    """Reject an unknown peer."""
     if name not in PEER_NAMES:
         raise UserError(f"--against {name}: expected {' or '.join(PEER_NAMES)}")
 
 
 def can_draft(name: str) -> bool:
-    """Whether the peer knows drafts."""
+    """Return whether the peer supports drafts."""
     return name == "vllm"
 
 
@@ -70,12 +71,13 @@ def open_peer(
     speculation: bool = False,
     batch_size: int = 1,
 ) -> Iterator[PeerProcess]:
-    """Start a peer on the checkpoints of ``bundle``; ``wait`` says when it is ready.
+    """Start a peer on the checkpoints of ``bundle``; call ``wait`` before the first round.
 
     Args:
-        has_media: prompts will have images or videos. speculation: with the draft.
+        has_media: prompts will have images or videos.
+        speculation: run with the draft.
     Raises:
-        UserError: a checkpoint is not where the bundle was built from.
+        UserError: a checkpoint is missing from the folder that the bundle was built from.
     """
     target = _folder(bundle, "target", options.checkpoint, "--checkpoint")
     manifest, draft = bundle.manifest, None
@@ -104,7 +106,7 @@ def open_peer(
 
 
 def peer_prompts(questions: Sequence[Question], count: int) -> list[PeerPrompt]:
-    """The first ``count`` of the questions in turn, whose images are files."""
+    """Return ``count`` prompts that cycle through the questions, whose images are files."""
     turns = (questions[index % len(questions)] for index in range(count))
     return [PeerPrompt(q.prompt, tuple(str(image) for image in q.images)) for q in turns]
 
@@ -112,13 +114,14 @@ def peer_prompts(questions: Sequence[Question], count: int) -> list[PeerPrompt]:
 def _folder(bundle: LoadedBundle, role: str, given: Path | None, option: str) -> Path:
     folder = Path(bundle.record.sources[role].path) if given is None else given
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no {role} checkpoint there. Say where it is: {option} DIR")
+        raise UserError(f"{folder}: no {role} checkpoint there. Give its folder: {option} DIR")
     return folder.absolute()
 
 
 def shared_limits(bundle: LoadedBundle, batch_size: int) -> LimitsConfig:
-    """The bundle's limits with as many rows of KV cache as leave room for its peers: those of
-    ``batch_size`` whole sequences at most.
+    """Return the bundle's limits with a KV cache that leaves room for its peers.
+
+    It has at most the rows of ``batch_size`` whole sequences.
     """
     size = bundle.page_size
     rows = min((num_pages(bundle.limits, size) - 1) * size, batch_size * bundle.limits.max_seq_len)
@@ -131,6 +134,6 @@ def shared_limits(bundle: LoadedBundle, batch_size: int) -> LimitsConfig:
 
 
 def _row_bytes(bundle: LoadedBundle) -> int:
-    """Of one token in the KV caches of target and draft."""
+    """Return the bytes of one token in the KV caches of target and draft."""
     engine = bundle.record.config.engine
     return memory_need(bundle.spec, bundle.manifest, bundle.limits, engine).kv_token

@@ -1,4 +1,4 @@
-"""A peer as its benchmark sees it: a process that opens a job and answers rounds."""
+"""The benchmark's handle of a peer: a process that opens a job and runs rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trt_eagle3.bench.peers.protocol import (
     reply_of,
     to_line,
 )
-from trt_eagle3.bench.workload import Reply, Run
+from trt_eagle3.bench.workload import Run, TimedReply
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error, UserError, clip
 
 __all__ = ["PeerProcess"]
@@ -36,15 +36,17 @@ _ROUND_S = 1800.0
 
 
 class PeerProcess:
-    """A peer in a process group of its own, which ends with this; a context manager."""
+    """A peer in its own process group, which ends with this object; a context manager."""
 
     def __init__(
         self, name: str, job: PeerJob, python: Path | None = None, log: Path | None = None
     ) -> None:
         """Start peer ``name`` on ``job``, in the environment of ``python``, by default this one.
 
-        It is not waited for: several can start at once (``wait``). ``log``: the file to which goes
-        what it says.
+        Returns before the peer is ready, so that several can start at once (``wait``).
+
+        Args:
+            log: file for its stderr.
 
         Raises:
             UserError: ``python`` cannot be run, or ``log`` cannot be written.
@@ -57,7 +59,7 @@ class PeerProcess:
         self._send(to_line(job))
 
     def wait(self, seconds: float = START_S) -> str:
-        """Wait until the peer is ready; returns its version.
+        """Wait until the peer is ready; return its version.
 
         Raises:
             EnvironmentMissingError: the peer is not installed there, or too old.
@@ -74,10 +76,10 @@ class PeerProcess:
         ignore_eos: bool = False,
         concurrency: int = 1,
     ) -> Run:
-        """Answer ``prompts``, ``concurrency`` of them in flight.
+        """Answer ``prompts``, with ``concurrency`` of them in flight.
 
         Raises:
-            UserError: a prompt that the peer cannot take, or the peer has died.
+            UserError: the peer cannot process a prompt, or its process has ended.
         """
         asked = PeerRound(tuple(prompts), max_tokens, ignore_eos, concurrency)
         self._send(to_line(asked))
@@ -85,7 +87,7 @@ class PeerProcess:
         return _run_of([reply_of(reply) for reply in found["replies"]], found["seconds"])
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all its children."""
         for how in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, how)
@@ -108,7 +110,7 @@ class PeerProcess:
         self.close()
 
     def _read(self) -> None:
-        """Lines of the process, and an empty one at its end."""
+        """Queue the lines of the process, and an empty one at its end."""
         assert self._process.stdout is not None
         with contextlib.suppress(ValueError, OSError):  # closed
             for line in self._process.stdout:
@@ -117,7 +119,7 @@ class PeerProcess:
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # ``_receive`` tells what it said last
+        with contextlib.suppress(BrokenPipeError):  # ``_receive`` reports the last line of stderr
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
@@ -126,10 +128,10 @@ class PeerProcess:
             answer = self._lines.get(timeout=seconds)
         except queue.Empty:
             raise UserError(
-                f"{self.name}: no answer within {seconds:g} s. {self._said()}"
+                f"{self.name}: no answer within {seconds:g} s. {self._last_line()}"
             ) from None
         if not answer:
-            raise UserError(f"{self.name}: its process has ended. {self._said()}")
+            raise UserError(f"{self.name}: its process has ended. {self._last_line()}")
         found = from_line(answer)
         if "error" in found:
             kind: type[TrtEagle3Error] = EnvironmentMissingError if found["missing"] else UserError
@@ -137,11 +139,11 @@ class PeerProcess:
             raise kind(message if message.startswith(self.name) else f"{self.name}: {message}")
         return found
 
-    def _said(self) -> str:
-        """The last line of its stderr."""
+    def _last_line(self) -> str:
+        """Quote the last line of its stderr."""
         self._log.seek(max(self._log.seek(0, os.SEEK_END) - 4096, 0))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f"It said last: {clip(lines[-1], 400)}" if lines else "It said nothing."
+        return f"Its last line: {clip(lines[-1], 400)}" if lines else "It printed nothing."
 
 
 def _log_file(path: Path) -> BinaryIO:
@@ -161,7 +163,7 @@ def _nameless_file() -> BinaryIO:
 
 
 def _launch(name: str, python: Path | None, log: BinaryIO) -> subprocess.Popen[str]:
-    """Run the driver; ``-P`` keeps files of the working folder from being imported."""
+    """Run the driver; ``-P`` prevents imports from the working folder."""
     home = str(Path(trt_eagle3.__file__).parent.parent)
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [str(python or sys.executable), "-P", "-m", "trt_eagle3.bench.peers.driver", name]
@@ -183,12 +185,12 @@ def _launch(name: str, python: Path | None, log: BinaryIO) -> subprocess.Popen[s
 
 
 def _run_of(replies: Sequence[PeerReply], seconds: float) -> Run:
-    """Replies as of our own engine; every step after the first token is a cycle that drafted."""
+    """Convert replies to ours; every step after the first token counts as a drafting cycle."""
     depths = Counter(count - 1 for reply in replies for _, count in reply.passes)
     deepest = max(depths, default=0)
     accepted = tuple(sum(depths[d] for d in depths if d >= at) for at in range(1, deepest + 1))
     return Run(
-        tuple(Reply(r.token_ids, r.first_token_seconds, r.passes) for r in replies),
+        tuple(TimedReply(r.token_ids, r.first_token_seconds, r.passes) for r in replies),
         seconds,
         depths.total(),
         accepted,

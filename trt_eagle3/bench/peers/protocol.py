@@ -1,7 +1,7 @@
-"""What passes between a benchmark and a peer's process: one JSON object a line.
+"""The protocol between a benchmark and a peer's process: one JSON object per line.
 
-First the job goes in, and what is ready comes out; then rounds go in and replies come out, until
-the input ends. An object with ``error`` takes the place of any answer.
+The process reads a job, and writes a line when it is ready. Then it reads rounds and writes
+replies, until the input ends. On failure it writes an object with ``error`` in place of an answer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PeerJob:
-    """What to open.
+    """What a peer opens.
 
     Attributes:
-        target: folder of the target's checkpoint. processor: folder of its tokenizer, chat template
-            and image processor.
-        draft: folder of the draft, the target's own of a head that is part of it; None: no
-            speculation. num_steps: its tokens per cycle. draft_method: what vLLM calls its kind.
-        dtype: ``float32``, ``float16`` or ``bfloat16``. device: ``cpu`` or ``cuda``.
-        max_seq_len: tokens of a sequence. max_batch_size: sequences at once.
-        kv_bytes: of the KV cache, where the peer allocates it beforehand.
+        target: folder of the target's checkpoint.
+        processor: folder of its tokenizer, chat template and image processor.
+        draft: folder of the draft; the target's folder if the draft is part of it; None: no
+            speculation.
+        num_steps: draft tokens per cycle.
+        draft_method: vLLM's name of the draft's kind.
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        device: ``cpu`` or ``cuda``.
+        max_seq_len: tokens of a sequence.
+        max_batch_size: sequences at once.
+        kv_bytes: of the KV cache, if the peer allocates it at start.
         has_media: whether prompts will have images or videos.
     """
 
@@ -55,7 +59,7 @@ class PeerJob:
 
 @dataclass(frozen=True)
 class PeerPrompt:
-    """A user's turn: files of images and videos, then a text; or ``token_ids`` as they are."""
+    """A user's turn: files of images and videos, then a text; or only ``token_ids``."""
 
     prompt: str = ""
     images: tuple[str, ...] = ()
@@ -65,7 +69,7 @@ class PeerPrompt:
 
 @dataclass(frozen=True)
 class PeerRound:
-    """Prompts to answer greedily, ``concurrency`` of them in flight."""
+    """Prompts to answer greedily, with ``concurrency`` of them in flight."""
 
     prompts: tuple[PeerPrompt, ...]
     max_tokens: int
@@ -79,7 +83,7 @@ class PeerReply:
 
     Attributes:
         first_token_seconds: from the request to its first token.
-        passes: seconds since the last one, and tokens, of every later step.
+        passes: of every later step, seconds since the previous step, and tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -88,9 +92,9 @@ class PeerReply:
 
 
 class PeerError(Exception):
-    """What a peer cannot do, in one line.
+    """An error of a peer, in one line.
 
-    ``missing``: this machine lacks something; else the job is wrong.
+    ``missing``: a package is missing on this machine; else the job is invalid.
     """
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
@@ -99,27 +103,27 @@ class PeerError(Exception):
 
 
 class Peer(Protocol):
-    """A peer that is open, as its process holds it."""
+    """An open peer, inside its process."""
 
     version: str
 
     def run(self, asked: PeerRound) -> Sequence[PeerReply]:
-        """Answer all prompts; replies in their order.
+        """Answer all prompts; return replies in their order.
 
         Raises:
-            PeerError: a prompt that the peer cannot take.
+            PeerError: the peer cannot process a prompt.
         """
         ...
 
 
 def from_line(line: str) -> Mapping[str, Any]:
-    """The object of a line."""
+    """Parse the JSON object of a line."""
     found: dict[str, Any] = json.loads(line)
     return found
 
 
 def round_of(found: Mapping[str, Any]) -> PeerRound:
-    """A round of its JSON values."""
+    """Build a round from its JSON values."""
     prompts = tuple(
         PeerPrompt(p["prompt"], *(tuple(p[n]) for n in ("images", "videos", "token_ids")))
         for p in found["prompts"]
@@ -128,11 +132,11 @@ def round_of(found: Mapping[str, Any]) -> PeerRound:
 
 
 def reply_of(found: Mapping[str, Any]) -> PeerReply:
-    """A reply of its JSON values."""
+    """Build a reply from its JSON values."""
     passes = tuple((float(seconds), int(count)) for seconds, count in found["passes"])
     return PeerReply(tuple(found["token_ids"]), found["first_token_seconds"], passes)
 
 
 def to_line(value: Any) -> str:
-    """A data class or a mapping as a line."""
+    """Format a data class or a mapping as a line."""
     return json.dumps(value if isinstance(value, Mapping) else asdict(value)) + "\n"

@@ -1,4 +1,4 @@
-"""What bench --against found: our side and the peer's for each load, as JSON and a table."""
+"""Results of bench --against: our side and the peer's for each load, as JSON and tables."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from rich.table import Table
 from trt_eagle3.bench.result import Side, differing_prompts, narrow_table
 from trt_eagle3.bench.workload import Load
 
-__all__ = ["AgainstReport", "AgainstRow", "FirstTokenRow"]
+__all__ = ["AgainstReport", "AgainstRow", "FirstTokenComparison"]
 
 
 @dataclass(frozen=True)
 class AgainstRow:
-    """One load and one way of decoding.
+    """One load, with or without speculation.
 
     Attributes:
-        speculation: whether our side drafts. peer_speculation: whether the peer does.
+        speculation: whether our side drafts.
+        peer_speculation: whether the peer drafts.
         num_prompts: different prompts of a round.
     """
 
@@ -34,25 +35,26 @@ class AgainstRow:
 
     @property
     def ratio(self) -> float:
-        """Tokens per second, ours to the peer's: the median over rounds, whose two sides ran one
-        after the other.
+        """Tokens per second, ours over the peer's.
+
+        The median over rounds, in which both sides run one after the other.
         """
         pairs = zip(self.ours.runs, self.peer.runs, strict=True)
         return median(a.tokens_per_second / b.tokens_per_second for a, b in pairs)
 
     @property
     def first_token_ratio(self) -> float | None:
-        """Median time to the first token, the peer's to ours: above 1, ours is faster."""
+        """Median time to the first token, the peer's over ours: above 1, ours is faster."""
         ours, peer = self.ours.first_token, self.peer.first_token
         return peer.p50 / ours.p50 if ours and peer else None
 
     @property
     def num_differing(self) -> int:
-        """Prompts to which the two sides gave different tokens in some round."""
+        """Number of prompts to which the two sides emitted different tokens in some round."""
         return len(differing_prompts(self.ours, self.peer, self.num_prompts))
 
     def line(self, peer: str) -> str:
-        """In short, ours before the peer's."""
+        """Summarise the row in one line, ours before the peer's."""
         steps = [f"{side.step_ms or 0.0:.2f}" for side in (self.ours, self.peer)]
         speeds = [f"{side.tokens_per_second:.0f}" for side in (self.ours, self.peer)]
         return (
@@ -61,7 +63,7 @@ class AgainstRow:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "concurrency": self.load.concurrency,
             "speculation": self.speculation,
@@ -75,18 +77,18 @@ class AgainstRow:
 
 
 @dataclass(frozen=True)
-class FirstTokenRow:
+class FirstTokenComparison:
     """The prompts of a file, one at a time, up to their first tokens."""
 
     file: str
     row: AgainstRow
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {"file": self.file, **self.row.to_dict()}
 
     def cells(self, peer: str) -> list[list[str]]:
-        """Of two lines of a table, ours and the peer's."""
+        """Return the cells of two table rows, ours and the peer's."""
         ratio, row = self.row.first_token_ratio, self.row
         return [
             [
@@ -104,23 +106,25 @@ class FirstTokenRow:
 class AgainstReport:
     """All loads; ``facts`` are what they have in common (bundle, peer, machine, prompts, ...).
 
-    ``num_left_out``: prompts with videos. ``first_tokens``: of prompts that were measured alone.
+    ``num_left_out``: skipped prompts with videos. ``first_tokens``: of prompts measured one by one.
     """
 
     facts: Mapping[str, Any]
     rows: tuple[AgainstRow, ...]
     num_left_out: int = 0
-    first_tokens: tuple[FirstTokenRow, ...] = ()
+    first_tokens: tuple[FirstTokenComparison, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; ``docs/bench.md`` describes them."""
+        """Return JSON values; ``docs/bench.md`` describes them."""
         facts = {**self.facts, "num_left_out": self.num_left_out}
         rows = [row.to_dict() for row in self.rows]
         return {**facts, "rows": rows, "first_tokens": [row.to_dict() for row in self.first_tokens]}
 
     def tables(self) -> list[Table]:
-        """Speed, first tokens and steps by load (requests in flight), each within 60 columns;
-        ratios above 1: ours, the upper one, is faster.
+        """Return tables of speed, first tokens and steps by load, each within 60 columns.
+
+        A load is a number of requests in flight. Ours is the upper row of each pair. A ratio above
+        1: ours is faster.
         """
         left = "load", "engine", "decoding"
         speed = narrow_table(*left, "tokens/s", "ratio", "acceptance\nlength")
@@ -144,7 +148,7 @@ class AgainstReport:
         return [speed, first, steps, *([self._first_tokens()] if self.first_tokens else [])]
 
     def _first_tokens(self) -> Table:
-        """By file of prompts, one at a time."""
+        """Return the table by file of prompts, one at a time."""
         table = narrow_table(
             "prompts", "engine", "decoding", "first token ms,\np50 / 95 / 99", "ratio"
         )
@@ -154,7 +158,7 @@ class AgainstReport:
         return table
 
     def lines(self) -> list[str]:
-        """What was measured, and on what; how many answers differ; what was left out."""
+        """Return lines on what was measured, differing answers and skipped prompts."""
         f = self.facts
         lines = [
             f"{f['bundle']} against {f['peer']} {f['peer_version']} on {f['machine']}: "

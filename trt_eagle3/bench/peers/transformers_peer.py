@@ -1,8 +1,8 @@
-"""transformers' ``generate``: so many prompts at a time as one padded batch.
+"""transformers' ``generate``, with ``concurrency`` prompts at a time in one padded batch.
 
-With the static cache, whose decoding steps transformers compiles and captures on a GPU; one cache
-for each size of a batch, or every length would be compiled anew. It has no EAGLE-3 and no
-continuous batching: a batch ends with its longest answer.
+It uses the static cache, with which transformers compiles and captures decoding steps on a GPU.
+There is one cache per batch size; otherwise every length would be recompiled. transformers has no
+EAGLE-3 and no continuous batching: a batch ends with its longest answer.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from trt_eagle3.bench.peers.protocol import PeerError, PeerJob, PeerPrompt, Peer
 
 __all__ = ["start"]
 
-_LEAST = (4, 57)  # has Qwen3-VL
+_LEAST = (4, 57)  # the first version with Qwen3-VL
 
 
 def start(job: PeerJob) -> TransformersPeer:
     """Load the checkpoint.
 
     Raises:
-        PeerError: transformers, or what its processors want, is missing or too old; or a draft is
-            given.
+        PeerError: transformers or a dependency of its processors is missing or too old, or a draft
+            is given.
     """
     found = check_version("transformers", _LEAST, "transformers>=4.57")
     if job.draft is not None:
         raise PeerError("transformers: has no EAGLE-3. Compare it without a draft.")
     if job.has_media and find_spec("torchvision") is None:
         raise PeerError(
-            "transformers: its processors of images want torchvision. Run: pip install torchvision",
+            "transformers: its image processors need torchvision. Run: pip install torchvision",
             missing=True,
         )
     return TransformersPeer(job, found)
@@ -55,11 +55,11 @@ class TransformersPeer:
         self._eos = self._model.generation_config.eos_token_id
         self._tokenizer, self._processor = self._readers()
         self._caches: dict[int, Any] = {}
-        self._rooms: dict[int, int] = {}  # tokens that each of them holds
+        self._rooms: dict[int, int] = {}  # batch size -> tokens that its cache holds
         self._lengths: dict[PeerPrompt, int] = {}
 
     def run(self, asked: PeerRound) -> Sequence[PeerReply]:
-        """Answer ``concurrency`` prompts after the others."""
+        """Answer ``concurrency`` prompts at a time."""
         self._make_room(asked)
         replies: list[PeerReply] = []
         for begin in range(0, len(asked.prompts), asked.concurrency):
@@ -67,7 +67,7 @@ class TransformersPeer:
         return replies
 
     def _readers(self) -> tuple[Any, Any]:
-        """Tokenizer, and where prompts have images the processor."""
+        """Load the tokenizer, and the processor if prompts have images."""
         from transformers import AutoProcessor, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(self._job.processor, padding_side="left")
@@ -84,7 +84,7 @@ class TransformersPeer:
         streamer = _StepTimes(time.perf_counter())
         inputs = self._inputs(prompts).to(self._job.device)
         pad, cache = self._tokenizer.pad_token_id, self._caches[len(prompts)]
-        # the model's own is replaced, because what is None here would be taken from it
+        # replaces the model's own config, which would fill in the fields that are None here
         self._model.generation_config = GenerationConfig(
             do_sample=False,
             max_new_tokens=asked.max_tokens,
@@ -99,7 +99,7 @@ class TransformersPeer:
         return [streamer.reply(_until(row, ends)) for row in rows]
 
     def _make_room(self, asked: PeerRound) -> None:
-        """Caches for the batches of a round, as long as its longest answer can become."""
+        """Create caches for the batches of a round, sized for its longest possible answer."""
         from transformers import StaticCache
 
         count, size = len(asked.prompts), asked.concurrency
@@ -111,7 +111,7 @@ class TransformersPeer:
                 self._caches[batch] = StaticCache(config=self._model.config, max_cache_len=need)
 
     def _length(self, prompt: PeerPrompt) -> int:
-        """Its tokens; looked at once, in a round that is not counted."""
+        """Return the prompt's tokens; cached in a round that is not counted."""
         if prompt not in self._lengths:
             self._lengths[prompt] = self._inputs([prompt])["input_ids"].shape[1]
         return self._lengths[prompt]
@@ -146,30 +146,30 @@ _PADDED = {"processor_kwargs": {"padding": True}}
 
 
 def _until(row: list[int], ends: Sequence[int]) -> tuple[int, ...]:
-    """An answer up to its end token; padding follows it."""
+    """Cut an answer after its end token; padding follows it."""
     last = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
     return tuple(row[: last + 1])
 
 
 class _StepTimes:
-    """A streamer of ``generate`` that notes when each step's tokens came to the host."""
+    """A streamer of ``generate`` that records when each step's tokens reach the host."""
 
     def __init__(self, start: float) -> None:
         self._times = [start]
         self._prompt_seen = False
 
     def put(self, value: object) -> None:
-        """Tokens of a step; the first call is the prompts."""
+        """Record the time of a step; the first call has the prompts."""
         del value
         if self._prompt_seen:
             self._times.append(time.perf_counter())
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Nothing to flush."""
+        """Do nothing: there is nothing to flush."""
 
     def reply(self, tokens: tuple[int, ...]) -> PeerReply:
-        """The answer of one row, whose every token took a step."""
+        """Return the answer of one row; every token took one step."""
         gaps = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
         passes = tuple((gap, 1) for gap in gaps[1 : len(tokens)])
         return PeerReply(tokens, gaps[0], passes)

@@ -1,9 +1,8 @@
-"""vLLM's offline ``LLM``, stepped so that so many requests are always in flight.
+"""vLLM's offline ``LLM``, stepped so that ``concurrency`` requests are always in flight.
 
-Prefix caching and the cache of prepared images are off, as on our side: questions that come again
-are answered anew. So that it starts in a minute rather than in several, fewer sizes of CUDA graphs
-are captured, all that are measured among them, and images are not rehearsed. All else is as vLLM
-has it by default.
+Prefix caching and the cache of prepared images are off, as on our side: repeated questions are
+computed again. To start in one minute instead of several, fewer CUDA graph sizes are captured,
+including all measured sizes, and image profiling is skipped. Everything else is vLLM's default.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt, PeerReply, Peer
 
 __all__ = ["start"]
 
-_LEAST = (0, 25)  # whose interfaces this was written against
-_NO_CHECK = 0.05  # of the memory: the KV cache is given in bytes, and others are on this GPU
+_LEAST = (0, 25)  # the version whose interfaces this code uses
+_NO_CHECK = 0.05  # memory share: the KV cache is given in bytes, and others use this GPU too
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # it is stepped from this process
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process steps the engine
     "VLLM_NO_USAGE_STATS": "1",
 }
-# Rows of captured graphs, in place of vLLM's own list of 51: a step is padded to the next one.
+# Rows of captured graphs, in place of vLLM's own list of 51: a step is padded to the next size.
 _CAPTURED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -42,10 +41,10 @@ def start(job: PeerJob) -> VllmPeer:
 
 
 def _set_environment() -> None:
-    """What vLLM reads when it is imported; what the user has set stays."""
+    """Set the variables that vLLM reads on import, unless the user has set them."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if find_spec("flashinfer_cubin") is None:  # it would fetch or compile them; greedy wants none
+    if find_spec("flashinfer_cubin") is None:  # avoid its download or build; greedy needs none
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 
 
@@ -61,7 +60,7 @@ class VllmPeer:
         self._count = 0
 
     def run(self, asked: PeerRound) -> Sequence[PeerReply]:
-        """Step the engine; the next prompt comes when one has been answered."""
+        """Step the engine; submit the next prompt when an answer is finished."""
         queue = list(enumerate(asked.prompts))[::-1]
         answers: dict[str, _Answer] = {}
         found: dict[int, PeerReply] = {}
@@ -100,7 +99,7 @@ class VllmPeer:
 
 
 def _arguments(job: PeerJob) -> dict[str, Any]:
-    """Of ``LLM``."""
+    """Return the arguments of ``LLM``."""
     arguments: dict[str, Any] = {
         "model": job.target,
         "dtype": job.dtype,
@@ -124,7 +123,7 @@ def _arguments(job: PeerJob) -> dict[str, Any]:
 
 
 def _captured(job: PeerJob) -> list[int]:
-    """Rows of the steps to capture: up to those of the largest batch, which is one of them."""
+    """Return the rows of steps to capture, up to those of the largest batch, inclusive."""
     most = job.max_batch_size * (1 if job.draft is None else 1 + job.num_steps)
     return [*(size for size in _CAPTURED if size < most), min(most, _CAPTURED[-1])]
 
@@ -137,7 +136,7 @@ def _content(prompt: PeerPrompt) -> list[dict[str, Any]]:
 
 
 class _Answer:
-    """The answer to one prompt, as its steps come."""
+    """The answer to one prompt, filled step by step."""
 
     def __init__(self, index: int, start: float) -> None:
         self.index = index
@@ -146,7 +145,7 @@ class _Answer:
         self._last = start
 
     def take(self, tokens: Sequence[int]) -> None:
-        """What a step added."""
+        """Add the tokens of a step."""
         if tokens:
             now = time.perf_counter()
             self._gaps.append((now - self._last, len(tokens)))
@@ -154,5 +153,5 @@ class _Answer:
             self._last = now
 
     def reply(self) -> PeerReply:
-        """All of it."""
+        """Return the whole answer."""
         return PeerReply(tuple(self._tokens), self._gaps[0][0], tuple(self._gaps[1:]))

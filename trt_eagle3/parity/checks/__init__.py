@@ -1,1 +1,1 @@
-"""Checks: the engine's record against the reference, each check with its name and tolerance."""
+"""Checks: compare the engine's record with the reference, each with a name and a tolerance."""

@@ -1,4 +1,4 @@
-"""Checks of batching: all prompts at once must be answered as each is alone.
+"""Checks of batching: answers of all prompts at once must equal the answers of each alone.
 
 Shapes: m rows of a sequence, H hidden, V vocab.
 """
@@ -19,8 +19,8 @@ from trt_eagle3.parity.checks.own_rounding import own_logits
 from trt_eagle3.parity.checks.tokens import compare_answers
 from trt_eagle3.parity.metrics import RowErrors, row_errors
 from trt_eagle3.parity.record.batching import BatchedAnswers
-from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import Rows, all_rows_of
+from trt_eagle3.parity.record.engine import RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, all_rows_of
 from trt_eagle3.parity.record.trees import node_logits, path_rows
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
@@ -33,7 +33,7 @@ def _batched(e: Evidence) -> BatchedAnswers:
 
 
 def check_tokens(e: Evidence, m: Measurements) -> None:
-    """Tokens of all prompts at once, against each alone."""
+    """Compare the tokens of all prompts at once with those of each alone."""
     batched = _batched(e)
     for replies in batched.replies:
         for expected, reply in zip(e.expected, replies, strict=True):
@@ -47,12 +47,13 @@ def check_tokens(e: Evidence, m: Measurements) -> None:
 
 
 def check_logits(e: Evidence, m: Measurements) -> None:
-    """Every row of every verify forward that stands on an answer, against the reference's logits
-    of that row.
+    """Compare logits of verify forwards with the reference's logits of the same rows.
+
+    Every row that lies on an answer is compared.
     """
     batched = _batched(e)
     errors: dict[int, dict[int, float]] = {}
-    strangers = 0
+    unmatched = 0
     for replies, forwards in zip(batched.replies, batched.forwards, strict=True):
         round_answers = [
             _RoundAnswer.of(e, *pair) for pair in zip(e.expected, replies, strict=True)
@@ -61,7 +62,7 @@ def check_logits(e: Evidence, m: Measurements) -> None:
             for rows in all_rows_of(forward):
                 found = _errors_by_answer(forward, rows, round_answers, batched.columns)
                 if found is None:
-                    strangers += rows.past >= max(answer.prompt_len for answer in e.answers)
+                    unmatched += rows.past >= max(answer.prompt_len for answer in e.answers)
                     continue
                 known = errors.setdefault(found[0], {})
                 for row, error in found[1].items():
@@ -73,7 +74,7 @@ def check_logits(e: Evidence, m: Measurements) -> None:
         compared = RowErrors(expected.answer.name, "logits", values, where[0], found_open)
         m.add_rows(compared, own=own_logits(e))
     if not errors:
-        detail = f"{strangers} rows, none of them on an answer"
+        detail = f"{unmatched} rows, none of them on an answer"
         m.add(float("inf"), "", "logits", None, detail, compared=0)
 
 
@@ -82,8 +83,8 @@ class _RoundAnswer:
     """One answer of a round.
 
     Attributes:
-        table: [m, H], embeddings of its tokens as they were given then, prompt first. same: of
-            these, rows at the start that are those of the answer alone.
+        table: [m, H], embeddings of its tokens, prompt first, as the target got them.
+        same: rows at the start that equal those of the answer alone.
     """
 
     expected: ExpectedAnswer
@@ -99,13 +100,17 @@ class _RoundAnswer:
 
 
 def _errors_by_answer(
-    forward: Forward, rows: Rows, round_answers: Sequence[_RoundAnswer], columns: Tensor | None
+    forward: RecordedForward,
+    rows: ForwardRows,
+    round_answers: Sequence[_RoundAnswer],
+    columns: Tensor | None,
 ) -> tuple[int, dict[int, float]] | None:
-    """Whose rows these are, and their errors; None where that is not certain.
+    """Return the index of the answer that ``rows`` belong to, and its errors by row.
 
-    A sequence is known by its tokens. After a tie it goes on with others, for which there are no
-    expected logits: rows that may be such a sequence's are nobody's. Two prompts that have had the
-    same tokens everywhere may differ in their images; the nearer one is meant.
+    None if the answer is uncertain. A sequence is identified by its tokens. After a tie it
+    continues with tokens that have no expected logits, so rows that may be its rows are not
+    attributed. Two prompts with the same tokens may differ in their images; the one with the
+    smaller error is chosen.
     """
     given, found = node_logits(forward, rows), dict[int, dict[int, float]]()
     for i, one in enumerate(round_answers):
@@ -126,7 +131,7 @@ def _errors(
     expected: ExpectedAnswer,
     columns: Tensor | None,
 ) -> dict[int, float]:
-    """By row, errors of the logits ``given`` at the ``nodes`` that stand on rows of this answer."""
+    """By row, errors of the logits ``given`` at the ``nodes`` that lie on rows of this answer."""
     first, found = expected.answer.prompt_len - 1, {}
     for row, node in nodes.items():
         if node in given and first < row < first + len(expected.logits):
@@ -137,7 +142,7 @@ def _errors(
 
 
 def check_acceptance(e: Evidence, m: Measurements) -> None:
-    """Shares of verify forwards that accepted so deep, batched and alone."""
+    """Compare the shares of verify forwards accepted to each depth, batched and alone."""
     alone, lengths = _accepted_lengths(e)
     if not alone:
         m.skip("no answer is the same batched and alone")
@@ -151,13 +156,13 @@ def check_acceptance(e: Evidence, m: Measurements) -> None:
 
 
 def _accepted_lengths(e: Evidence) -> tuple[list[int], list[int]]:
-    """Alone and batched, of the answers that are the same."""
+    """Return accepted lengths, alone and batched, of the answers that are the same."""
     batched = _batched(e)
     alone: list[int] = []
     lengths: list[int] = []
     for replies in batched.replies:
         for answer, reply in zip(e.answers, replies, strict=True):
-            # past a tie, other tokens are accepted otherwise
+            # after a tie the tokens differ, so acceptance differs too
             if reply.token_ids == answer.speculative:
                 alone += answer.accepted_lengths
                 lengths += reply.accepted_lengths

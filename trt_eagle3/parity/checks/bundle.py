@@ -1,9 +1,8 @@
-"""Checks of the bundle: what it says of itself, every weight on disk, every row of the tables, the
-tokenizer's files.
+"""Checks of the bundle: its metadata, every weight on disk, every table row, tokenizer files.
 
-An answer visits few tokens. A rare one whose embedding is wrong, or a tokenizer of another
-revision, changes nothing until somebody asks for it; comparing all of it is cheap. Shapes: V vocab,
-Vd draft vocab, H hidden.
+An answer visits few tokens. A rare token with a wrong embedding, or a tokenizer of another
+revision, changes nothing until it is used. Comparing everything is cheap. Shapes: V vocab, Vd draft
+vocab, H hidden.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from trt_eagle3.parity.metrics import Compared
 
 __all__ = ["check_files", "check_meaning", "check_tables"]
 
-_READING = ("sources", "warnings")  # how a manifest was found, not what it means
+_READING = ("sources", "warnings")  # how the manifest was found; does not affect its meaning
 _CHUNK_BYTES = 1 << 24
-_ROWS = 8192  # of a table at once: 8192 x 4096 in float32 are 134 MB
+_ROWS = 8192  # table rows per chunk: 8192 x 4096 in float32 are 134 MB
 
 Refs = Mapping[str, TensorRef]
 
 
 def check_meaning(e: Evidence, m: Measurements) -> None:
-    """The bundle's record of target and draft against the checkpoints, read again; and of its
-    engine against itself.
+    """Compare the bundle's target and draft metadata with the checkpoints, read again.
 
-    By the engine's type the tolerances go: a coarser one written there would loosen them all.
+    Also compares the engine's metadata with its config. The engine's dtype selects the tolerances:
+    a coarser dtype there would loosen all of them.
     """
     _add_fields(m, "target", target_to_dict(e.engine.spec), target_to_dict(e.spec))
     if e.engine.manifest is not None and e.manifest is not None:
@@ -78,14 +77,14 @@ def _add_names(
 
 
 def check_files(e: Evidence, m: Measurements) -> None:
-    """Weights and processor files of the bundle against the checkpoints', byte for byte.
+    """Compare weights and processor files of the bundle with the checkpoints', byte for byte.
 
     A file that is the checkpoint's own (a hard link, weights left in place) is not read. Engines
-    hold their weights inside: of those there are no files.
+    contain their weights, so there are no files to compare.
     """
     engine = e.engine
     of_draft = e.manifest.tensors if e.manifest else {}
-    # of a draft that is part of the target's checkpoint, some may lie in the target's files
+    # tensors of a draft that is part of the target's checkpoint may lie in the target's files
     shared = {f"draft {name}": ref for name, ref in of_draft.items()}
     roles: dict[str, Refs] = {"target": {**e.checkpoint.tensors, **shared}, "draft": of_draft}
     for role, source in engine.record.sources.items():
@@ -111,10 +110,10 @@ def _check_processor_files(m: Measurements, checkpoint: Path, processor: Path) -
 
 
 def _compared(copies: list[Path], refs: Refs) -> Iterator[tuple[str, bool]]:
-    """Whether each tensor equals its copy in the bundle.
+    """Yield whether each tensor equals its copy in the bundle.
 
     A file that bundle and checkpoint share is not read. Tensors without a copy (of a converted
-    checkpoint) are left out.
+    checkpoint) are skipped.
     """
     known = {(path.stat().st_size, header_digest(path)): path for path in copies}
     places: dict[Path, Path | None] = {}
@@ -146,8 +145,9 @@ def _same_file(ours: Path, theirs: Path) -> bool:
 
 
 def check_tables(e: Evidence, m: Measurements) -> None:
-    """What decoding reads outside the graphs, for every token there is: the token tables, and
-    the draft's ids.
+    """Compare what decoding reads outside the graphs, for every token.
+
+    These are the token tables and the draft's ids.
     """
     engine, drafting = e.engine, e.drafting
     size = engine.spec.vocab_size

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Check", "CheckRecorder", "Measurement", "Measurements", "Status"]
 
 Status = Literal["passed", "failed", "skipped", "not_applicable"]
-"""``skipped``: the bundle has it, but it was not compared. ``not_applicable``: it lacks it."""
+"""``skipped``: the bundle has the subject, but it was not compared. ``not_applicable``: it lacks
+it.
+"""
 
 _NOTHING_FOUND = "nothing of its kind in these prompts"
 
@@ -47,12 +49,12 @@ class Check:
 
     Attributes:
         stage: the part of the engine that it checks.
-        title: its subject, in words.
+        title: its subject, for the report.
         threshold: a name of ``THRESHOLDS``.
         function: reads the evidence and adds its measurements.
         needs_draft: not applicable to a bundle without a draft.
         needs_pytorch: skipped when two bundles are compared.
-        lacks: why the check does not apply to a bundle, in words; empty if it applies.
+        lacks: returns why the check does not apply to a bundle; empty if it applies.
     """
 
     name: str
@@ -70,9 +72,9 @@ class Measurement:
     """One value.
 
     Attributes:
-        compared: number of rows, tokens, draws, fields or files that it is the worst of.
-        row: the worst row of the sequence, if one row is the worst.
-        bound: replaces the check's tolerance; None: that tolerance.
+        compared: number of rows, tokens, draws, fields or files of which this is the worst value.
+        row: the worst row of the sequence, if there is one.
+        bound: replaces the check's tolerance; None: use the check's tolerance.
     """
 
     check: str
@@ -92,7 +94,7 @@ class Measurements:
     Attributes:
         counts: counters over all prompts.
         mismatches: tokens that differ, for checks that compare tokens.
-        tie_margin, drawn_tie: limits below which a mismatch is a tie (``checks.mismatch``).
+        tie_margin, drawn_tie: limits up to which a mismatch is a tie (``checks.mismatch``).
     """
 
     check: Check
@@ -117,7 +119,7 @@ class Measurements:
     ) -> None:
         """Add one value, the worst of ``compared`` values.
 
-        With ``compared=0`` only a failure is kept: something that should exist is missing.
+        With ``compared=0`` only a failure is kept: an expected value is missing.
         """
         self._take(Measurement(self.check.name, float(value), compared, case, tensor, row, detail))
 
@@ -144,12 +146,11 @@ class Measurements:
         """Add one value per tensor: its worst row, or for a p95 metric the p95.
 
         For a p95 metric the worst row counts too, divided by ``WORST_ROW``: a p95 alone would allow
-        any error in one row of twenty. Rows whose experts are open may have any error, so only the
-        p95 counts for them.
-
+        any error in one row of twenty. Rows with open experts may have any error, so only the p95
+        counts for them.
         Args:
-            own: PyTorch's own errors in the engine's type. A tensor outside the tolerance may err
-                by ``ROUNDING`` times those, if the user set no tolerance and PyTorch does not
+            own: PyTorch's own errors in the engine's dtype. A tensor outside the tolerance may have
+                ``ROUNDING`` times those errors, if the user set no tolerance and PyTorch does not
                 overflow.
         """
         for rows in found:
@@ -171,7 +172,7 @@ class Measurements:
         self._take(Measurement(name, value, compared, rows.case, rows.tensor, row, detail, bound))
 
     def _may_round(self, value: float) -> bool:
-        """Whether rounding may explain an error outside the tolerance."""
+        """Return whether rounding may explain an error outside the tolerance."""
         return self.limit.value < value <= self._most and not self.limit.overridden
 
     @property
@@ -209,7 +210,7 @@ class Measurements:
         self.counts.update({what.replace("_", " "): n for what, n in numbers.items()})
 
     def skip(self, reason: str) -> None:
-        """Set why there is no measurement, although the bundle has the subject."""
+        """Set why there is no measurement although the bundle has the subject."""
         self._reason, self._applicable = reason, True
 
     def not_applicable(self, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""Choices: what the reference chooses the next token of an answer with options by.
+"""Choices: the values by which the reference chooses the next token of an answer with options.
 
-Only asked where two answers of the engine part: the reference runs over those tokens alone, all of
-them at once. Shapes: V vocab, W = ceil(V / 32) words of a mask.
+Computed only where two answers of the engine differ: the reference runs over those tokens alone, in
+one batch. Shapes: V vocab, W = ceil(V / 32) words of a mask.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trt_eagle3.parity.checks.sampling import filtered_probs, reference_scores
 from trt_eagle3.parity.reference.expected import expect_tokens
 from trt_eagle3.parity.reference.target_rows import run_layers
 
-__all__ = ["Asked", "choices"]
+__all__ = ["ChoiceQuery", "choices"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChoiceQuery:
     """The token after ``tokens`` of an answer to prompt ``case``."""
 
     case: str
@@ -34,19 +34,19 @@ class Asked:
     tokens: Sequence[int]
 
 
-def choices(e: Evidence, asked: Sequence[Asked]) -> list[Choice]:
-    """What the reference chooses each by."""
+def choices(e: Evidence, asked: Sequence[ChoiceQuery]) -> list[Choice]:
+    """Return the values by which the reference chooses each token of ``asked``."""
     by_name = {x.answer.name: x for x in e.expected}
-    # the last row of ``tokens`` is that of the token asked for
-    told = [expect_tokens(e.reference, by_name[a.case], (*a.tokens, 0)) for a in asked]
-    if told:
-        run_layers(e.reference, told, None, lambda: None)
-    prompts = [x.answer.inputs.token_ids for x in told]
-    rows = [x.logits[-1] for x in told]
+    # the last row of ``tokens`` predicts the requested token
+    wanted = [expect_tokens(e.reference, by_name[a.case], (*a.tokens, 0)) for a in asked]
+    if wanted:
+        run_layers(e.reference, wanted, None, lambda: None)
+    prompts = [x.answer.inputs.token_ids for x in wanted]
+    rows = [x.logits[-1] for x in wanted]
     return [_choice(e, *given) for given in zip(asked, prompts, rows, strict=True)]
 
 
-def _choice(e: Evidence, asked: Asked, prompt: Tensor, logits: Tensor) -> Choice:
+def _choice(e: Evidence, asked: ChoiceQuery, prompt: Tensor, logits: Tensor) -> Choice:
     sampling, tokens = asked.sampling, list(asked.tokens)
     seen = torch.cat([prompt, torch.tensor(tokens, dtype=torch.int64)])
     scores = reference_scores(logits, sampling, seen, tokens)
@@ -56,7 +56,7 @@ def _choice(e: Evidence, asked: Asked, prompt: Tensor, logits: Tensor) -> Choice
 
 
 def _allowed(e: Evidence, sampling: SamplingParams, tokens: Sequence[int], vocab: int) -> Tensor:
-    """bool [V]: by the grammar; without one, end tokens have to wait for ``min_tokens``."""
+    """bool [V]: tokens the grammar allows; without one, no end token before ``min_tokens``."""
     ends = {*sampling.stop_token_ids, *e.engine.processor.end_token_ids}
     if sampling.grammar is None:
         allowed = torch.ones(vocab, dtype=torch.bool)

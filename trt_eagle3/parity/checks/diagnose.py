@@ -1,8 +1,8 @@
-"""Which tensor went wrong first: the coarse one that left its tolerance, then the tensors inside
-that stage.
+"""Diagnose a failure: find the first tensor outside its tolerance.
 
-Every tensor is compared with what the reference makes of the engine's own input to that stage, so
-that the first that is out is where the fault lies.
+First the coarse tensor, then the tensors inside that stage. Every tensor is compared with what the
+reference computes from the engine's own input to that stage, so the first tensor outside its
+tolerance locates the fault.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import errors_or_infinite
 from trt_eagle3.parity.record.cycles import Committed, DraftRecord
-from trt_eagle3.parity.record.engine import ROUTER, Forward, replay
+from trt_eagle3.parity.record.engine import ROUTER, RecordedForward, replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.trace import embeds_of, outputs_of
 from trt_eagle3.parity.reference.draft import DraftRows
@@ -26,7 +26,7 @@ from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.routing import Routes
 
-__all__ = ["Diagnosis", "diagnose", "diagnose_coarsely", "first_tensor"]
+__all__ = ["FailureDiagnosis", "diagnose", "diagnose_coarsely", "first_tensor"]
 
 Errors = Iterator[tuple[str, Tensor]]
 """Name of a tensor, and the errors of its rows."""
@@ -44,13 +44,15 @@ _VISION_BLOCK = (
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """What went wrong first.
+class FailureDiagnosis:
+    """The first failure.
 
     Attributes:
-        stage, check, case, row: where. tensor: the first tensor that left its tolerance, as fine as
-            it could be found.
-        value, bound: what was measured of it and its tolerance. detail: in words.
+        stage, check, case, row: location of the failure.
+        tensor: the first tensor outside its tolerance, as fine as it could be found.
+        value: the measured error.
+        bound: its tolerance.
+        detail: an explanation for the report.
     """
 
     stage: str
@@ -63,8 +65,8 @@ class Diagnosis:
     detail: str
 
 
-def diagnose(recorder: CheckRecorder, evidence: Evidence) -> Diagnosis | None:
-    """The first failure, looked at more closely where its stage has tensors inside."""
+def diagnose(recorder: CheckRecorder, evidence: Evidence) -> FailureDiagnosis | None:
+    """Return the first failure, refined if its stage has tensors inside."""
     found = recorder.first_failure()
     if found is None:
         return None
@@ -72,19 +74,20 @@ def diagnose(recorder: CheckRecorder, evidence: Evidence) -> Diagnosis | None:
     return closer or diagnose_coarsely(recorder)
 
 
-def diagnose_coarsely(recorder: CheckRecorder) -> Diagnosis | None:
-    """The first failure as it was measured."""
+def diagnose_coarsely(recorder: CheckRecorder) -> FailureDiagnosis | None:
+    """Return the first failure as it was measured."""
     m = recorder.first_failure()
     if m is None:
         return None
     found = recorder[m.check]
     stage, bound = found.check.stage, found.limit.value
-    return Diagnosis(stage, m.check, m.case, m.tensor, m.row, m.value, bound, m.detail)
+    return FailureDiagnosis(stage, m.check, m.case, m.tensor, m.row, m.value, bound, m.detail)
 
 
 def first_tensor(recorder: CheckRecorder, case: str) -> str | None:
-    """The first tensor of one case that left its tolerance, tokens aside; None where all of them
-    held.
+    """Return the first tensor of one case outside its tolerance, ignoring ``tokens.`` checks.
+
+    None if every tensor is within its tolerance.
     """
     failures = (
         m
@@ -95,8 +98,10 @@ def first_tensor(recorder: CheckRecorder, case: str) -> str | None:
     return next((m.tensor for m in failures if m.case == case), None)
 
 
-def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
-    """The first of the tensors inside that is out of tolerance, if any is."""
+def _look_closer(
+    recorder: CheckRecorder, m: Measurement, evidence: Evidence
+) -> FailureDiagnosis | None:
+    """Return the first tensor inside the stage that is outside its tolerance, if any."""
     inside = _inside(m, evidence, recorder.thresholds["layer_step"].value)
     stage = recorder[m.check].check.stage
     limit = recorder.thresholds["vision" if stage == "vision" else "layer_step"]
@@ -105,12 +110,14 @@ def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) ->
         if not limit.holds(worst):
             detail = f"the first of the tensors inside; seen at {m.tensor} ({m.value:.3g})"
             row = int(errors.argmax())
-            return Diagnosis(stage, m.check, m.case, name, row, worst, limit.value, detail)
+            return FailureDiagnosis(stage, m.check, m.case, name, row, worst, limit.value, detail)
     return None
 
 
-def _strayed(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
-    """The first layer whose experts differ from the reference's, not by a tie."""
+def _strayed(
+    recorder: CheckRecorder, m: Measurement, evidence: Evidence
+) -> FailureDiagnosis | None:
+    """Return the first layer whose experts differ from the reference's without a tie."""
     expected = next((e for e in evidence.expected if e.answer.name == m.case), None)
     if expected is None or not m.check.startswith("target."):
         return None
@@ -121,13 +128,14 @@ def _strayed(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Dia
             detail = "the first layer whose experts differ from the reference's although router "
             detail += f"logits do not tie; seen at {m.tensor} ({m.value:.3g})"
             stage, value = recorder[m.check].check.stage, float(behind[row])
-            return Diagnosis(stage, m.check, m.case, name, row, value, bound, detail)
+            return FailureDiagnosis(stage, m.check, m.case, name, row, value, bound, detail)
     return None
 
 
 def _inside(m: Measurement, evidence: Evidence, slack: float) -> Errors:
-    """Errors of the tensors inside the stage of a failure; none where there is no looking in.
-    ``slack``: of router logits.
+    """Yield errors of the tensors inside the stage of a failure; none if it has no such tensors.
+
+    ``slack``: allowed error of router logits.
     """
     at = next((i for i, e in enumerate(evidence.expected) if e.answer.name == m.case), None)
     if at is None:
@@ -143,7 +151,7 @@ def _inside(m: Measurement, evidence: Evidence, slack: float) -> Errors:
 def _inside_target(
     m: Measurement, expected: ExpectedAnswer, evidence: Evidence, slack: float
 ) -> Errors:
-    """Of a decoder layer; what is wrong on top of its output is the adding of deepstack alone."""
+    """Yield errors inside a decoder layer; none if only adding deepstack can be wrong."""
     layer = _LAYER.fullmatch(m.tensor)
     if m.check not in {"target.layer_steps", "target.layers"} or not layer:
         return iter(())
@@ -152,14 +160,14 @@ def _inside_target(
 
 
 def _replayed(
-    evidence: Evidence, graph: str, names: Sequence[str], forwards: Sequence[Forward]
+    evidence: Evidence, graph: str, names: Sequence[str], forwards: Sequence[RecordedForward]
 ) -> list[dict[str, Tensor]]:
     bound = evidence.record.bound.get(graph, {})
     return replay(evidence.engine.open_graph(graph, names), forwards, bound)
 
 
 def _inside_layer(e: ExpectedAnswer, k: int, evidence: Evidence, slack: float) -> Errors:
-    """The tensors of decoder layer ``k``, from the engine's own input to it."""
+    """Yield errors of the tensors of decoder layer ``k``, from the engine's own input to it."""
     forwards, reference = e.answer.autoregressive_forwards, evidence.reference
     given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
     (layer,) = reference.layers([k])
@@ -177,7 +185,7 @@ def _inside_layer(e: ExpectedAnswer, k: int, evidence: Evidence, slack: float) -
 
 
 def _inside_vision(e: ExpectedAnswer, evidence: Evidence) -> Errors:
-    """The tensors of the tower, from its first patch on; each against the reference's own."""
+    """Yield errors of the tower's tensors, in order, each against the reference's own."""
     seen = e.answer.vision
     if seen is None:
         return
@@ -194,7 +202,7 @@ def _inside_vision(e: ExpectedAnswer, evidence: Evidence) -> Errors:
 
 
 def _vision_names(evidence: Evidence) -> list[str]:
-    """Tensors of the vision graph that can be asked for, in the order of the data."""
+    """Return the tensors that the vision graph can return, in order of computation."""
     vision = evidence.engine.spec.require_vision()
     blocks = [f"blocks.{i}.{name}" for i in range(vision.depth) for name in _VISION_BLOCK]
     known = tensor_names(evidence.engine, "vision")
@@ -204,7 +212,7 @@ def _vision_names(evidence: Evidence) -> list[str]:
 def _inside_draft(
     e: ExpectedAnswer, record: DraftRecord, reference: DraftReference, evidence: Evidence
 ) -> Errors:
-    """The tensors of the draft's first prompt forward, from what it was given."""
+    """Yield errors of the draft's first prompt forward, computed from the engine's inputs."""
     forwards = [f for f in record.forwards if int(f.inputs["past_lengths"].max()) == 0][:1]
     rows = [record.committed[i] for i in range(len(embeds_of(forwards)))]
     expected = _run_committed(rows, e, reference)
@@ -221,7 +229,7 @@ def _inside_draft(
 def _run_committed(
     rows: Sequence[Committed], e: ExpectedAnswer, reference: DraftReference
 ) -> DraftRows:
-    """What the reference makes of the features that the engine's draft was given."""
+    """Run the reference on the features that the engine's draft received."""
     features = torch.stack([r.fused for r in rows]).to(reference.target.device)
     positions = reference.positions(torch.arange(len(rows)), e.positions)
     embeds = torch.stack([r.embeds for r in rows]).to(features)

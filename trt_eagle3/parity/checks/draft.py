@@ -1,4 +1,4 @@
-"""Checks of the draft: what it is given, what it makes of it, what is proposed and accepted."""
+"""Checks of the draft: its inputs, its outputs, its proposals and their acceptance."""
 
 from __future__ import annotations
 
@@ -19,47 +19,48 @@ __all__ = [
 
 
 def check_aux(e: Evidence, m: Measurements) -> None:
-    """The aux rows that the draft was given."""
+    """Compare the aux rows that the draft received."""
     for draft in e.drafts:
         if not draft.aux:
-            detail = "the draft was given no row"
+            detail = "the draft received no row"
             m.add(float("inf"), draft.case, "aux_hidden_states", None, detail, compared=0)
         m.add_rows(*draft.aux, own=own_aux(e))
 
 
 def check_inputs_embeds(e: Evidence, m: Measurements) -> None:
-    """The token embeddings that it was given, one ahead."""
+    """Compare the token embeddings that the draft received, one token ahead."""
     for draft in e.drafts:
         m.add_exact(*draft.inputs_embeds)
 
 
 def check_position_ids(e: Evidence, m: Measurements) -> None:
-    """The positions of its committed rows and of its own steps."""
+    """Compare the positions of its committed rows and of its own steps."""
     for draft in e.drafts:
         m.add_exact(*draft.position_ids)
 
 
 def check_fuse(e: Evidence, m: Measurements) -> None:
-    """Features of the aux hidden states."""
+    """Compare the features of the aux hidden states."""
     for draft in e.drafts:
         m.add_rows(*draft.fused)
 
 
 def check_features(e: Evidence, m: Measurements) -> None:
-    """Features that it feeds back, over four steps."""
+    """Compare the features that the draft feeds back, over four steps."""
     for draft in e.drafts:
         m.add_rows(*draft.features)
 
 
 def check_logits(e: Evidence, m: Measurements) -> None:
-    """Its logits over the same steps."""
+    """Compare the draft's logits over the same steps."""
     for draft in e.drafts:
         m.add_rows(*draft.logits)
 
 
 def check_proposals(e: Evidence, m: Measurements) -> None:
-    """Every drafted token and every node is among the best of its parent, by the engine's own
-    logits; and there was a tree at all.
+    """Check that every drafted token and node is among the best tokens of its parent.
+
+    The engine's own logits decide. Fails if no tree was verified.
     """
     width = e.drafting.width if e.drafting else 0
     for draft in e.drafts:
@@ -70,14 +71,14 @@ def check_proposals(e: Evidence, m: Measurements) -> None:
             m.add(len(p.wrong), draft.case, "proposals", row, detail, compared=p.count)
     cycles = [c for draft in e.drafts for c in draft.record.cycles]
     if not any(c.verify is not None and len(c.rows) for c in cycles):
-        detail = "no answer had a tree drafted and verified: nothing of speculation was checked"
+        detail = "no tree was drafted and verified: speculation was not checked"
         m.add(float("inf"), "", "proposals", None, detail, compared=0)
 
 
 def check_acceptance(e: Evidence, m: Measurements) -> None:
-    """Acceptance by position.
+    """Compare acceptance by position.
 
-    A type that may differ at all may differ in one cycle, however few there are.
+    A dtype with a tolerance above 0 may differ in one cycle, however few cycles there are.
     """
     counts = e.acceptance
     spare = 1 if m.limit.value > 0 else 0

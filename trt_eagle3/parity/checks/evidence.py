@@ -1,4 +1,4 @@
-"""Evidence: what the engine did beside what it should have done, for the checks to compare."""
+"""Evidence: what the engine did and what was expected, for the checks to compare."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.quantisation_cost import QuantisationCost
 from trt_eagle3.parity.reference.rounding import RoundingReference
@@ -37,12 +37,12 @@ class Evidence:
     """What the checks compare.
 
     Attributes:
-        spec, manifest: read again from the checkpoints, or another bundle's.
-        expected: what is expected of each answer, in the order of the cases.
-        drafts: by answer, draft rows already compared, as far as there is a draft.
-        pytorch: absent where the expected values are another bundle's.
-        original: the 16-bit target, where the expected one is quantised and it is known.
-        cost: what quantisation changes, where ``original`` is known.
+        spec, manifest: read again from the checkpoints, or those of another bundle.
+        expected: the expected values of each answer, in the order of the cases.
+        drafts: compared draft rows by answer; empty without a draft.
+        pytorch: the references; None if the expected values are another bundle's.
+        original: the 16-bit target, if the expected target is quantised and the original is known.
+        cost: what quantisation changes, if ``original`` is known.
     """
 
     record: Record
@@ -50,25 +50,25 @@ class Evidence:
     manifest: DraftManifest | None
     expected: Sequence[ExpectedAnswer]
     drafts: Sequence[ComparedDraft] = ()
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     pytorch: PyTorch | None = None
     original: TargetCheckpoint | None = None
     cost: QuantisationCost | None = None
 
     @property
     def engine(self) -> RecordingEngine:
-        """The engine that was recorded; its sessions are closed."""
+        """The recorded engine; its sessions are closed."""
         return self.record.engine
 
     @property
     def checkpoint(self) -> TargetCheckpoint:
-        """The target as it was read from its checkpoint, for checks that need PyTorch."""
+        """The target as read from its checkpoint, for checks that need PyTorch."""
         assert isinstance(self.spec, TargetCheckpoint), "another bundle's spec has no tensors"
         return self.spec
 
     @property
     def reference(self) -> TargetReference:
-        """The target's reference; only checks that need PyTorch may ask for it."""
+        """The target's reference, for checks that need PyTorch."""
         assert self.pytorch is not None, "two bundles are compared: there is no reference"
         return self.pytorch.target
 
@@ -78,7 +78,7 @@ class Evidence:
         return self.pytorch.drafting if self.pytorch else None
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """[n, H]: embeddings as the engine has them, by which rows of a tree are known."""
+        """[n, H]: the engine's embeddings, which identify the rows of a tree."""
         return self.reference.embed(token_ids).cpu().to(self.engine.dtype)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -86,6 +86,6 @@ class Evidence:
         return self.engine.processor.decode(token_ids)
 
     @property
-    def answers(self) -> Sequence[Answer]:
-        """What was answered, in the order of the cases."""
+    def answers(self) -> Sequence[RecordedAnswer]:
+        """The recorded answers, in the order of the cases."""
         return [e.answer for e in self.expected]

@@ -1,4 +1,4 @@
-"""Checks of the target's inputs: embeddings, deepstack rows and positions of every row it ran.
+"""Checks of the target's inputs: embeddings, deepstack rows and positions of every row.
 
 Shapes: n rows of a sequence, H hidden, L deepstack levels.
 """
@@ -11,8 +11,8 @@ from torch import Tensor
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import Compared
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import RecordedForward
 from trt_eagle3.parity.record.trace import embeds_of, positions_of, rows_of, visual_levels_of
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
@@ -20,7 +20,7 @@ __all__ = ["check_visual_level_inputs", "check_inputs_embeds", "check_position_i
 
 
 def check_inputs_embeds(e: Evidence, m: Measurements) -> None:
-    """Token embeddings, and the engine's own visual rows in their places."""
+    """Compare token embeddings, with the engine's own visual rows in their places."""
     for answer in e.answers:
         given = embeds_of(answer.autoregressive_forwards)
         expected = e.reference.embed(answer.token_ids[:-1]).cpu().to(given.dtype)
@@ -32,7 +32,7 @@ def check_inputs_embeds(e: Evidence, m: Measurements) -> None:
 
 
 def check_visual_level_inputs(e: Evidence, m: Measurements) -> None:
-    """The engine's own deepstack levels on the visual rows, zeros elsewhere."""
+    """Compare deepstack inputs: the engine's own levels on visual rows, zeros elsewhere."""
     for answer in e.answers:
         if "deepstack_embeds" not in answer.autoregressive_forwards[0].inputs:
             continue
@@ -45,8 +45,8 @@ def check_visual_level_inputs(e: Evidence, m: Measurements) -> None:
         m.add_exact(Compared(answer.name, "deepstack_embeds", *pair))
 
 
-def _visual_output(answer: Answer, name: str) -> Tensor | None:
-    """An output of the vision graph with as many visual tokens as the prompt has, or None."""
+def _visual_output(answer: RecordedAnswer, name: str) -> Tensor | None:
+    """Return an output of the vision graph; None if its token count is not the prompt's."""
     if answer.vision is None or name not in answer.vision.outputs:
         return None
     fits = len(answer.vision.outputs["visual_embeds"]) == int(answer.visual_rows.sum())
@@ -54,7 +54,7 @@ def _visual_output(answer: Answer, name: str) -> Tensor | None:
 
 
 def check_position_ids(e: Evidence, m: Measurements) -> None:
-    """Rope positions of every row, decoded and verified ones included."""
+    """Compare rope positions of every row, including decoded and verified rows."""
     for expected in e.expected:
         answer = expected.answer
         verified = [f for f in answer.speculative_forwards if f.graph == "target"]
@@ -62,8 +62,8 @@ def check_position_ids(e: Evidence, m: Measurements) -> None:
             m.add_exact(_positions(expected, forward))
 
 
-def _positions(expected: ExpectedAnswer, forward: Forward) -> Compared:
-    """Rows of a tree stand as deep as they see; past the answer's end nothing is known."""
+def _positions(expected: ExpectedAnswer, forward: RecordedForward) -> Compared:
+    """Pair positions: a tree row's depth is its mask count; rows past the answer are dropped."""
     rows = rows_of(forward)
     tree = rows.past >= expected.answer.prompt_len
     depths = rows.mask.sum(dim=1) - 1 if tree else torch.arange(rows.count)

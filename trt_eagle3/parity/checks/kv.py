@@ -1,6 +1,6 @@
-"""Checks of an FP8 KV cache: what is written into it, and what is attended to.
+"""Checks of an FP8 KV cache: the stored rows, and attention over them.
 
-Both start from the engine's own q, k and v of a layer, so that nothing but the cache is between.
+Both start from the engine's own q, k and v of a layer, so only the cache lies between.
 Shapes: n rows of a sequence, Hq / Hkv heads, D head_dim.
 """
 
@@ -23,17 +23,17 @@ from trt_eagle3.spec import AttentionSpec
 
 __all__ = ["check_attention", "check_rows", "lacks_fp8"]
 
-_CLOSED = "this backend gives no tensors inside its graphs"
+_CLOSED = "this backend does not expose tensors inside its graphs"
 
 
 def lacks_fp8(e: Evidence) -> str:
-    """Why the bundle has no FP8 cache; empty if it has one."""
+    """Return why the bundle has no FP8 cache; empty if it has one."""
     has = e.engine.record.config.engine.kv_dtype == "fp8"
     return "" if has else "keys and values are cached in the compute type"
 
 
 def check_rows(e: Evidence, m: Measurements) -> None:
-    """Every number in the cache of an answer, by its row and the scales of its head."""
+    """Compare every number in the cache of an answer with its row and the scales of its head."""
     for k, spec, scales, found in _layers(e, m):
         for kind, by_head in zip("kv", scales, strict=True):
             rows = found.tensors[f"layers.{k}.self_attn.{kind}"].unflatten(1, (-1, spec.head_dim))
@@ -46,7 +46,7 @@ def check_rows(e: Evidence, m: Measurements) -> None:
 
 
 def check_attention(e: Evidence, m: Measurements) -> None:
-    """Attention of every layer over the numbers that its cache holds, in float32."""
+    """Compare attention of every layer with float32 attention over the numbers in its cache."""
     for k, spec, scales, found in _layers(e, m):
         prefix = f"layers.{k}.self_attn."
         q = found.tensors[f"{prefix}q"].float().unflatten(1, (-1, spec.head_dim))
@@ -60,14 +60,14 @@ def check_attention(e: Evidence, m: Measurements) -> None:
 
 
 def _values(codes: Tensor) -> Tensor:
-    """Both zeros are one."""
+    """Return the numbers of FP8 codes, so that both zeros are equal."""
     return numbers_of(codes, torch.ones(codes.shape[1]))
 
 
 def _layers(
     e: Evidence, m: Measurements
 ) -> Iterator[tuple[int, AttentionSpec, tuple[Tensor, Tensor], Fp8Attention]]:
-    """Layer, geometry, scales of keys and values [Hkv] of the bundle, and what was recorded."""
+    """Yield layer, geometry, the bundle's scales of keys and values [Hkv], and the record."""
     found = e.record.fp8_attention
     if found is None:
         m.skip(_CLOSED)
@@ -80,7 +80,7 @@ def _layers(
 
 @full_float32()
 def _attend(q: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-    """[n, Hq * D]: every row over itself and those before it."""
+    """[n, Hq * D]: causal attention of every row."""
     scale = spec.rope.attention_scaling**2 / spec.head_dim**0.5
     group = spec.num_heads // spec.num_kv_heads
     by_head = [x.repeat_interleave(group, dim=1) for x in (keys, values)]

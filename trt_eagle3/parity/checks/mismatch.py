@@ -1,11 +1,11 @@
-"""Mismatched tokens: which one is a tie of rounding, and which a failure.
+"""Mismatched tokens: classify each as a tie of rounding or a failure.
 
-A mismatch is a tie if the reference prefers its own token by less than the compute type can tell
-apart (``tie_margin`` times the root mean square of its logits). Under options it is the scores that
-count, by which tokens are chosen; forbidden ones have none. Where chance chooses, a draft that
-rounds otherwise spends other random numbers: two tokens are a tie if neither lies in the tail of
-the distribution (``drawn_tie``). Everything else is a failure. Forwards with speculation may choose
-other experts of a mixture: their tokens are judged by the logits expected along those.
+A mismatch is a tie if the reference prefers its own token by less than the compute type resolves
+(``tie_margin`` times the root mean square of its logits). With options the scores that choose
+tokens are compared; forbidden tokens score -inf. For sampled tokens, a draft that rounds
+differently uses other random numbers: two tokens tie if neither lies in the tail of the
+distribution (``drawn_tie``). Everything else is a failure. Forwards with speculation may choose
+other experts of a mixture: their tokens are compared with the logits expected for those experts.
 
 Shapes: V vocab.
 """
@@ -20,22 +20,25 @@ from torch import Tensor
 
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.metrics import sizes
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 
 __all__ = ["Choice", "Decode", "Mismatch", "first_difference", "find_mismatch", "note_mismatches"]
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids to text."""
+"""Decodes token ids to text."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the reference chooses a token by.
+    """The values by which the reference chooses a token.
 
     Attributes:
-        logits: f32 [V]. scores: [V], the same after bias and penalties, -inf where forbidden; None
-            where nothing changes them. probs: f64 [V] where chance chooses. other: f32 [V], the
-            logits expected of the forward that the second token comes from, if those are others.
+        logits: f32 [V].
+        scores: [V], logits after bias and penalties, -inf if forbidden; None if nothing changes
+            them.
+        probs: f64 [V] if the token is sampled.
+        other: f32 [V], the logits expected of the forward that emits the second token, if they
+            differ.
     """
 
     logits: Tensor
@@ -44,8 +47,9 @@ class Choice:
     other: Tensor | None = None
 
     def margins(self, tokens: tuple[int, int]) -> list[float]:
-        """How far each token is below the best one; of drawn ones the probability of all that are
-        likelier.
+        """Return how far each token is below the best one.
+
+        For sampled tokens: the total probability of all likelier tokens.
         """
         if self.probs is not None:
             return [float(self.probs[self.probs > self.probs[t]].sum()) for t in tokens]
@@ -61,7 +65,7 @@ class Choice:
         return float(best[0] - best[1])
 
     def bound(self, m: Measurements) -> float:
-        """Margins up to which tokens are a tie."""
+        """Return the largest margin at which tokens are a tie."""
         if self.probs is not None:
             return m.drawn_tie
         return m.tie_margin * float(sizes(self.logits[None]))
@@ -69,16 +73,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Two tokens where one was expected.
+    """An expected token and the different token that the engine emitted.
 
     Attributes:
         check: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative`` or
-            ``batch.tokens`` (expected: the plain one, alone), or ``options.tokens``.
-        step: token of the answer, from 0. margin: how far the reference's best two logits are
-            apart.
-        expected_margin, got_margin: how far each of the two tokens is below the reference's best
-            logit; of drawn tokens the probability of all likelier ones.
-        bound: the margin below which it is a tie.
+            ``batch.tokens`` (expected: the token of the prompt alone, without speculation), or
+            ``options.tokens``.
+        step: token of the answer, from 0.
+        margin: difference of the reference's best two logits.
+        expected_margin, got_margin: how far each token is below the reference's best logit; for
+            sampled tokens the total probability of all likelier ones.
+        bound: the largest margin that is a tie.
     """
 
     check: str
@@ -96,7 +101,7 @@ class Mismatch:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens at the start that are the same."""
+    """Return the number of equal tokens at the start."""
     same = [a == b for a, b in zip(left, right, strict=False)]
     return same.index(False) if False in same else len(same)
 
@@ -109,7 +114,7 @@ def find_mismatch(
     tokens: tuple[int, int],
     decode: Decode,
 ) -> Mismatch:
-    """The expected and the other token of one step, classified by what the reference chooses by."""
+    """Classify the expected and the emitted token of one step by the reference's ``choice``."""
     (expected, got), margins, bound = tokens, choice.margins(tokens), choice.bound(m)
     return Mismatch(
         check=m.check.name,
@@ -128,9 +133,9 @@ def find_mismatch(
 
 
 def note_mismatches(
-    m: Measurements, answer: Answer, found: Sequence[Mismatch], compared: int
+    m: Measurements, answer: RecordedAnswer, found: Sequence[Mismatch], compared: int
 ) -> None:
-    """Add how many of the mismatches ``found`` over so many tokens are failures."""
+    """Add the number of failures among the mismatches ``found`` in ``compared`` tokens."""
     failed = [mismatch for mismatch in found if mismatch.verdict == "failure"]
     row = answer.prompt_len + failed[0].step if failed else None
     m.mismatches.extend(found)

@@ -1,5 +1,6 @@
-"""Checks of options: grammars, penalties, bias, stop texts, seeds and log-probabilities, with
-speculation as without.
+"""Checks of options: answers with speculation must equal answers without speculation.
+
+Options: grammars, penalties, bias, stop texts, seeds and log-probabilities.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.request.request import Generation
 from trt_eagle3.parity.checks.check_recorder import Measurements
-from trt_eagle3.parity.checks.choices import Asked, choices
+from trt_eagle3.parity.checks.choices import ChoiceQuery, choices
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.checks.mismatch import Choice, Decode, find_mismatch, first_difference
 from trt_eagle3.parity.checks.own_rounding import own_logprobs
@@ -37,13 +38,16 @@ def _options(e: Evidence) -> OptionAnswers:
 
 
 def check_tokens(e: Evidence, m: Measurements) -> None:
-    """Tokens with every set of options: with speculation as without; what is drawn by chance, with
-    reused prefixes and preemption as before.
+    """Compare tokens with every set of options, with and without speculation.
+
+    Sampled tokens are compared with those of another run with reused prefixes and preemption.
     """
     found = _options(e)
     pairs = [_Pair(answer, *sides) for answer in found.answers for sides in _sides(answer)]
     parted = [pair for pair in pairs if pair.parted]
-    asked = [Asked(p.answer.case, p.answer.sampling, p.base.token_ids[: p.same]) for p in parted]
+    asked = [
+        ChoiceQuery(p.answer.case, p.answer.sampling, p.base.token_ids[: p.same]) for p in parted
+    ]
     by_pair = dict(zip(map(id, parted), choices(e, asked), strict=True))
     for pair in pairs:
         _add_pair(m, pair, by_pair.get(id(pair)), e.decode)
@@ -55,7 +59,7 @@ def check_tokens(e: Evidence, m: Measurements) -> None:
 
 
 def _sides(answer: OptionAnswer) -> list[tuple[Generation, Generation]]:
-    """Answers that must be the same."""
+    """Return pairs of answers that must be the same."""
     first, *others = answer.speculative
     if answer.sampling.greedy:
         return [(answer.autoregressive, side) for side in (first, *others)]
@@ -72,7 +76,7 @@ class _Pair:
 
     @property
     def same(self) -> int:
-        """Tokens at the start that are the same."""
+        """Number of equal tokens at the start."""
         return first_difference(self.base.token_ids, self.got.token_ids)
 
     @property
@@ -81,12 +85,12 @@ class _Pair:
 
     @property
     def parted(self) -> bool:
-        """Whether both go on with a token, and not the same."""
+        """Whether both continue with a token, and the tokens differ."""
         return self.same < min(len(self.base.token_ids), len(self.got.token_ids))
 
 
 def _add_pair(m: Measurements, pair: _Pair, choice: Choice | None, decode: Decode) -> None:
-    """Add 1 where tokens, text or the end differ, and no tie explains it."""
+    """Add 1 if tokens, text or the end differ and no tie explains it."""
     answer, step, failed = pair.answer, pair.same, not pair.equal
     if choice is not None:
         tokens = pair.base.token_ids[step], pair.got.token_ids[step]
@@ -100,12 +104,11 @@ def _add_pair(m: Measurements, pair: _Pair, choice: Choice | None, decode: Decod
 
 
 def check_seeds(e: Evidence, m: Measurements) -> None:
-    """Tokens that a seed draws once more: the share of draws that come out otherwise; and all of
-    them, where every seed draws the same.
+    """Check that a seed draws the same tokens again, and that seeds draw different tokens.
 
-    Of answers that part only the draw at which they do counts: later ones follow other tokens.
-    ``check_tokens`` below float32 excuses a draw by what may be drawn at all, so it does not notice
-    seeds that are ignored.
+    Measures the share of draws that differ. After two answers differ, later draws follow other
+    tokens, so only the draw at the first difference counts. Below float32, ``check_tokens`` accepts
+    any token that is likely enough, so it does not detect ignored seeds.
     """
     hot = [answer for answer in _options(e).answers if answer.options in HOT_SEEDS]
     pairs = [_Pair(answer, *sides) for answer in hot for sides in _sides(answer)]
@@ -123,8 +126,9 @@ def check_seeds(e: Evidence, m: Measurements) -> None:
 
 
 def check_grammar(e: Evidence, m: Measurements) -> None:
-    """Every answer with a grammar, read by Python's own readers: it is what was asked for, or its
-    beginning where it was cut.
+    """Parse every answer with a grammar with Python's own parsers.
+
+    A finished answer must match the grammar. An answer that was cut must be a beginning of one.
     """
     for answer in _options(e).answers:
         if answer.sampling.grammar is None or answer.sampling.grammar.kind == "tags":
@@ -158,7 +162,7 @@ def _obeys(answer: OptionAnswer, text: str) -> bool:
 
 
 def _begins(answer: OptionAnswer, text: str) -> bool:
-    """Whether ``text`` has no sign that could not stand in such an answer."""
+    """Return whether ``text`` contains only characters that such an answer may contain."""
     if answer.options == "choice":
         return any(choice.startswith(text) for choice in CHOICES)
     signs = '[{}": \\t\\n\\r,a-zSM0-9-]*' if answer.options == "JSON Schema" else "[a-f, ]*"
@@ -166,8 +170,9 @@ def _begins(answer: OptionAnswer, text: str) -> bool:
 
 
 def check_logprobs(e: Evidence, m: Measurements) -> None:
-    """Log-probabilities of emitted tokens and of the five likeliest, against the reference's, as
-    far as the tokens are the answer's.
+    """Compare log-probabilities of emitted tokens and of the five likeliest with the reference's.
+
+    Compared as far as the tokens equal those of the answer.
     """
     expected = [x.verified for x in e.expected]
     given = [_logprobs(*pair) for pair in zip(expected, _options(e).logprobs, strict=True)]
@@ -182,13 +187,13 @@ def check_logprobs(e: Evidence, m: Measurements) -> None:
 
 @dataclass(frozen=True)
 class _Logprobs:
-    """Of the first tokens of an answer: ids int64 [a, 6], and their log-probabilities float64."""
+    """The first tokens of an answer: ids int64 [a, 6], and their log-probabilities float64."""
 
     ids: Tensor
     values: Tensor
 
     def errors(self, logits: Tensor) -> Tensor:
-        """float64 [a]: the largest difference to those of ``logits`` [a, V], in nats."""
+        """float64 [a]: the largest difference from those of ``logits`` [a, V], in nats."""
         raw = logits.double().cpu().log_softmax(dim=-1)
         return (self.values - raw.gather(1, self.ids)).abs().amax(dim=1)
 

@@ -1,7 +1,8 @@
-"""Own rounding: what PyTorch in the engine's type errs by in the tensors that checks compare.
+"""Own rounding: PyTorch's errors in the engine's dtype, for the tensors that checks compare.
 
-Each function gives that of one kind of tensor, asked for where a tensor leaves its tolerance. None
-where nobody computes it: two bundles are compared. Shapes: n rows, A tokens of an answer.
+Each function returns the errors of one kind of tensor. They are computed only if a tensor leaves
+its tolerance. None if two bundles are compared, because then there is no PyTorch reference.
+Shapes: n rows, A tokens of an answer.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ __all__ = [
 ]
 
 Own = Callable[[RowErrors], Tensor]
-"""From compared rows of a tensor to what PyTorch errs by in that tensor, float64 [n]."""
+"""Maps compared rows of a tensor to PyTorch's errors in that tensor, float64 [n]."""
 
 _BEST = 6
 """Tokens whose log-probabilities are compared: the emitted one and the five likeliest."""
 
 
 def own_steps(e: Evidence) -> Own | None:
-    """Of each layer alone."""
+    """Return errors of each layer alone."""
     return _own(e, lambda found, rows: found.steps[_layer(rows)])
 
 
 def own_outputs(e: Evidence) -> Own | None:
-    """Of layers end to end."""
+    """Return errors of layers, end to end."""
     return _own(e, lambda found, rows: found.outputs[_layer(rows)])
 
 
 def own_aux(e: Evidence) -> Own | None:
-    """Of aux hidden states: of the layers that they are outputs of."""
+    """Return errors of aux hidden states: those of the layers that output them."""
     manifest = e.manifest
     if manifest is None:
         return None
@@ -54,17 +55,17 @@ def own_aux(e: Evidence) -> Own | None:
 
 
 def own_logits(e: Evidence) -> Own | None:
-    """Of logits: those of an answer's tokens."""
+    """Return errors of the logits of an answer's tokens."""
     return _own(e, lambda found, _: row_errors(found.narrow, found.wide))
 
 
 def own_cosines(e: Evidence) -> Own | None:
-    """Cosines of the same."""
+    """Return cosines of the same logits."""
     return _own(e, lambda found, _: cosines(found.narrow, found.wide))
 
 
 def own_logprobs(e: Evidence) -> Own | None:
-    """Nats, of the likeliest tokens."""
+    """Return errors of the likeliest tokens' log-probabilities, in nats."""
     return _own(e, _logprob_errors)
 
 

@@ -25,13 +25,13 @@ def _prompts(e: Evidence) -> Iterator[Inputs]:
 
 
 def check_token_ids(e: Evidence, m: Measurements) -> None:
-    """Token ids of the prompts."""
+    """Compare the token ids of the prompts."""
     for case, ours, theirs in _prompts(e):
         m.add_exact(Compared(case, "token_ids", ours.token_ids, theirs.token_ids))
 
 
 def check_position_ids(e: Evidence, m: Measurements) -> None:
-    """Rope positions and rope_delta of the prompts."""
+    """Compare rope positions and rope_delta of the prompts."""
     for case, ours, theirs in _prompts(e):
         m.add_exact(Compared(case, "position_ids", ours.position_ids.T, theirs.position_ids.T))
         deltas = torch.tensor([ours.rope_delta]), torch.tensor([theirs.rope_delta])
@@ -39,7 +39,7 @@ def check_position_ids(e: Evidence, m: Measurements) -> None:
 
 
 def check_pixel_values(e: Evidence, m: Measurements) -> None:
-    """Patches and grids of prompts with images or videos."""
+    """Compare patches and grids of prompts with images or videos."""
     for case, ours, theirs in _prompts(e):
         if len(theirs.grid_thw) or len(ours.grid_thw):
             m.add_exact(Compared(case, "grid_thw", ours.grid_thw, theirs.grid_thw))

@@ -1,6 +1,6 @@
-"""The registry: every check, in the order of the data's way through the engine.
+"""The registry: every check, in the order in which data flows through the engine.
 
-The first that fails is where to look. To add a check, write its function and add its line.
+The first check that fails locates the fault. To add a check, write its function and add its line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHECKS = (
     Check(
         "bundle.meaning",
         "bundle",
-        "geometry and draft manifest as the checkpoints say",
+        "geometry and draft manifest, against the checkpoints",
         "exact",
         bundle.check_meaning,
         needs_pytorch=False,
@@ -40,7 +40,7 @@ _CHECKS = (
     Check(
         "bundle.files",
         "bundle",
-        "weights and processor files, byte for byte the checkpoints'",
+        "weights and processor files, byte for byte as in the checkpoints",
         "exact",
         bundle.check_files,
     ),
@@ -54,7 +54,7 @@ _CHECKS = (
     Check(
         "weights.values",
         "weights",
-        "quantised weights as the engine dequantises them, for every number",
+        "quantised weights as the engine dequantises them, every number",
         "exact",
         weights.check_values,
         lacks=weights.lacks_quantised,
@@ -113,14 +113,14 @@ _CHECKS = (
     Check(
         "target.inputs_embeds",
         "prefill",
-        "token embeddings and visual rows as the target gets them",
+        "token embeddings and visual rows that the target receives",
         "exact",
         inputs.check_inputs_embeds,
     ),
     Check(
         "target.deepstack_embeds",
         "prefill",
-        "deepstack rows as the target gets them",
+        "deepstack rows that the target receives",
         "exact",
         inputs.check_visual_level_inputs,
         lacks=vision.lacks_levels,
@@ -128,7 +128,7 @@ _CHECKS = (
     Check(
         "target.position_ids",
         "decode",
-        "rope positions of every row, decoded and verified ones included",
+        "rope positions of every row, including decoded and verified rows",
         "exact",
         inputs.check_position_ids,
         needs_pytorch=False,
@@ -136,7 +136,7 @@ _CHECKS = (
     Check(
         "kv.rows",
         "target",
-        "keys and values in the FP8 cache, by their rows and scales",
+        "keys and values in the FP8 cache, against their rows and scales",
         "exact",
         kv.check_rows,
         lacks=kv.lacks_fp8,
@@ -144,7 +144,7 @@ _CHECKS = (
     Check(
         "kv.attention",
         "target",
-        "attention over the numbers of the FP8 cache, of every layer",
+        "attention of every layer over the numbers in the FP8 cache",
         "kv_attention",
         kv.check_attention,
         lacks=kv.lacks_fp8,
@@ -152,7 +152,7 @@ _CHECKS = (
     Check(
         "target.layer_steps",
         "target",
-        "each decoder layer, fed with the engine's own input",
+        "each decoder layer, from the engine's own input",
         "layer_step",
         target.check_layer_steps,
     ),
@@ -192,7 +192,7 @@ _CHECKS = (
     Check(
         "target.top1",
         "target",
-        "logits: best token where the reference is sure",
+        "logits: best token where the reference is certain",
         "top1",
         target.check_top1,
         needs_pytorch=False,
@@ -200,7 +200,7 @@ _CHECKS = (
     Check(
         "target.top5",
         "target",
-        "logits: best token where it is not",
+        "logits: best token where the reference is uncertain",
         "top5",
         target.check_top5,
         needs_pytorch=False,
@@ -216,7 +216,7 @@ _CHECKS = (
     Check(
         "tokens.text",
         "decode",
-        "text of the answers, as transformers decodes their tokens",
+        "text of the answers, against transformers' decoding of their tokens",
         "exact",
         tokens.check_text,
     ),
@@ -240,7 +240,7 @@ _CHECKS = (
     Check(
         "draft.aux",
         "draft extend",
-        "aux rows that the draft is given, against the reference",
+        "aux rows that the draft receives, against the reference",
         "aux",
         draft.check_aux,
         needs_draft=True,
@@ -248,7 +248,7 @@ _CHECKS = (
     Check(
         "draft.inputs_embeds",
         "draft extend",
-        "token embeddings as the draft gets them",
+        "token embeddings that the draft receives",
         "exact",
         draft.check_inputs_embeds,
         needs_draft=True,
@@ -288,7 +288,7 @@ _CHECKS = (
     Check(
         "draft.proposals",
         "propose",
-        "proposed tokens are the draft's best, and the tree is one",
+        "proposed tokens are among the draft's best, and a tree was verified",
         "exact",
         draft.check_proposals,
         needs_draft=True,
@@ -341,28 +341,28 @@ _CHECKS = (
     Check(
         "options.grammar",
         "options",
-        "answers with a grammar, read by other readers",
+        "answers with a grammar, parsed by independent parsers",
         "exact",
         options.check_grammar,
     ),
     Check(
         "options.tools_format",
         "options",
-        "calls of tools: read by another reader, in pieces, and as the chat template writes them",
+        "tool calls: parsed independently, in pieces, and as the chat template writes them",
         "exact",
         tools_format.check_tools_format,
     ),
     Check(
         "options.tokens",
         "options",
-        "tokens with grammars, penalties, stop texts, seeds: with speculation as without",
+        "tokens with grammars, penalties, stop texts, seeds: with and without speculation",
         "token_failures",
         options.check_tokens,
     ),
     Check(
         "options.seeds",
         "options",
-        "tokens that a seed draws, drawn once more",
+        "tokens of a seed, sampled twice",
         "seed_draws",
         options.check_seeds,
     ),

@@ -1,10 +1,9 @@
-"""Checks on sampling: what the filters make of logits, and what verified trees then say, over many
-random numbers.
+"""Checks of sampling: filtered probabilities, and tokens of verified trees over many seeds.
 
-The logits are the engine's own, of a plain answer. The tree is made of them: the answer's next
-tokens as a chain, each with a sibling that the target likes less, so that acceptance, rejection and
-the bonus token all happen. The first token of an answer and those of plain decoding have no tree;
-they are drawn too.
+The logits are the engine's own, of an answer without speculation. The tree is built from them: the
+answer's next tokens as a chain, each with a less likely sibling. So acceptance, rejection and the
+bonus token all occur. The first token of an answer, and tokens without speculation, have no tree;
+they are sampled too.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ _SETTINGS = {
     ),
     "bias": SamplingParams(temperature=0.9, logit_bias={0: 2.0, 3: -1.5, 7: 0.5}),
 }
-_TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
-# logits that the 16th best token is brought below the best: certain rows would test nothing
+_TOKENS = 512  # best tokens of the tree's rows; they hold all of the mass
+# the 16th best logit lies this far below the best: near-certain rows would test nothing
 _WARM = 4.0
-_APART = 1e-5  # what they are brought apart by: of tokens that tie, a filter may keep any or all
+_APART = 1e-5  # logits are separated by this: of tied tokens a filter may keep any or all
 _DRAWS, _BATCH = 5000, 250
 _LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
-_UNSEEN = torch.empty(0, dtype=torch.int64)  # tokens seen before
+_UNSEEN = torch.empty(0, dtype=torch.int64)  # no tokens before
 _TOO_SHORT = "no answer of four tokens or more"
 _TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1)])
 
 
 def check_probabilities(e: Evidence, m: Measurements) -> None:
-    """What the filters and penalties make of logits, against transformers' logits processors."""
+    """Compare filters and penalties with transformers' logits processors."""
     logits = _warm_logits(e)
     if logits is None:
         m.skip(_TOO_SHORT)
@@ -65,7 +64,7 @@ def check_probabilities(e: Evidence, m: Measurements) -> None:
 
 
 def check_frequencies(e: Evidence, m: Measurements) -> None:
-    """How often tokens are drawn, against the probabilities of transformers' logits processors."""
+    """Compare frequencies of tokens with the probabilities of transformers' logits processors."""
     logits = _warm_logits(e)
     if logits is None:
         m.skip(_TOO_SHORT)
@@ -76,8 +75,9 @@ def check_frequencies(e: Evidence, m: Measurements) -> None:
 
 
 def _warm_logits(e: Evidence) -> Tensor | None:
-    """float32 [4, V]: logits of four tokens of the first answer that has them, spread so that few
-    are certain, no two of a row the same; None without such an answer.
+    """float32 [4, V]: logits of four tokens of the first answer that has four; None without one.
+
+    They are spread so that few tokens are near-certain and no two logits of a row are equal.
     """
     rows = next((x.logits for x in e.expected if len(x.logits) >= 4), None)
     if rows is None:
@@ -94,8 +94,9 @@ def _warm_logits(e: Evidence) -> Tensor | None:
 def _add_probabilities(
     m: Measurements, name: str, sampling: SamplingParams, values: Tensor
 ) -> None:
-    """Accept probabilities of a root's children, one for each of the likeliest tokens, and two
-    levels below.
+    """Compare accept probabilities of a root's children and of two levels below.
+
+    Each level has one child for each of the likeliest tokens.
     """
     order = values.argsort(descending=True)
     drafted = torch.cat([order[:24], order[-4:]])
@@ -114,8 +115,9 @@ def _add_probabilities(
 def _accept_probs(
     sampling: SamplingParams, values: Tensor, prompt: Tensor, first: int, drafted: Tensor
 ) -> list[Tensor]:
-    """By level, the sampler's accept probability of each ``drafted`` token after the token
-    ``first``, then after each of the best below it.
+    """Return by level the sampler's accept probability of each ``drafted`` token.
+
+    The first level comes after the token ``first``, each next level after the best token above.
     """
     sampler = Sampler(sampling, prompt, len(values))
     root = torch.tensor([first]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool)
@@ -123,7 +125,7 @@ def _accept_probs(
     sampler.remember([first])
     num, levels = len(drafted), 3
     tokens = torch.cat([torch.tensor([first]), *[drafted] * levels])
-    nodes = [0, 1, num + 2]  # of the path
+    nodes = [0, 1, num + 2]  # the path
     mask = torch.eye(len(tokens), dtype=torch.bool)
     for depth in range(levels):
         mask[1 + depth * num : 1 + (depth + 1) * num, nodes[: depth + 1]] = True
@@ -135,10 +137,10 @@ def _accept_probs(
 def reference_scores(
     logits: Tensor, sampling: SamplingParams, seen: Tensor = _UNSEEN, answer: Sequence[int] = ()
 ) -> Tensor:
-    """float64 [V]: ``logits`` f32 [V] after transformers' repetition penalty, and bias, presence
-    and frequency penalties, which it lacks, by formula.
+    """float64 [V]: ``logits`` f32 [V] after bias and penalties.
 
-    ``seen`` int64: tokens of prompt and ``answer``.
+    The repetition penalty is transformers'. Bias, presence and frequency penalties, which
+    transformers lacks, are computed by formula. ``seen`` int64: tokens of prompt and ``answer``.
     """
     scores = logits.double()[None].clone()
     for token, bias in sampling.logit_bias.items():
@@ -156,12 +158,12 @@ def reference_scores(
 def reference_probs(
     logits: Tensor, sampling: SamplingParams, seen: Tensor = _UNSEEN, answer: Sequence[int] = ()
 ) -> Tensor:
-    """float64 [V]: what transformers makes of ``reference_scores``; arguments as there."""
+    """float64 [V]: transformers' probabilities of ``reference_scores``; arguments as there."""
     return filtered_probs(reference_scores(logits, sampling, seen, answer), sampling)
 
 
 def filtered_probs(scores: Tensor, sampling: SamplingParams) -> Tensor:
-    """float64 [V]: what transformers makes of ``scores`` float64 [V] by temperature and filters."""
+    """float64 [V]: ``scores`` float64 [V] after transformers' temperature and filters."""
     steps: list[Any] = [hf.TemperatureLogitsWarper(float(sampling.temperature))]
     if sampling.top_k:
         steps.append(hf.TopKLogitsWarper(sampling.top_k))
@@ -177,9 +179,7 @@ def filtered_probs(scores: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def _add_settings(m: Measurements, name: str, sampling: SamplingParams, logits: Tensor) -> None:
-    """First tokens drawn from the tree, second and third ones after the chain's, and those drawn
-    without a tree.
-    """
+    """Compare first, second and third tokens drawn from the tree, and tokens drawn without one."""
     first, second = (reference_probs(logits[row], sampling) for row in (0, 1))
     third = reference_probs(logits[3], sampling)
     tops = [p.argsort(descending=True)[:2].tolist() for p in (first, second)]
@@ -195,8 +195,8 @@ def _add_settings(m: Measurements, name: str, sampling: SamplingParams, logits: 
 def _draw(
     sampling: SamplingParams, logits: Tensor, tops: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
-    """Answers to the tree of the best two tokens ``tops`` of two levels, one for each seed."""
-    # of the root the second best stands first, so that it is rejected more often than not
+    """Draw answers to the tree of the best two tokens ``tops`` of two levels, one per seed."""
+    # the second best child of the root comes first, so it is rejected more often than accepted
     tokens = torch.tensor([0, tops[0][0], tops[0][1], tops[1][1], tops[1][0]])
     rows = logits[torch.tensor([0, 1, 2, 3, 3])]
     return [
@@ -208,14 +208,15 @@ def _draw(
 
 def _add_frequencies(m: Measurements, name: str, output_ids: Sequence[int], probs: Tensor) -> None:
     value, pools = _p_value(Counter(output_ids), probs)
-    # a single pool of outcomes says nothing about frequencies
+    # a single pool of outcomes does not test frequencies
     compared = len(output_ids) if pools > 1 else 0
     m.add(value, "", name, None, f"{len(output_ids)} draws", compared=compared)
 
 
 def _draw_without_tree(sampling: SamplingParams, logits: Tensor) -> list[int]:
-    """First tokens of answers, and those of forwards over a root alone: a quarter of the draws
-    each.
+    """Draw first tokens of answers and tokens of forwards over a root alone.
+
+    Each kind is a quarter of the draws.
     """
     root, count = Tree.root_only(), _DRAWS // 4
     output_ids = [
@@ -241,10 +242,10 @@ def _sample_tokens(
 
 
 def _p_value(counts: Counter[int], probs: Tensor) -> tuple[float, int]:
-    """Pearson's chi-square test of ``counts`` against ``probs`` [V].
+    """Run Pearson's chi-square test of ``counts`` against ``probs`` [V].
 
-    Returns the p-value, 0 if an outcome of probability 0 was drawn, and the number of pools of
-    outcomes that were compared.
+    Returns the p-value and the number of compared pools of outcomes. The p-value is 0 if an
+    outcome of probability 0 was drawn.
     """
     pools = _pools(counts, probs)
     if any(float(probs[token]) <= 0.0 for token in counts):
@@ -257,7 +258,7 @@ def _p_value(counts: Counter[int], probs: Tensor) -> tuple[float, int]:
 
 
 def _pools(counts: Counter[int], probs: Tensor) -> list[tuple[float, float]]:
-    """Expected and found count of each outcome; rare ones are pooled."""
+    """Return expected and found count of each outcome; rare outcomes are pooled."""
     total = sum(counts.values())
     pools: list[tuple[float, float]] = []
     rest_expected = rest_found = 0.0

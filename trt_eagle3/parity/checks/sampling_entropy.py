@@ -1,8 +1,8 @@
-"""Checks of sampled tokens: their frequencies over many seeds, and the entropy of whole answers.
+"""Checks of sampled tokens: their frequencies over many seeds, and the entropy of answers.
 
-A token of probability p has the surprisal -log p; over tokens drawn from their distributions the
-sum of surprisals has the sum of entropies as its mean and a known variance. Greedy answers have too
-little of it, as do drafted tokens that are accepted too often.
+A token of probability p has the surprisal -log p. Over tokens drawn from their distributions, the
+sum of surprisals has the sum of entropies as its mean, and a known variance. Greedy answers, and
+drafted tokens that are accepted too often, have too little surprisal.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["check_entropy", "check_tokens"]
 
 
 def check_tokens(e: Evidence, m: Measurements) -> None:
-    """Frequencies of sampled tokens, and the entropy of the engine's own sampled answers."""
+    """Check frequencies of sampled tokens, and the entropy of the engine's sampled answers."""
     check_frequencies(e, m)
     check_entropy(e, m)
 
 
 def check_entropy(e: Evidence, m: Measurements) -> None:
-    """One p-value over all sampled answers; a token that cannot be has none."""
+    """Compute one p-value over all sampled answers; 0 if an impossible token was drawn."""
     found = [
         _surprisal(row, token) for answer in e.record.sampled for row, token in _drawn(e, answer)
     ]
@@ -47,17 +47,17 @@ def check_entropy(e: Evidence, m: Measurements) -> None:
 
 
 def _surprisal(row: Tensor, token: int) -> tuple[float, float]:
-    """How far the surprisal of ``token`` is above the entropy of its row, and its variance."""
+    """Return the surprisal of ``token`` minus the entropy of its row, and its variance."""
     probs = reference_probs(row, SAMPLING)
     surprisal = -probs.log()
     entropy = float((probs * surprisal).nan_to_num().sum())
     variance = float((probs * surprisal.square()).nan_to_num().sum()) - entropy**2
-    # coarse types have many equal logits, and of those at its edge a filter may keep any
+    # coarse dtypes have many equal logits, and a filter may keep any of those at its edge
     return float(surprisal[row == row[token]].min()) - entropy, variance
 
 
 def _drawn(e: Evidence, answer: SampledAnswer) -> Iterator[tuple[Tensor, int]]:
-    """Logits [V] and drawn token, of every token whose logits were recorded."""
+    """Yield logits [V] and the drawn token, for every token whose logits were recorded."""
     rows, first = _logits_by_row(e, answer), len(answer.prompt_ids) - 1
     for step, token in enumerate(answer.tokens):
         if first + step in rows:
@@ -65,7 +65,7 @@ def _drawn(e: Evidence, answer: SampledAnswer) -> Iterator[tuple[Tensor, int]]:
 
 
 def _logits_by_row(e: Evidence, answer: SampledAnswer) -> dict[int, Tensor]:
-    """Logits [V] of every row whose next token the answer has."""
+    """Return the logits [V] of every row whose next token is in the answer."""
     num_prompt = len(answer.prompt_ids)
     table = e.embed(torch.cat([answer.prompt_ids, torch.tensor(answer.tokens)]))
     found: dict[int, Tensor] = {}

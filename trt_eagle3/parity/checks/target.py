@@ -34,30 +34,29 @@ __all__ = [
 ]
 
 SURE = 0.1
-"""Margin in probability above which the reference's best token must be the engine's, unless the
-two are a tie.
+"""Margin in probability above which the engine must emit the reference's best token.
+
+Rows whose best two tokens are a tie are excluded.
 """
-_CLOSED = "this backend gives no tensors inside its graphs"
+_CLOSED = "this backend does not expose tensors inside its graphs"
 
 
 def check_layer_steps(e: Evidence, m: Measurements) -> None:
-    """Each decoder layer alone, from the engine's own input to it."""
+    """Compare each decoder layer alone, from the engine's own input to it."""
     found = _by_layer(found for x in e.expected for found in x.step_errors)
     m.add_rows(*found, own=own_steps(e))
     _skip_closed(e, m)
 
 
 def check_layers(e: Evidence, m: Measurements) -> None:
-    """Each decoder layer's output, end to end."""
+    """Compare each decoder layer's output, end to end."""
     found = _by_layer(found for x in e.expected for found in x.layer_errors)
     m.add_rows(*found, own=own_outputs(e))
     _skip_closed(e, m)
 
 
 def _by_layer(found: Iterable[RowErrors]) -> list[RowErrors]:
-    """The first layer of all prompts before the second: a fault shows in every layer after its
-    own.
-    """
+    """Sort errors by layer, over all prompts: a fault shows in every later layer too."""
     return sorted(found, key=lambda rows: int(rows.tensor.split(".")[1]))
 
 
@@ -67,14 +66,15 @@ def _skip_closed(e: Evidence, m: Measurements) -> None:
 
 
 def check_aux(e: Evidence, m: Measurements) -> None:
-    """Aux hidden states."""
+    """Compare aux hidden states."""
     for expected in e.expected:
         m.add_rows(*expected.aux_errors, own=own_aux(e))
 
 
 def _logits(e: Evidence) -> Iterator[tuple[ExpectedAnswer, Tensor, Tensor]]:
-    """Of each answer the engine's logits [R, V] and the expected ones, from the prompt's last row
-    on.
+    """Yield each answer with the engine's logits [R, V] and the expected ones.
+
+    Rows start at the prompt's last row.
     """
     for expected in e.expected:
         first = expected.answer.prompt_len - 1
@@ -86,7 +86,7 @@ def _logits(e: Evidence) -> Iterator[tuple[ExpectedAnswer, Tensor, Tensor]]:
 
 
 def check_logits_cosine(e: Evidence, m: Measurements) -> None:
-    """The direction of logits: the 5th percentile of an answer's rows."""
+    """Compare the direction of logits: the 5th percentile of an answer's rows."""
     for expected, ours, theirs in _logits(e):
         first = expected.answer.prompt_len - 1
         found = RowErrors(expected.answer.name, "logits", cosines(ours, theirs), first)
@@ -94,7 +94,7 @@ def check_logits_cosine(e: Evidence, m: Measurements) -> None:
 
 
 def check_logits_l2(e: Evidence, m: Measurements) -> None:
-    """The size of the logits' error."""
+    """Compare the size of the logits' error."""
     for expected, ours, theirs in _logits(e):
         first = expected.answer.prompt_len - 1
         found = RowErrors(expected.answer.name, "logits", row_errors(ours, theirs), first)
@@ -102,14 +102,14 @@ def check_logits_l2(e: Evidence, m: Measurements) -> None:
 
 
 def check_top1(e: Evidence, m: Measurements) -> None:
-    """The best token, where the reference is sure."""
+    """Compare the best token, where the reference is certain."""
     for expected, ours, theirs in _logits(e):
         right = ours.argmax(dim=-1) == theirs.argmax(dim=-1)
         _add_share(m, expected, _sure(theirs, m.tie_margin), right)
 
 
 def check_top5(e: Evidence, m: Measurements) -> None:
-    """The best token is among the reference's five, where it is not sure."""
+    """Check that the best token is among the reference's five, where it is uncertain."""
     for expected, ours, theirs in _logits(e):
         best = theirs.topk(min(5, theirs.shape[1]), dim=-1).indices
         near = (best == ours.argmax(dim=-1)[:, None]).any(dim=1)
@@ -117,12 +117,12 @@ def check_top5(e: Evidence, m: Measurements) -> None:
 
 
 def _sure(logits: Tensor, tie_margin: float) -> Tensor:
-    """bool [R]: no tie, and much likelier than the second."""
+    """bool [R]: the best token is no tie, and is much likelier than the second."""
     return (margins(logits) > SURE) & (leads(logits) > tie_margin)
 
 
 def _add_share(m: Measurements, expected: ExpectedAnswer, chosen: Tensor, right: Tensor) -> None:
-    """The share of the ``chosen`` rows that are ``right``; bool [R] each."""
+    """Add the share of the ``chosen`` rows that are ``right``; bool [R] each."""
     if not chosen.any():
         return
     wrong = (chosen & ~right).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""Every tolerance of every check: a name, a value per dtype, and where the value comes from."""
+"""Every tolerance of every check: a name, a value per dtype, and the origin of the value."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ __all__ = [
 
 P95 = "p95, or a quarter of the worst"
 WORST_ROW = 4
-"""How many times the tolerance of the other rows a single row may have: ``P95``.
+"""How many times the tolerance of the other rows the worst row may have: ``P95``.
 
-The worst rows of sound engines stay below the tolerance itself (0.7 of it at most, of all checks
-and types, measured as the tolerances are); a row that is another one's has an error of about 1.4.
+The worst rows of sound engines stay within the tolerance itself (at most 0.7 of it, over all checks
+and dtypes, measured as the tolerances are). A row that was swapped with another has an error of
+about 1.4.
 """
 
 ROUNDING = 3
-"""How many times the error of PyTorch's modules in the engine's type a tensor may have that leaves
-its tolerance: both sides may err so, and half of that again for kernels that sum in another order.
+"""Allowed multiple of PyTorch's error in the engine's dtype, for a tensor outside its tolerance.
+
+Both sides may have that error; kernels that sum in another order may add half of it.
 """
 MOST_ROUNDING = 0.35
-"""What that may never exceed: a quarter of a row that is another one's."""
+"""Largest error that ``ROUNDING`` may allow: a quarter of the error of a swapped row."""
 MOST_NATS = 3.0
-"""The same of log-probabilities: another node's are further off."""
+"""The same for log-probabilities: those of another node differ by more."""
 
 Better = Literal["low", "high"]
 
@@ -51,9 +53,10 @@ class Threshold:
     """A tolerance.
 
     Attributes:
-        metric: what is measured, in words. better: ``low`` = must not exceed it, ``high`` = must
-            not fall below it.
-        values: dtype of the engine -> value. origin: why this value.
+        metric: what is measured.
+        better: ``low`` = must not exceed the value, ``high`` = must not fall below it.
+        values: dtype of the engine -> value.
+        origin: the reason for the value.
         logarithmic: measure the distance to a tolerance in powers of ten, for p-values.
     """
 
@@ -68,7 +71,7 @@ def _same(value: float) -> dict[str, float]:
     return dict.fromkeys(("float32", "float16", "bfloat16"), value)
 
 
-_EXACT = "no arithmetic that may round lies between the two"
+_EXACT = "no operation between the two may round"
 _MEASURED = (
     "at least twice the worst measured of sound engines, random pairs and the tiny pair with the "
     "quick suite, against a float32 reference (docs/validate.md, Tolerances)"
@@ -80,15 +83,15 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "relative L2 error of a row, worst",
         "low",
         _same(0.3),
-        "INT4 in groups of 128 leaves 0.1 of a row, 0.2 where a group is nearly empty; a scale or "
-        "a number in another one's place leaves about 1",
+        "INT4 in groups of 128 has an error of 0.1 of a row, 0.2 where a group is nearly empty; a "
+        "misplaced scale or number has an error of about 1",
     ),
     "pixel_values": Threshold(
         "largest difference",
         "low",
         _same(1e-6),
-        "images are equal; of videos transformers folds the rescaling into mean and std, which "
-        "moves the last bit (6e-8 measured); one level of 255 would be 8e-3",
+        "images are equal; for videos transformers folds the rescaling into mean and std, which "
+        "changes the last bit (6e-8 measured); one level of 255 would be 8e-3",
     ),
     "vision": Threshold(
         f"relative L2 error of a row, {P95}",
@@ -100,20 +103,20 @@ THRESHOLDS: Mapping[str, Threshold] = {
         f"relative L2 error of a row, {P95}",
         "low",
         {"float32": 5e-5, "float16": 1.5e-2, "bfloat16": 1.5e-1},
-        f"{_MEASURED}; errors of all layers before are in it",
+        f"{_MEASURED}; includes the errors of all earlier layers",
     ),
     "layer_step": Threshold(
         "relative L2 error of a row, worst",
         "low",
         {"float32": 2e-5, "float16": 1e-2, "bfloat16": 7e-2},
-        f"{_MEASURED}; one layer alone, fed with the engine's own input",
+        f"{_MEASURED}; one layer alone, from the engine's own input",
     ),
     "kv_attention": Threshold(
         "relative L2 error of a row, worst",
         "low",
         {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2},
-        "attention alone, over the very numbers of the cache: 8 times what a launch may err by in "
-        "the kernels' tests; a scale in another one's place leaves about 1",
+        "attention alone, over the numbers in the cache: 8 times the error that the kernels' tests "
+        "allow a launch; a misplaced scale has an error of about 1",
     ),
     "aux": Threshold(
         f"relative L2 error of a row, {P95}",
@@ -138,37 +141,37 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "probability that are no ties",
         "high",
         {"float32": 1.0, "float16": 1.0, "bfloat16": 0.99},
-        "neither rounding (tie_margin) nor a probability that is nearly the same can turn such a "
-        "row's best token",
+        "neither rounding (tie_margin) nor a nearly equal probability can change the best token of "
+        "such a row",
     ),
     "top5": Threshold(
-        "rows whose best token is among the reference's best five, of the others",
+        "rows whose best token is among the reference's best five, of the remaining rows",
         "high",
         {"float32": 1.0, "float16": 1.0, "bfloat16": 0.98},
         "near-ties of two tokens stay inside the best five",
     ),
     "tie_margin": Threshold(
-        "logits that the reference prefers its token by, over the root mean square of the row's "
-        "logits",
+        "difference of logits by which the reference prefers its token, over the root mean square "
+        "of the row's logits",
         "low",
         {"float32": 2e-5, "float16": 3e-2, "bfloat16": 3e-1},
-        "4 times the worst relative L2 error of logits measured of sound engines: the error of a "
+        "4 times the worst relative L2 error of logits measured on sound engines: the error of a "
         "difference of two logits, at three standard deviations",
     ),
     "drawn_tie": Threshold(
         "probability of all likelier tokens, of drawn tokens that differ",
         "low",
         {"float32": 0.0, "float16": 0.9999, "bfloat16": 0.9999},
-        "the random numbers of a seed belong to a tree, and a draft that rounds otherwise drafts "
-        "another one: both tokens are then draws of their own, of which one in ten thousand lies "
-        "so deep in the tail. In float32 drafts are the same, and no mismatch is a tie",
+        "the random numbers of a seed belong to a tree, and a draft that rounds differently drafts "
+        "another tree: both tokens are then independent draws, and one in ten thousand lies so "
+        "deep in the tail. In float32 drafts are equal, and no mismatch is a tie",
     ),
     "seed_draws": Threshold(
-        "share of a seed's draws at temperature 5 that come out otherwise when drawn again",
+        "share of a seed's draws at temperature 5 that differ when drawn again",
         "low",
         {"float32": 0.0, "float16": 0.5, "bfloat16": 0.5},
-        "nine of ten draws of an ignored seed (measured on a trained pair, whose model is sure), "
-        "one of fifteen where rounding by 2 % has other trees drafted",
+        "nine of ten draws of an ignored seed (measured on a trained pair, whose model is "
+        "confident), one of fifteen where rounding by 2 % changes the drafted trees",
     ),
     "token_failures": Threshold(
         "mismatches that are no ties", "low", _same(0.0), "greedy decoding is deterministic"
@@ -177,8 +180,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "largest difference, nats",
         "low",
         {"float32": 1e-3, "float16": 1e-1, "bfloat16": 1.0},
-        "the error of a logit of six standard deviations, by the relative error of logits; another "
-        "node's or the draft's distribution is several nats off",
+        "the error of a logit at six standard deviations, by the relative error of logits; the "
+        "distribution of another node or of the draft differs by several nats",
     ),
     "draft_features": Threshold(
         "relative L2 error of a row, worst",
@@ -196,21 +199,21 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "largest difference of the share accepted at a position",
         "low",
         {"float32": 0.0, "float16": 0.02, "bfloat16": 0.05},
-        "the same proposals are accepted alike; below float32 a few near-ties of the draft fall "
-        "otherwise, and one cycle is not counted",
+        "equal proposals are accepted equally; below float32 a few near-ties of the draft resolve "
+        "differently, and one cycle is not counted",
     ),
     "sampling_probabilities": Threshold(
         "largest difference of a probability",
         "low",
         _same(1e-5),
-        "float32 softmax over the same logits in another order of sums; 1e-7 measured",
+        "float32 softmax over the same logits, summed in another order; 1e-7 measured",
     ),
     "sampling_frequencies": Threshold(
         "p-value, the least of all",
         "high",
         _same(1e-6),
-        "seeded, so the same on every run; a right sampler falls below once in a million draws "
-        "of the seed",
+        "seeded, so equal in every run; a correct sampler falls below it for one in a million "
+        "seeds",
         logarithmic=True,
     ),
 }
@@ -219,7 +222,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
 
 @dataclass(frozen=True)
 class Override:
-    """A value the user gave in place of ours."""
+    """A tolerance that the user set in place of the default."""
 
     name: str
     ours: float
@@ -239,13 +242,13 @@ class Limit:
     logarithmic: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether ``value`` is within it; NaN never is."""
+        """Return whether ``value`` is within the tolerance; NaN never is."""
         return value <= self.value if self.better == "low" else value >= self.value
 
     def used(self, value: float) -> float | None:
-        """Share of the tolerance that ``value`` uses: 0 is perfect, above 1 fails.
+        """Return the share of the tolerance that ``value`` uses: 0 is perfect, above 1 fails.
 
-        None if nothing may differ, or everything may.
+        None if nothing may differ, or if everything may.
         """
         room, gone = self._distance(self.value), self._distance(value)
         if room <= 0 or math.isinf(room):
@@ -253,7 +256,7 @@ class Limit:
         return max(gone, 0.0) / room
 
     def _distance(self, value: float) -> float:
-        """Distance from the perfect value: 0, or 1 if high is better."""
+        """Return the distance from the perfect value: 0, or 1 if high is better."""
         if self.better == "low":
             return value
         if self.logarithmic:
@@ -262,7 +265,10 @@ class Limit:
 
 
 class Thresholds:
-    """The tolerances of one dtype, with the user's overrides; ``own``: those of another dtype."""
+    """The tolerances of one dtype, with the user's overrides.
+
+    ``own``: threshold name -> a dtype that replaces the engine's for that threshold.
+    """
 
     def __init__(
         self,
@@ -289,7 +295,7 @@ class Thresholds:
 
     @property
     def overrides(self) -> list[Override]:
-        """What the user changed."""
+        """The tolerances that the user changed."""
         return [
             Override(name, THRESHOLDS[name].values[self._dtype_of(name)], v)
             for name, v in self._overrides.items()
@@ -297,11 +303,11 @@ class Thresholds:
 
 
 def read_overrides(file: Path) -> dict[str, float]:
-    """A YAML mapping of threshold names to numbers.
+    """Read a YAML mapping of threshold names to numbers.
 
     Raises:
-        UserError: unreadable, not such a mapping, or an unknown name (the message gives the
-            nearest).
+        UserError: the file is unreadable, is no such mapping, or has an unknown name (the message
+            gives the nearest).
     """
     try:
         values = read_yaml(file)
@@ -320,7 +326,7 @@ def read_overrides(file: Path) -> dict[str, float]:
 
 
 def _number(value: object, where: str) -> float:
-    """A number; YAML 1.1 takes ``1e-3`` for a text."""
+    """Return a number; YAML 1.1 reads ``1e-3`` as a text."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -1,5 +1,7 @@
-"""Checks of tokens: without speculation against the reference, with it against without; and the
-logits that speculation verified.
+"""Checks of tokens: without speculation, with speculation, and the verified logits.
+
+Answers without speculation are compared with the reference. Answers with speculation are compared
+with those without.
 
 Shapes: A tokens of an answer, V vocab.
 """
@@ -33,7 +35,7 @@ __all__ = [
 
 
 def check_autoregressive_tokens(e: Evidence, m: Measurements) -> None:
-    """Greedy tokens without speculation, against the reference's best over the same prefix."""
+    """Compare greedy tokens without speculation with the reference's best on the same prefix."""
     for expected in e.expected:
         answer, best = expected.answer, expected.logits.argmax(dim=-1).tolist()
         found = [
@@ -52,13 +54,13 @@ def _mismatch(
     decode: Decode,
     other: ExpectedAnswer,
 ) -> Mismatch:
-    """``other``: what is expected of the forwards that the second token comes from."""
+    """Classify a mismatch; ``other``: values expected where the second token was emitted."""
     choice = Choice(e.logits[step], other=other.logits[step])
     return find_mismatch(m, e.answer.name, step, choice, tokens, decode)
 
 
 def check_speculative_tokens(e: Evidence, m: Measurements) -> None:
-    """Greedy tokens with speculation, against those without."""
+    """Compare greedy tokens with speculation with those without."""
     for expected in e.expected:
         if expected.answer.speculative:
             got = expected.answer.speculative
@@ -74,10 +76,11 @@ def compare_answers(
     sides: tuple[str, str],
     other: ExpectedAnswer,
 ) -> None:
-    """Add where tokens ``got`` part from the answer's own.
+    """Add the first token of ``got`` that differs from the answer's own.
 
     Args:
-        sides: what they are called. other: what is expected of the forwards that gave ``got``.
+        sides: names of the two answers for the report.
+        other: values expected of the forwards that emitted ``got``.
     """
     own = expected.answer.autoregressive
     same, found = first_difference(own, got), list[Mismatch]()
@@ -90,7 +93,7 @@ def compare_answers(
 
 
 def check_text(e: Evidence, m: Measurements) -> None:
-    """The text that was streamed; 1 where it is another one."""
+    """Compare the streamed text; adds 1 if it differs."""
     for expected in e.expected:
         if expected.text is not None:
             answer, detail = expected.answer, _difference(expected.text, expected.answer.text)
@@ -99,7 +102,7 @@ def check_text(e: Evidence, m: Measurements) -> None:
 
 
 def _difference(wanted: str, got: str) -> str:
-    """Where two texts part, in words; empty where they are equal."""
+    """Describe where two texts first differ; empty if they are equal."""
     if wanted == got:
         return ""
     pairs = enumerate(zip(wanted, got, strict=False))
@@ -108,7 +111,7 @@ def _difference(wanted: str, got: str) -> str:
 
 
 def check_verify_logits(e: Evidence, m: Measurements) -> None:
-    """Logits of verify forwards, at every node that stands on the answer."""
+    """Compare logits of verify forwards, at every node that lies on the answer."""
     for expected in [x.verified for x in e.expected]:
         answer, columns = expected.answer, e.record.columns
         table = e.embed(answer.token_ids[: answer.prompt_len + answer.agreed])
@@ -118,7 +121,7 @@ def check_verify_logits(e: Evidence, m: Measurements) -> None:
             wanted = expected.logits[torch.tensor(rows) - answer.prompt_len + 1]
             wanted = wanted if columns is None else wanted[:, columns]
             errors = row_errors(torch.stack([given[row] for row in rows]), wanted)
-            # if the engine's experts are known, no row is excused for open experts
+            # if the engine's experts are known, open experts excuse no row
             opened = None if expected.experts else expected.open_at(rows)
             found = RowErrors(answer.name, "logits", errors, rows[0], opened)
             m.add_rows(found, own=own_logits(e))

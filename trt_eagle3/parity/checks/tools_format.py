@@ -1,6 +1,8 @@
-"""Check of calls of tools: the text of an answer, read by a reader of its own, is calls as they
-were demanded; what the program makes of it, piece by piece, is those calls; and the checkpoint's
-chat template writes calls so.
+"""Check of tool calls.
+
+An independent parser must read the text of an answer as the requested calls. The message parser,
+fed in pieces, must return the same calls. The checkpoint's chat template must write calls in the
+same format.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ _BEGUN = re.compile(
     r'<tool_call>\n\{"name": "(?P<name>\w+)", "arguments": \{\s*"(?P<key>[^"]*)(?P<end>"?)'
 )
 _PARAMETER = re.compile(r"<parameter=(\w+)>\n(.*?)\n</parameter>\n", re.DOTALL)
-_PIECE = 3  # characters that the parser is given at once
+_PIECE = 3  # characters per call of the parser
 Call = tuple[str, Any]
 
 
 def check_tools_format(e: Evidence, m: Measurements) -> None:
-    """Every answer that must call tools, and the template, where it is made for tools."""
+    """Check every answer that must call tools, and the template if it supports tools."""
     assert e.record.options is not None, "options were not recorded"
     processor = e.engine.processor
     for answer in e.record.options.answers:
@@ -49,13 +51,16 @@ def check_tools_format(e: Evidence, m: Measurements) -> None:
 
 
 def format_fault(text: str, tool_format: ToolFormat, *, cut: bool, named: bool) -> str:
-    """What is wrong with an answer; empty where nothing is. ``cut``: it was not finished;
-    ``named``: it must be one call, of ``NAMED_TOOL``.
+    """Return what is wrong with an answer; empty if it is correct.
+
+    Args:
+        cut: the answer was not finished.
+        named: it must be one call of ``NAMED_TOOL``.
     """
     reader = _reader(tool_format)
     around = reader.call.sub("", text).strip()
     if around and not (cut and reader.may_become_call(around)):
-        return f"beside calls: {around!r:.60}"
+        return f"text outside calls: {around!r:.60}"
     calls = []
     for body in reader.call.findall(text):
         call = reader.read(body)
@@ -74,8 +79,9 @@ def format_fault(text: str, tool_format: ToolFormat, *, cut: bool, named: bool) 
 
 
 def template_fault(template: ChatTemplate, tool_format: ToolFormat) -> str | None:
-    """What is wrong with how it writes a call that it is given; empty where that is as answers
-    must write it, None where it is not made for tools.
+    """Return what is wrong with the template's text of a tool call.
+
+    Empty if it has the format of answers; None if the template does not support tools.
     """
     arguments = {"minutes": 7}
     call = {"type": "function", "function": {"name": NAMED_TOOL, "arguments": arguments}}
@@ -88,26 +94,26 @@ def template_fault(template: ChatTemplate, tool_format: ToolFormat) -> str | Non
         text = template.render(turns, [tool.to_template() for tool in TOOLS])
     except UserError as error:
         return None if "not made for tools" in str(error) else str(error)
-    # the prompt that describes the tools may show a call, too
+    # the tool descriptions in the prompt may also show a call
     reader = _reader(tool_format)
     calls = [reader.read(body) for body in reader.call.findall(text)]
     return "" if (NAMED_TOOL, arguments) in calls else f"no call as expected: {text!r:.80}"
 
 
 class _Hermes:
-    """Reads Hermes' JSON."""
+    """Parses Hermes' JSON."""
 
     call = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 
     def read(self, body: str) -> Call | None:
-        """Name and arguments, if the call matches the schema of a known tool."""
+        """Return name and arguments, if the call matches the schema of a known tool."""
         call = _json(body)
         if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
             return None
         return _valid(call["name"], call["arguments"])
 
     def may_become_call(self, text: str) -> bool:
-        """Whether ``text`` may begin a call, checked up to its first argument."""
+        """Return whether ``text`` may begin a call, checked up to its first argument."""
         begun = _BEGUN.match(text)
         if begun is None:
             heads = [f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{' for tool in TOOLS]
@@ -120,12 +126,12 @@ class _Hermes:
 
 
 class _Qwen3Xml:
-    """Reads Qwen3's XML."""
+    """Parses Qwen3's XML."""
 
     call = re.compile(r"<tool_call>\n(<function=.*?</function>)\n</tool_call>", re.DOTALL)
 
     def read(self, body: str) -> Call | None:
-        """As of ``_Hermes``."""
+        """Return name and arguments as ``_Hermes.read`` does."""
         name, _, rest = body.removeprefix("<function=").partition(">\n")
         tool = _tool(name)
         if tool is None or _PARAMETER.sub("", rest) != "</function>":
@@ -138,7 +144,7 @@ class _Qwen3Xml:
         return _valid(name, arguments)
 
     def may_become_call(self, text: str) -> bool:
-        """As of ``_Hermes``."""
+        """Return whether ``text`` may begin a call, as ``_Hermes.may_become_call`` does."""
         heads = [
             f"<tool_call>\n<function={tool.name}>\n<parameter={key}>\n"
             for tool in TOOLS
@@ -159,7 +165,7 @@ def _tool(name: Any) -> Tool | None:
 
 
 def _valid(name: Any, arguments: Any) -> Call | None:
-    """The call, if the tool's schema allows it."""
+    """Return the call, if the tool's schema allows it."""
     tool = _tool(name)
     if tool is None or not isinstance(arguments, dict):
         return None
@@ -180,7 +186,7 @@ def _allows(schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def _parsed(text: str, tool_format: ToolFormat) -> AssistantMessage:
-    """As a server that streams makes a message of it."""
+    """Parse ``text`` as a streaming server does."""
     parser = MessageParser(TOOLS, AnswerFormat(tools=tool_format))
     for start in range(0, len(text), _PIECE):
         parser.push(text[start : start + _PIECE])

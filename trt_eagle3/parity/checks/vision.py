@@ -16,31 +16,31 @@ __all__ = ["check_visual_embeds", "check_visual_levels", "lacks_levels", "lacks_
 
 
 def lacks_tower(e: Evidence) -> str:
-    """Why the target has no vision tower; empty if it has one."""
+    """Return why the target has no vision tower; empty if it has one."""
     return "" if e.spec.vision else "the target reads text only"
 
 
 def lacks_levels(e: Evidence) -> str:
-    """Why the target has no deepstack levels; empty if it has some."""
+    """Return why the target has no deepstack levels; empty if it has some."""
     return lacks_tower(e) or ("" if e.spec.num_visual_levels else "the target has no deepstack")
 
 
 def _seen(e: Evidence) -> Iterator[tuple[str, Mapping[str, Tensor], VisionStates]]:
-    """Case, the engine's outputs and the expected ones, of prompts with images or videos."""
+    """Yield case, the engine's outputs and the expected ones of prompts with images or videos."""
     for expected in e.expected:
         if expected.vision is not None and expected.answer.vision is not None:
             yield expected.answer.name, expected.answer.vision.outputs, expected.vision
 
 
 def check_visual_embeds(e: Evidence, m: Measurements) -> None:
-    """Visual embeddings."""
+    """Compare visual embeddings."""
     for case, found, expected in _seen(e):
         errors = errors_or_infinite(found["visual_embeds"], expected.visual_embeds)
         m.add_rows(RowErrors(case, "visual_embeds", errors))
 
 
 def check_visual_levels(e: Evidence, m: Measurements) -> None:
-    """Every deepstack level; one that is missing is an infinite error."""
+    """Compare every deepstack level; a missing level is an infinite error."""
     for case, found, expected in _seen(e):
         levels = found.get("deepstack", torch.empty(0))
         for i, level in enumerate(expected.visual_levels):

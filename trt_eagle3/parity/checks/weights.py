@@ -1,4 +1,4 @@
-"""Checks of quantised weights: as the engine's graphs make them, and as the build made them.
+"""Checks of quantised weights: as the engine dequantises them, and as the build made them.
 
 Shapes: N outputs, K inputs.
 """
@@ -30,19 +30,20 @@ _FLOAT32 = dtype_named("float32")
 
 
 def lacks_quantised(e: Evidence) -> str:
-    """Why the bundle has no quantised weight; empty if it has some."""
+    """Return why the bundle has no quantised weight; empty if it has some."""
     found = any(_quantised(e)) or any(_quantised_parts(e))
     return "" if found else "no weight is quantised"
 
 
 def lacks_made(e: Evidence) -> str:
-    """Why the bundle has no weight that the build quantised; empty if it has some."""
-    return "" if e.engine.record.config.engine.weights else "no weight is made by the build"
+    """Return why the bundle has no weight that the build quantised; empty if it has some."""
+    return "" if e.engine.record.config.engine.weights else "the build quantised no weight"
 
 
 def check_values(e: Evidence, m: Measurements) -> None:
-    """Every quantised weight of the bundle's graphs, dequantised by the engine, against the
-    definition of its format.
+    """Compare every quantised weight of the bundle's graphs with its format's definition.
+
+    The engine's code dequantises the weight.
     """
     engine = e.engine
     root = engine.record.weights_root(engine.path)
@@ -51,9 +52,9 @@ def check_values(e: Evidence, m: Measurements) -> None:
         m.skip(_INSIDE)
         return
     by_name = {ref.name: (name, ref) for name, ref in _quantised(e)}
-    strangers = [part.name for _, part in parts if part.name not in by_name]
-    place = strangers[0] if strangers else "names of quantised weights"
-    m.add(len(strangers), "", place, compared=len(parts))
+    unknown = [part.name for _, part in parts if part.name not in by_name]
+    place = unknown[0] if unknown else "names of quantised weights"
+    m.add(len(unknown), "", place, compared=len(parts))
     for expr, part in parts:
         if part.name not in by_name:
             continue
@@ -77,7 +78,7 @@ def _quantised(e: Evidence) -> Iterator[tuple[str, TensorRef]]:
 
 
 def _quantised_parts(e: Evidence) -> Iterator[tuple[WeightExpr, WeightPart]]:
-    """Of every graph that lies beside its weights."""
+    """Yield the quantised parts of every graph that has its weights in separate files."""
     for graph in GRAPHS:
         file = e.engine.path / graph / "model.onnx"
         if not file.exists():
@@ -87,9 +88,10 @@ def _quantised_parts(e: Evidence) -> Iterator[tuple[WeightExpr, WeightPart]]:
 
 
 def check_made(e: Evidence, m: Measurements) -> None:
-    """Weights that the build quantised, by the definition of their format, against the
-    checkpoint's; and all others, which must be the same. Scales of a calibration belong in both
-    what makes an input and what is multiplied with it.
+    """Compare weights that the build quantised with the checkpoint's; all others must be equal.
+
+    The quantised weights are dequantised by the definition of their format. Calibration scales
+    apply both to the weight that makes an input and to the weight that multiplies it.
     """
     weights = e.engine.record.config.engine.weights
     if e.original is None or weights is None:

@@ -1,1 +1,1 @@
-"""Record: the prompts, the engine's answers to them, and what its graphs were given and gave."""
+"""Record: the prompts, the engine's answers, and the inputs and outputs of its graphs."""

@@ -1,4 +1,4 @@
-"""Answers: every case without speculation and with it, or sampled, and the recorded forwards."""
+"""Answers: every case without and with speculation, or sampled, and the recorded forwards."""
 
 from __future__ import annotations
 
@@ -14,48 +14,49 @@ from trt_eagle3.decode.request.request import Generation
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import ModelInputs
-from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 from trt_eagle3.parity.record.workload import Case
 
-__all__ = ["Answer", "SampledAnswer", "answer_cases", "kept_columns", "sample_cases"]
+__all__ = ["RecordedAnswer", "SampledAnswer", "answer_cases", "kept_columns", "sample_cases"]
 
-# of one verify forward; of more (big vocabularies, big trees) only some columns are kept
+# logits of one verify forward; above this (big vocabularies, big trees) only some columns are kept
 _MAX_LOGITS = 4_000_000
 _KEPT_COLUMNS = 8192
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One case and what the engine made of it.
+class RecordedAnswer:
+    """One case and the engine's answers to it.
 
     Attributes:
         inputs: as the engine's processor prepared them.
-        autoregressive, speculative: tokens of the answer, without and with speculation; of a bundle
-            without a draft none are speculative.
-        vision: the recorded run of the vision graph. autoregressive_forwards: those of the target
-            without speculation. speculative_forwards: those of all graphs with speculation.
-        accepted_lengths: as ``Generation``'s, of the speculative answer.
-        text: of the autoregressive answer, as it was streamed.
+        autoregressive, speculative: tokens of the answer, without and with speculation; without a
+            draft ``speculative`` is empty.
+        vision: the recorded run of the vision graph.
+        autoregressive_forwards: the target's forwards without speculation.
+        speculative_forwards: forwards of all graphs with speculation.
+        accepted_lengths: as in ``Generation``, of the speculative answer.
+        text: the streamed text of the autoregressive answer.
     """
 
     case: Case
     inputs: ModelInputs
     autoregressive: tuple[int, ...]
     speculative: tuple[int, ...]
-    vision: Forward | None
-    autoregressive_forwards: Sequence[Forward]
-    speculative_forwards: Sequence[Forward]
+    vision: RecordedForward | None
+    autoregressive_forwards: Sequence[RecordedForward]
+    speculative_forwards: Sequence[RecordedForward]
     accepted_lengths: tuple[int, ...]
     text: str = ""
 
     @property
     def name(self) -> str:
-        """The case's."""
+        """The case's name."""
         return self.case.name
 
     @property
     def prompt_len(self) -> int:
-        """P."""
+        """P: tokens of the prompt."""
         return len(self.inputs.token_ids)
 
     @cached_property
@@ -65,19 +66,19 @@ class Answer:
 
     @property
     def num_rows(self) -> int:
-        """P + A - 1: the last token is no row."""
+        """P + A - 1: the last token has no row."""
         return len(self.token_ids) - 1
 
     @cached_property
     def visual_rows(self) -> Tensor:
-        """bool [P + A - 1]."""
+        """bool [P + A - 1]: rows of visual tokens."""
         rows = torch.zeros(self.num_rows, dtype=torch.bool)
         rows[: self.prompt_len] = self.inputs.visual_rows
         return rows
 
     @cached_property
     def agreed(self) -> int:
-        """Tokens at the start of the answer that are the same with speculation and without."""
+        """Number of equal tokens at the start, with and without speculation."""
         pairs = zip(self.autoregressive, self.speculative, strict=False)
         same = [a == b for a, b in pairs]
         return same.index(False) if False in same else len(same)
@@ -85,20 +86,21 @@ class Answer:
 
 def answer_cases(
     engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, progress: Callable[[], object]
-) -> list[Answer]:
-    """Answer every case; end tokens do not end an answer: each has ``max_tokens``, or as many as
-    the limits let it.
+) -> list[RecordedAnswer]:
+    """Answer every case.
+
+    End tokens do not end an answer: each has ``max_tokens``, or as many as the limits allow.
     """
     return [_answer(engine, case, max_tokens, progress) for case in cases]
 
 
 def _answer(
     engine: RecordingEngine, case: Case, max_tokens: int, progress: Callable[[], object]
-) -> Answer:
+) -> RecordedAnswer:
     q = case.question
     inputs = engine.prepare(q.prompt, q.images, q.videos)
     found, forwards = _generate(engine, case, max_tokens, None, speculation=False)
-    answer = Answer(
+    answer = RecordedAnswer(
         case=case,
         inputs=inputs,
         autoregressive=found.token_ids,
@@ -115,7 +117,9 @@ def _answer(
     return answer
 
 
-def _with_speculation(engine: RecordingEngine, answer: Answer, max_tokens: int) -> Answer:
+def _with_speculation(
+    engine: RecordingEngine, answer: RecordedAnswer, max_tokens: int
+) -> RecordedAnswer:
     columns = kept_columns(engine)
     found, forwards = _generate(engine, answer.case, max_tokens, columns, speculation=True)
     return replace(
@@ -132,8 +136,8 @@ def _generate(
     max_tokens: int,
     columns: Tensor | None,
     **options: Any,
-) -> tuple[Generation, list[Forward]]:
-    """Answer one case; what was recorded meanwhile, of the target's logits these ``columns``."""
+) -> tuple[Generation, list[RecordedForward]]:
+    """Answer one case; return its forwards, with these ``columns`` of the target's logits."""
     q = case.question
     engine.take()
     engine.recording.columns = columns
@@ -149,8 +153,8 @@ def _generate(
 
 
 def _vision_of(
-    engine: RecordingEngine, forwards: Sequence[Forward], inputs: ModelInputs
-) -> Forward | None:
+    engine: RecordingEngine, forwards: Sequence[RecordedForward], inputs: ModelInputs
+) -> RecordedForward | None:
     seen = next((f for f in forwards if f.graph == "vision"), None)
     if seen is None:
         return None
@@ -160,26 +164,31 @@ def _vision_of(
     return without_padding(seen, rows, patches, vision.spatial_merge_size**2)
 
 
-def without_padding(run: Forward, rows: dict[str, Tensor], patches: int, merged: int) -> Forward:
-    """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow
-    (``decode/forward/runner.py``).
+def without_padding(
+    run: RecordedForward, rows: dict[str, Tensor], patches: int, merged: int
+) -> RecordedForward:
+    """Cut a run of the vision graph to its first ``patches``.
 
-    ``rows``: its other inputs, of those alone. ``merged``: patches of a visual token.
+    On CUDA the patches are padded to the size of a bucket (``decode/forward/runner.py``).
+
+    Args:
+        rows: the run's other inputs, for these patches alone.
+        merged: patches of a visual token.
     """
     tokens = patches // merged
     inputs = {"patches": run.inputs["patches"][:patches], **rows}
     outputs = {name: x[..., :tokens, :] for name, x in run.outputs.items()}
-    return Forward(run.graph, inputs, outputs)
+    return RecordedForward(run.graph, inputs, outputs)
 
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """A sampled answer: the tokens [P] of its prompt, its own, and the target's recorded runs."""
+    """A sampled answer: prompt tokens [P], answer tokens, and the target's recorded forwards."""
 
     name: str
     prompt_ids: Tensor
     tokens: tuple[int, ...]
-    forwards: Sequence[Forward]
+    forwards: Sequence[RecordedForward]
 
 
 def sample_cases(
@@ -189,8 +198,9 @@ def sample_cases(
     sampling: SamplingParams,
     progress: Callable[[], object],
 ) -> list[SampledAnswer]:
-    """Answer by chance, with speculation where the whole logits of its forwards can be kept; seeds
-    count from 0.
+    """Sample an answer to each case; seeds count from 0.
+
+    Speculates if the whole logits of its forwards can be kept.
     """
     whole = engine.manifest is not None and kept_columns(engine) is None
     found = []
@@ -207,7 +217,7 @@ def sample_cases(
 
 
 def kept_columns(engine: RecordingEngine, batch_size: int = 1) -> Tensor | None:
-    """Columns of verify logits of so many sequences that are kept: None for all of them."""
+    """Return the columns of verify logits to keep for ``batch_size`` sequences; None: all."""
     vocab, speculation = engine.spec.vocab_size, engine.record.config.speculation
     nodes = speculation.num_draft_tokens or speculation.steps * max(1, speculation.topk) + 1
     if batch_size * vocab * nodes <= _MAX_LOGITS:

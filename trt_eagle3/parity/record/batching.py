@@ -1,8 +1,8 @@
 """Batched answers: every prompt at once, as in service.
 
-Alone, a prompt runs in the first row of a batch, over fresh pages that never run out. Here all are
-asked together, twice, the second time over fewer pages than they need: prefixes are reused,
-sequences preempted and computed again.
+Alone, a prompt runs in the first row of a batch, over fresh pages that never run out. Here all
+prompts run in one batch, twice. The second round has fewer pages than it needs: prefixes are
+reused, and sequences are preempted and recomputed.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trt_eagle3.decode.request.answer import Answer as Reply
+from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Generation, Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.parity.record.answers import Answer, kept_columns
-from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+from trt_eagle3.parity.record.answers import RecordedAnswer, kept_columns
+from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 
 __all__ = ["ROUNDS", "BatchedAnswers", "answer_batched"]
 
 ROUNDS = 2
-"""The second finds the pages of the first, and has too few."""
+"""The second round finds the pages of the first, and has too few."""
 
 
 @dataclass(frozen=True)
 class BatchedAnswers:
-    """All prompts asked at once.
+    """Answers to all prompts, submitted at once.
 
     Attributes:
-        replies: by round, in the order of the cases. forwards: by round, of the target. columns:
-            kept of its logits; None: all.
-        preempted: how many sequences had to make room. reused: prompt rows found in the prefix
-            cache.
+        replies: by round, in the order of the cases.
+        forwards: by round, of the target.
+        columns: kept columns of its logits; None: all.
+        preempted: number of preempted sequences.
+        reused: prompt rows found in the prefix cache.
     """
 
     replies: Sequence[Sequence[Generation]]
-    forwards: Sequence[Sequence[Forward]]
+    forwards: Sequence[Sequence[RecordedForward]]
     columns: Tensor | None
     preempted: int
     reused: int
@@ -45,11 +46,11 @@ class BatchedAnswers:
 
 def answer_batched(
     engine: RecordingEngine,
-    answers: Sequence[Answer],
+    answers: Sequence[RecordedAnswer],
     max_tokens: int,
     progress: Callable[[], object],
 ) -> BatchedAnswers:
-    """Run all cases again at once, in a second round with few pages."""
+    """Answer all cases again at once, and once more with few pages."""
     engine.take()
     engine.begin_service()
     engine.recording.only = "target"
@@ -65,9 +66,10 @@ def answer_batched(
     return BatchedAnswers(replies, forwards, columns, now.preempted, now.reused_tokens)
 
 
-def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
-    """Pages for a batch's prompts and first cycles, but not for all of its answers; enough for
-    the longest alone.
+def _num_pages(engine: RecordingEngine, answers: Sequence[RecordedAnswer]) -> int:
+    """Return pages for a batch's prompts and first cycles, but not for all of its answers.
+
+    They are enough for the longest sequence alone.
     """
     size, most = engine.page_size, engine.limits.max_batch_size
     prompts = sum(-(-(a.prompt_len + engine.num_tree_rows) // size) for a in answers[:most])
@@ -75,8 +77,10 @@ def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
     return max(prompts, -(-min(longest, engine.limits.max_seq_len) // size))
 
 
-def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) -> list[Generation]:
-    """All at once, or as many as may wait; each has its own reader, as in service."""
+def _ask(
+    engine: RecordingEngine, answers: Sequence[RecordedAnswer], max_tokens: int
+) -> list[Generation]:
+    """Submit all requests at once, up to ``max_waiting``; each has its own reader thread."""
     found: list[Generation] = []
     wave = engine.limits.max_waiting
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
@@ -86,5 +90,5 @@ def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) ->
             [Request(q.prompt, q.images, q.videos, sampling) for q in questions]
         )
         with ThreadPoolExecutor(len(asked)) as readers:
-            found += readers.map(Reply.finish, asked)
+            found += readers.map(Answer.finish, asked)
     return found

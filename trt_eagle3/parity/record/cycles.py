@@ -1,5 +1,4 @@
-"""The draft's side of a record: committed rows and, cycle by cycle, the rows it drafted on its own
-features.
+"""The draft's part of a record: committed rows, and the rows drafted in each cycle.
 
 Shapes: n committed rows, S rows of a forward, Hd draft hidden, Vd draft vocab, k * H aux states.
 """
@@ -12,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import Rows, logits_of, positions_of, rows_of
+from trt_eagle3.parity.record.engine import RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, logits_of, positions_of, rows_of
 
 __all__ = ["Committed", "Cycle", "Drafted", "read_draft_forwards"]
 
@@ -23,10 +22,12 @@ class Drafted:
     """One row that the draft ran.
 
     Attributes:
-        embeds: [Hd]. position: [3]. features: [Hd], what it gave. logits: [Vd] or None where none
-            was wanted.
-        parent: row of its cycle, -1 for the last committed row; it is at ``depth`` 1 then. seen:
-            rows of the cycle.
+        embeds: [Hd].
+        position: [3].
+        features: [Hd], the row's output.
+        logits: [Vd], or None if they were not computed.
+        parent: row of its cycle; -1 for the last committed row, and ``depth`` is then 1.
+        seen: visible rows of the cycle.
     """
 
     embeds: Tensor
@@ -40,9 +41,9 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Committed(Drafted):
-    """A row with true features:
+    """A row with the target's features.
 
-    ``aux`` [k * H] went into ``fuse``, ``fused`` [Hd] came out and into the draft.
+    ``aux`` [k * H] is the input of ``fuse``; ``fused`` [Hd] is its output and the draft's input.
     """
 
     aux: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -51,32 +52,32 @@ class Committed(Drafted):
 
 @dataclass(frozen=True)
 class Cycle:
-    """What was drafted after ``length`` committed rows; ``verify``: the forward over it."""
+    """The rows drafted after ``length`` committed rows; ``verify``: the forward over their tree."""
 
     length: int
     rows: list[Drafted]
-    verify: Forward | None = None
+    verify: RecordedForward | None = None
 
 
 @dataclass(frozen=True)
 class DraftRecord:
-    """All that the draft ran for one answer. ``forwards``: its own, in order."""
+    """All that the draft ran for one answer. ``forwards``: the draft's forwards, in order."""
 
     committed: dict[int, Committed]
     cycles: list[Cycle]
-    forwards: list[Forward]
+    forwards: list[RecordedForward]
 
 
-def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRecord:
+def read_draft_forwards(forwards: Sequence[RecordedForward], prompt_len: int) -> DraftRecord:
     """Sort a speculative run into committed rows and cycles.
 
-    A draft forward whose first features are a row of the last ``fuse`` commits rows; every other
-    one drafts a level.
+    A draft forward whose first features are a row of the last ``fuse`` commits rows. Every other
+    draft forward drafts a level.
     """
     committed: dict[int, Committed] = {}
     cycles: list[Cycle] = []
     level: list[Drafted] = []
-    fused: Forward | None = None
+    fused: RecordedForward | None = None
     for p in forwards:
         if p.graph == "fuse":
             fused = p
@@ -95,15 +96,15 @@ def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRe
     return DraftRecord(committed, cycles, [p for p in forwards if p.graph == "draft"])
 
 
-def _place_in(fused: Forward | None, features: Tensor) -> int | None:
-    """Which row of the last fuse these features are."""
+def _place_in(fused: RecordedForward | None, features: Tensor) -> int | None:
+    """Return the row of the last ``fuse`` that has these features; None if there is none."""
     if fused is None:
         return None
     same = (fused.outputs["features"] == features).all(dim=-1).nonzero().flatten()
     return int(same[0]) if len(same) else None
 
 
-def _rows(p: Forward, rows: Rows) -> list[Drafted]:
+def _rows(p: RecordedForward, rows: ForwardRows) -> list[Drafted]:
     logits = {logit.row - rows.start: logit.values for logit in logits_of(p)}
     parts = (
         rows.cut(p.inputs["inputs_embeds"]),
@@ -116,7 +117,9 @@ def _rows(p: Forward, rows: Rows) -> list[Drafted]:
     ]
 
 
-def _commit(p: Forward, rows: Rows, fused: Forward, place: int) -> dict[int, Committed]:
+def _commit(
+    p: RecordedForward, rows: ForwardRows, fused: RecordedForward, place: int
+) -> dict[int, Committed]:
     given = rows.cut(p.inputs["features"])
     aux = fused.inputs["aux_hidden_states"][place : place + rows.count]
     return {
@@ -127,10 +130,10 @@ def _commit(p: Forward, rows: Rows, fused: Forward, place: int) -> dict[int, Com
     }
 
 
-def _level(p: Forward, rows: Rows, length: int) -> list[Drafted]:
-    """Rows of a level.
+def _level(p: RecordedForward, rows: ForwardRows, length: int) -> list[Drafted]:
+    """Read the rows of a level.
 
-    They stand in slots from ``length`` on; slots below ``past`` are seen by all of them.
+    Their slots begin at ``length``. All of them see the slots below ``past``.
     """
     found = []
     for i, row in enumerate(_rows(p, rows)):

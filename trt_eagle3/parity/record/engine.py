@@ -1,6 +1,6 @@
-"""Recording: what an engine's graphs were given and gave while it answered, with nothing of it
-changed.
+"""Recording: the inputs and outputs of an engine's graphs while it answers, without changing them.
 
+Shapes: B rows, S new tokens per row, M masked tail, R rows of logits, V vocab.
 Shapes: B rows, S new tokens per row, M masked tail, R rows wanted from the head, V vocab.
 """
 
@@ -35,8 +35,8 @@ from trt_eagle3.spec import SparseMoe, StateSpec, TargetSpec
 __all__ = [
     "ROUTER",
     "Recording",
-    "Forward",
-    "Recorder",
+    "RecordedForward",
+    "RecordingSessionFactory",
     "RecordingEngine",
     "RecordingSession",
     "replay",
@@ -44,14 +44,15 @@ __all__ = [
 
 
 ROUTER = "mlp.router_logits"
-"""Of a layer with a mixture of experts, in the target graph."""
+"""Name of a layer's router logits in the target graph, if it has a mixture of experts."""
 
 
 @dataclass(frozen=True)
-class Forward:
-    """One run of a graph: what it was given and gave, on the CPU in the engine's type.
+class RecordedForward:
+    """One run of a graph: its inputs and outputs, on the CPU in the engine's dtype.
 
-    The layers' states are bound, so they are not among them. The target also returns router logits.
+    The layers' states are static buffers, so they are not included. The target also returns router
+    logits.
     """
 
     graph: str
@@ -61,17 +62,20 @@ class Forward:
 
 @dataclass
 class Recording:
-    """The record, which columns of the target's logits go into it, and of which graph alone
-    (None: of all); of one graph alone no router logits are kept.
+    """The recorded forwards.
+
+    Attributes:
+        columns: columns of the target's logits to keep; None: all.
+        only: the only graph to record, without router logits; None: all graphs.
     """
 
-    forwards: list[Forward] = field(default_factory=list)
+    forwards: list[RecordedForward] = field(default_factory=list)
     columns: Tensor | None = None
     only: str | None = None
 
 
 class RecordingSession(Session):
-    """A session that keeps the inputs and outputs of every run."""
+    """A session that records the inputs and outputs of every run."""
 
     def __init__(self, session: Session, graph: str, recording: Recording) -> None:
         self._session: Session | None = session
@@ -79,26 +83,26 @@ class RecordingSession(Session):
         self.bound: dict[str, Tensor] = {}
 
     def drop(self) -> None:
-        """Let the session go, whoever still holds this one."""
+        """Release the wrapped session, even if this object is still referenced."""
         self._session = None
 
     @property
     def _open(self) -> Session:
-        assert self._session is not None, f"{self._graph}: let go already"
+        assert self._session is not None, f"{self._graph}: the session is already released"
         return self._session
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """The graph's."""
+        """The graph's states."""
         return self._open.states
 
     def bind(self, name: str, tensor: Tensor) -> None:
-        """Let ``tensor`` be the static buffer of input or output ``name``."""
+        """Set ``tensor`` as the static buffer of input or output ``name``."""
         self.bound[name] = tensor
         self._open.bind(name, tensor)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run once; returns the outputs that have no static buffer."""
+        """Run once; return the outputs that have no static buffer."""
         if self._recording.only not in {None, self._graph}:
             return self._open.run(inputs)
         given = {name: _copy(tensor) for name, tensor in inputs.items()}
@@ -113,7 +117,7 @@ class RecordingSession(Session):
             for name, tensor in outputs.items()
             if self._recording.only is None or not name.endswith(ROUTER)
         }
-        self._recording.forwards.append(Forward(self._graph, given, found))
+        self._recording.forwards.append(RecordedForward(self._graph, given, found))
         return outputs
 
 
@@ -121,11 +125,12 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-class Recorder:
+class RecordingSessionFactory:
     """Opens recorded sessions: the ``SessionFactory`` of a ``RecordingEngine``.
 
     Attributes:
-        recording: the record. sessions: those that are open, by graph; the last one of each.
+        recording: the record.
+        sessions: open sessions by graph; the last one of each.
     """
 
     def __init__(self) -> None:
@@ -135,7 +140,7 @@ class Recorder:
     def __call__(
         self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()
     ) -> Session:
-        """A new, recorded session of ``graph``."""
+        """Open a new, recorded session of ``graph``."""
         if graph == "target" and not intermediates:
             intermediates = _routers(bundle)
         session = self.sessions[graph] = RecordingSession(
@@ -148,7 +153,7 @@ class Recorder:
 
 
 def _routers(bundle: LoadedBundle) -> list[str]:
-    """Names of the target's router logits that its sessions can return."""
+    """Return names of the target's router logits that its sessions can return."""
     layers = [k for k, layer in enumerate(bundle.spec.layers) if isinstance(layer.mlp, SparseMoe)]
     if not layers:
         return []
@@ -158,27 +163,29 @@ def _routers(bundle: LoadedBundle) -> list[str]:
 
 
 class RecordingEngine(LLM):
-    """An engine all of whose graphs are recorded. It speculates as configured, whatever was found
-    to pay here.
+    """An engine that records all of its graphs.
+
+    It speculates as configured, even if that does not pay here.
 
     Attributes:
-        recording: the record. tree: the configured one, always served.
+        recording: the record.
+        tree: the configured tree, always used.
     """
 
-    def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
+    def __init__(self, path: Path, factory: RecordingSessionFactory | None = None) -> None:
         config = read_bundle(path).config
         self.tree = configured_tree(config.speculation)
-        self._recorder = recorder or Recorder()
-        self.recording, self.sessions = self._recorder.recording, self._recorder.sessions
-        # every row of every prompt is wanted
+        self._factory = factory or RecordingSessionFactory()
+        self.recording, self.sessions = self._factory.recording, self._factory.sessions
+        # a prefix cache would skip prompt rows, and every row is compared
         super().__init__(
             replace(
-                LoadedBundle.open(path, policy=FixedPolicy(self.tree), sessions=self._recorder),
+                LoadedBundle.open(path, policy=FixedPolicy(self.tree), sessions=self._factory),
                 run_ahead=False,
             ),
             prefix_cache=False,
         )
-        # bundled prompts lie outside a draft's world: no warning about its acceptance
+        # bundled prompts lie outside a draft's training data: no warning about its acceptance
         self._meter = Meter(0.0)
 
     @property
@@ -193,17 +200,17 @@ class RecordingEngine(LLM):
 
     @property
     def spec(self) -> TargetSpec:
-        """The target."""
+        """The target's spec."""
         return self.bundle.spec
 
     @property
     def manifest(self) -> DraftManifest | None:
-        """The draft."""
+        """The draft's manifest; None without a draft."""
         return self.bundle.manifest
 
     @property
     def limits(self) -> LimitsConfig:
-        """What requests may ask for."""
+        """The limits of requests."""
         return self.bundle.limits
 
     @property
@@ -218,13 +225,15 @@ class RecordingEngine(LLM):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and caches."""
+        """Dtype of activations and caches."""
         return self.bundle.dtype
 
     @property
     def precision(self) -> str:
-        """The type whose tolerances hold. Where numbers are rounded, activations to int8 or keys
-        and values to FP8, a last bit may decide how: errors are then as bfloat16's.
+        """The dtype whose tolerances apply.
+
+        Where numbers are rounded (activations to int8, keys and values to FP8), a last bit may
+        change the rounding. Errors are then as large as bfloat16's.
         """
         config = self.record.config.engine
         rounded = config.activations == "int8" or config.kv_dtype == "fp8"
@@ -232,7 +241,7 @@ class RecordingEngine(LLM):
 
     @property
     def drafter(self) -> AutoregressiveDrafter | None:
-        """The draft's graphs."""
+        """The drafter of the draft's graphs; None without a draft."""
         return self.bundle.drafter
 
     @property
@@ -251,15 +260,15 @@ class RecordingEngine(LLM):
         return self.bundle.page_size
 
     def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        """A new, recorded session of ``graph``."""
+        """Open a new, recorded session of ``graph``."""
         return self.bundle.open_graph(graph, intermediates)
 
     def leave_out_draft(self) -> None:
-        """Have no draft; before the first request."""
+        """Drop the draft; call before the first request."""
         self.use(replace(self.bundle, manifest=None))
 
     def use(self, bundle: LoadedBundle) -> None:
-        """Answer with ``bundle``; before the first request."""
+        """Answer with ``bundle``; call before the first request."""
         self.bundle = bundle
         self._preprocessor = self._make_preprocessor()
 
@@ -268,23 +277,24 @@ class RecordingEngine(LLM):
 
     @property
     def num_tree_rows(self) -> int:
-        """Rows that a cycle wants beyond those of the sequence."""
+        """Rows that a cycle needs beyond those of the sequence."""
         tree = self.tree if self.manifest else None
         return max(tree.num_nodes, tree.num_draft_rows) if tree else 1
 
     def begin_service(self) -> None:
-        """Answer from now on as in service: prefixes are reused where the bundle does so."""
+        """Answer as in service from now on: prefixes are reused if the bundle does so."""
         self._started().close()
         self._core, self._prefix_cache = None, self.limits.prefix_cache
         self._preprocessor = self._make_preprocessor()
 
     def submit_together(self, requests: Sequence[Request]) -> list[Answer]:
-        """Start answering all requests together, from the first forward on."""
+        """Start all requests in one batch, from the first forward on."""
         return self._started().submit_together(requests, keeps=self)
 
     def leave_pages(self, count: int) -> None:
-        """Take pages away, so that sequences have ``count`` from now on; not while requests are
-        in flight.
+        """Take pages away, so that sequences have ``count`` from now on.
+
+        Do not call while requests are in flight.
         """
         core = self._started()
         wanted = core.pool.num_pages - 1 - count
@@ -293,8 +303,9 @@ class RecordingEngine(LLM):
         core.pool.take(max(0, min(wanted, core.pool.num_free)))
 
     def release(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Stop answering and let the sessions go, so that others of the same graphs fit; what
-        was bound, by graph.
+        """Stop answering and release the sessions, so that new sessions of the same graphs fit.
+
+        Returns the static buffers by graph and name.
         """
         bound = {graph: session.bound for graph, session in self.sessions.items()}
         self.close()
@@ -303,21 +314,20 @@ class RecordingEngine(LLM):
         self.sessions.clear()
         return bound
 
-    def take(self) -> list[Forward]:
-        """What was recorded since the last call."""
+    def take(self) -> list[RecordedForward]:
+        """Return the forwards recorded since the last call."""
         forwards = self.recording.forwards[:]
         self.recording.forwards.clear()
         return forwards
 
 
 def replay(
-    session: Session, forwards: Sequence[Forward], bound: Mapping[str, Tensor]
+    session: Session, forwards: Sequence[RecordedForward], bound: Mapping[str, Tensor]
 ) -> list[dict[str, Tensor]]:
-    """Run recorded forwards again over the engine's own caches ``bound``; the outputs of each, on
-    the CPU.
+    """Run recorded forwards again over the engine's own caches ``bound``.
 
-    A session with intermediates so gives the tensors inside the graph, of the very forwards that
-    an answer took.
+    Returns the outputs of each forward, on the CPU. A session with intermediates thus returns the
+    tensors inside the graph, for the same forwards as those of an answer.
     """
     for name, tensor in bound.items():
         session.bind(name, tensor)

@@ -1,4 +1,4 @@
-"""Fp8Attention: what an engine's attention was given and gave over FP8 keys and values.
+"""Fp8Attention: inputs and outputs of an engine's attention over FP8 keys and values.
 
 Shapes: n rows of a sequence, Hq / Hkv heads, D head_dim.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine, replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.trace import outputs_of, rows_of
@@ -23,11 +23,11 @@ _TENSORS = ("q", "k", "v", "out")
 
 @dataclass(frozen=True)
 class Fp8Attention:
-    """One answer's, of every layer that attends.
+    """Attention of one answer, in every attention layer.
 
     Attributes:
         tensors: q and out [n, Hq * D], k and v [n, Hkv * D], by graph name.
-        codes: uint8 [n, Hkv, D] that the caches hold afterwards, by state.
+        codes: uint8 [n, Hkv, D], what the caches hold afterwards, by state.
     """
 
     case: str
@@ -36,10 +36,11 @@ class Fp8Attention:
 
 
 def record_fp8_attention(
-    engine: RecordingEngine, bound: Mapping[str, Tensor], answer: Answer
+    engine: RecordingEngine, bound: Mapping[str, Tensor], answer: RecordedAnswer
 ) -> Fp8Attention | None:
-    """Run the answer's forwards again over the caches ``bound``; None where they are not FP8, or
-    the backend gives no tensors inside its graphs.
+    """Run the answer's forwards again over the caches ``bound``.
+
+    None if the caches are not FP8, or if the backend does not expose tensors inside its graphs.
     """
     known = tensor_names(engine, "target")
     layers = [k for k, _ in engine.spec.attention_layers]

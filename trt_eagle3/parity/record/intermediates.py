@@ -1,4 +1,4 @@
-"""Intermediates: tensors inside the engine's graphs, of the forwards that its answers took."""
+"""Intermediates: tensors inside the engine's graphs, for the forwards of its answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from trt_eagle3.engine.runtime.backend import backend_named
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine, replay
 from trt_eagle3.parity.record.trace import outputs_of
 
@@ -19,11 +19,12 @@ _TENSORS = ("output_pre_deepstack", "output")
 def layer_intermediates(
     engine: RecordingEngine,
     bound: Mapping[str, Tensor],
-    answers: Sequence[Answer],
+    answers: Sequence[RecordedAnswer],
     progress: Callable[[], object],
 ) -> list[dict[str, Tensor]]:
-    """Run each answer's forwards again, over the caches ``bound``, in a session that also returns
-    layer outputs [n, H]; those by name.
+    """Run each answer's forwards again over the caches ``bound``, and return layer outputs.
+
+    Returns by answer the outputs [n, H] by name.
     """
     known = tensor_names(engine, "target")
     layers = range(engine.spec.num_layers)
@@ -42,5 +43,5 @@ def layer_intermediates(
 
 
 def tensor_names(engine: RecordingEngine, graph: str) -> frozenset[str]:
-    """Inner tensors that a session of ``graph`` can return."""
+    """Return names of the inner tensors that a session of ``graph`` can return."""
     return backend_named(engine.record.engine.backend).intermediates(engine.path / graph)

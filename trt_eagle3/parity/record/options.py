@@ -1,7 +1,8 @@
-"""Answers with options: grammars, penalties, bias, stop texts and seeds, each pair of them at once.
+"""Answers with options: grammars, penalties, bias, stop texts, seeds, and each pair of them.
 
-Without speculation first. Then with it, all at once, twice: with prefixes reused where the bundle
-does so, and the second time over fewer KV pages than they need, so that sequences are preempted.
+First without speculation. Then with speculation, all at once, in two rounds: with prefixes reused
+if the bundle does so, and the second time over fewer KV pages than needed, so that sequences are
+preempted.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from trt_eagle3.decode.request.answer import Answer as Reply
+from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Generation, Request
 from trt_eagle3.decode.sampling.grammar import Grammar
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import EngineFailedError
 from trt_eagle3.multimodal.tool_formats import ToolFormat
 from trt_eagle3.multimodal.tool_formats.hermes import HERMES
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.tool_calls import tool_sets
 
@@ -39,14 +40,15 @@ SCHEMA: Mapping[str, Any] = {
 ROUNDS = 3
 MAX_TOKENS, NUM_CASES, _MIN_TOKENS = 16, 2, 8
 HOT_SEEDS = tuple(f"temperature 5, seed {seed}" for seed in range(4))
-"""Sets of options with so high a temperature that another seed draws other tokens, also where the
-model is sure."""
+"""Sets of options with a temperature so high that another seed draws other tokens, even where the
+model is certain.
+"""
 
 
 def option_sets(
     end_ids: Sequence[int], tokenizer: Tokenizer, tool_format: ToolFormat = HERMES
 ) -> dict[str, SamplingParams]:
-    """By name: each option, each pair of options, seeds alone, and tools that must be called."""
+    """By name: each option, each pair of options, seeds alone, and required tool calls."""
     early: dict[str, Any] = {"logit_bias": {end_ids[0]: 50.0}} if end_ids else {}
     single: dict[str, dict[str, Any]] = {
         "grammar": {"grammar": Grammar.regex(PATTERN)},
@@ -71,8 +73,9 @@ class OptionAnswer:
     """One prompt with one set of options.
 
     Attributes:
-        case, options: their names. autoregressive: without speculation. speculative: by
-            round.
+        case, options: their names.
+        autoregressive: without speculation.
+        speculative: with speculation, by round.
     """
 
     case: str
@@ -84,11 +87,11 @@ class OptionAnswer:
 
 @dataclass(frozen=True)
 class OptionAnswers:
-    """What was asked with options.
+    """All answers with options.
 
     Attributes:
-        logprobs: of each case, greedy, with speculation where there is a draft.
-        preempted, reused: as of ``BatchedAnswers``.
+        logprobs: greedy answers of each case, with speculation if there is a draft.
+        preempted, reused: as in ``BatchedAnswers``.
     """
 
     answers: Sequence[OptionAnswer]
@@ -99,11 +102,11 @@ class OptionAnswers:
 
 def answer_options(
     engine: RecordingEngine,
-    answers: Sequence[Answer],
+    answers: Sequence[RecordedAnswer],
     max_tokens: int,
     progress: Callable[[], object],
 ) -> OptionAnswers:
-    """Ask some of the cases again, with every set of options."""
+    """Answer some of the cases again, with every set of options."""
     engine.recording.only = "none"
     processor = engine.processor
     sets = option_sets(processor.end_token_ids, processor.tokenizer, processor.tool_format)
@@ -131,24 +134,27 @@ def answer_options(
     return OptionAnswers(found, logprobs, now.preempted, now.reused_tokens)
 
 
-def _some(answers: Sequence[Answer]) -> list[Answer]:
-    """The first with an image and the first without; of one kind alone, its first ones."""
+def _some(answers: Sequence[RecordedAnswer]) -> list[RecordedAnswer]:
+    """Return the first case with an image and the first without; if one kind, the first cases."""
     kinds = [bool(a.case.question.images) for a in answers]
     both = {kinds.index(kind) for kind in (True, False) if kind in kinds}
     others = (i for i in range(len(answers)) if i not in both)
     return [answers[i] for i in sorted([*sorted(both), *others][:NUM_CASES])]
 
 
-def _few_pages(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) -> int:
-    """Pages for the longest sequence, and a few more."""
+def _few_pages(engine: RecordingEngine, answers: Sequence[RecordedAnswer], max_tokens: int) -> int:
+    """Return the pages of the longest sequence, and two more."""
     longest = max(a.prompt_len for a in answers) + max_tokens + engine.num_tree_rows
     return -(-min(longest, engine.limits.max_seq_len) // engine.page_size) + 2
 
 
 def _ask(
-    engine: RecordingEngine, asked: Sequence[tuple[Answer, SamplingParams]], *, speculation: bool
+    engine: RecordingEngine,
+    asked: Sequence[tuple[RecordedAnswer, SamplingParams]],
+    *,
+    speculation: bool,
 ) -> list[Generation]:
-    """All at once, or as many as may wait."""
+    """Submit all requests at once, up to ``max_waiting``."""
     found: list[Generation] = []
     wave = engine.limits.max_waiting
     for start in range(0, len(asked), wave):
@@ -163,8 +169,8 @@ def _ask(
     return found
 
 
-def _finished(reply: Reply) -> Generation:
-    """What was said; of one that broke down without a reason to end."""
+def _finished(reply: Answer) -> Generation:
+    """Return the answer; if the engine failed, an answer without a finish reason."""
     with suppress(EngineFailedError):
         reply.finish()
     return reply.generation

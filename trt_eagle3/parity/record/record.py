@@ -12,7 +12,7 @@ from torch import Tensor
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.record import options as option_answers
 from trt_eagle3.parity.record.answers import (
-    Answer,
+    RecordedAnswer,
     SampledAnswer,
     answer_cases,
     kept_columns,
@@ -27,29 +27,29 @@ from trt_eagle3.parity.record.workload import Case
 
 __all__ = ["NUM_SAMPLED", "SAMPLING", "Record", "Stage", "record_answers", "record_engine"]
 
-# warm, so that few tokens tell chance from certainty
+# a high temperature, so that few tokens are near-certain
 SAMPLING = SamplingParams(temperature=2.5, top_p=0.95)
 NUM_SAMPLED = 3
-"""Cases that are answered by chance."""
+"""Number of cases that are sampled."""
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[], object]]]
-"""Times a named stage of so many steps; gives what counts one."""
+"""Times a named stage of so many steps; yields a function that counts one step."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one engine did; its sessions are closed, and others of the same graphs fit.
+    """All that one engine did; its sessions are closed, so new sessions of the same graphs fit.
 
     Attributes:
-        bound: the static buffers of its sessions, caches among them, by graph and name.
+        bound: static buffers of its sessions, including caches, by graph and name.
         intermediates: by answer, the target's layer outputs [n, H] by name.
-        columns: of the vocabulary, those of verify logits that were kept; None: all.
+        columns: vocabulary columns of verify logits that were kept; None: all.
         target_ids: int64 [Vd], the target's id of each draft id; None without a draft.
-        fp8_attention: of the first answer, where keys and values are FP8.
+        fp8_attention: of the first answer, if keys and values are FP8.
     """
 
     engine: RecordingEngine
-    answers: Sequence[Answer]
+    answers: Sequence[RecordedAnswer]
     bound: Mapping[str, Mapping[str, Tensor]]
     intermediates: Sequence[Mapping[str, Tensor]]
     columns: Tensor | None = None
@@ -70,8 +70,9 @@ def record_engine(
     batching: bool = True,
     options: bool = True,
 ) -> Record:
-    """Answer all cases, some by chance, all at once, and some with options; then close the
-    engine's sessions.
+    """Answer all cases, sample some, batch them, and answer some with options.
+
+    Closes the engine's sessions afterwards.
     """
     chance = cases[:NUM_SAMPLED] if sampling else []
     with stage("answers", len(cases) + len(chance)) as step:
@@ -106,7 +107,7 @@ def record_answers(
 
 
 def _target_ids(engine: RecordingEngine) -> Tensor | None:
-    """As decoding looks them up, for every draft id."""
+    """Return the target id of every draft id, as decoding looks it up."""
     if engine.manifest is None or engine.drafter is None:
         return None
     ids = torch.arange(engine.manifest.draft_vocab_size)

@@ -1,4 +1,4 @@
-"""Routes: the experts that the engine's rows took in a mixture, from its own router logits.
+"""Routes: the experts that the engine's rows chose in a mixture, from its own router logits.
 
 Every recorded forward of the target returns these logits (``record.engine``), except in TensorRT
 engines that were built without them. Forwards with speculation may choose other experts than
@@ -14,29 +14,29 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import ROUTER, Forward
-from trt_eagle3.parity.record.trace import Rows, outputs_of, rows_of
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import ROUTER, RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, outputs_of, rows_of
 from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.spec import SparseMoe, TargetSpec
 
 __all__ = ["Experts", "chosen_experts", "recorded_experts", "speculative_experts"]
 
 Experts = Mapping[int, Tensor]
-"""int64 [n, k] by layer. Dense layers and layers without recorded logits are left out."""
+"""int64 [n, k] by layer. Dense layers and layers without recorded logits are missing."""
 
 
 def chosen_experts(router_logits: Tensor, top_k: int) -> Tensor:
     """int64 [n, k]: the experts with the largest probabilities.
 
-    Of equal ones the first wins, as in every implementation of ``FusedMoe``.
+    Of equal experts the first is chosen, as in every implementation of ``FusedMoe``.
     """
     probabilities = router_logits.float().softmax(dim=-1)
     return probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
 
 
-def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
-    """The experts of the answer's rows in the forwards without speculation."""
+def recorded_experts(spec: TargetSpec, answer: RecordedAnswer) -> Experts:
+    """Return the experts of the answer's rows in the forwards without speculation."""
     forwards = answer.autoregressive_forwards
     outputs = [forward.outputs for forward in forwards]
     return {
@@ -46,11 +46,11 @@ def recorded_experts(spec: TargetSpec, answer: Answer) -> Experts:
 
 
 def speculative_experts(
-    spec: TargetSpec, answer: Answer, table: Tensor, without: Experts
+    spec: TargetSpec, answer: RecordedAnswer, table: Tensor, without: Experts
 ) -> Experts:
-    """The experts of the answer's rows in the forwards with speculation.
+    """Return the experts of the answer's rows in the forwards with speculation.
 
-    They are known for prompt rows and for verified nodes on the answer's path. Other rows are taken
+    They are known for prompt rows and for verified nodes on the answer's path. Other rows come
     from ``without``.
 
     Args:
@@ -69,16 +69,18 @@ def speculative_experts(
     return found
 
 
-def _routers(spec: TargetSpec, forward: Forward) -> Iterator[tuple[int, str, int]]:
-    """Layer, name of its router logits and experts per row, for logits that ``forward`` has."""
+def _routers(spec: TargetSpec, forward: RecordedForward) -> Iterator[tuple[int, str, int]]:
+    """Yield layer, name of its router logits and experts per row, if ``forward`` has the logits."""
     for k, layer in enumerate(spec.layers):
         name = f"layers.{k}.{ROUTER}"
         if isinstance(layer.mlp, SparseMoe) and name in forward.outputs:
             yield k, name, layer.mlp.top_k
 
 
-def _places(answer: Answer, table: Tensor) -> Iterator[tuple[int, Forward, Rows, int]]:
-    """Row of the sequence, the forward with speculation that ran it, and its index there."""
+def _places(
+    answer: RecordedAnswer, table: Tensor
+) -> Iterator[tuple[int, RecordedForward, ForwardRows, int]]:
+    """Yield row of the sequence, the forward with speculation, its rows, and the index in them."""
     for forward in answer.speculative_forwards:
         if forward.graph != "target":
             continue

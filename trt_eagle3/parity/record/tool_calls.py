@@ -1,4 +1,4 @@
-"""Tools that the answers of a validation must call, and how those are asked for."""
+"""Tools that the answers of a validation must call, and the options that require the calls."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _BLANKS = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r", "\r\n")
 
 
 def tool_sets(tokenizer: Tokenizer, tool_format: ToolFormat) -> Mapping[str, SamplingParams]:
-    """By name: any of the tools, several calls if it likes; the named one, once.
+    """By name: any tools, in one or several calls; the named tool, in one call.
 
-    A model that has learned no tools would fill the room that JSON leaves with blanks.
+    Blanks are suppressed: a model that was not trained on tools would fill JSON with them.
     """
     encoder = TextEncoder.of(tokenizer)
     encoded = [encoder.encode(text, add_special_tokens=False) for text in _BLANKS]

@@ -1,4 +1,4 @@
-"""Trees in a record: which node of a verify forward stands on which row of the sequence.
+"""Trees in a record: find the row of the sequence of each node of a verify forward.
 
 Shapes: T tree nodes, m rows of the sequence, H hidden, V vocab.
 """
@@ -8,20 +8,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.record.answers import Answer
-from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import Rows, logits_of, rows_of
+from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.engine import RecordedForward
+from trt_eagle3.parity.record.trace import ForwardRows, logits_of, rows_of
 
 __all__ = ["node_logits", "parents_of", "path_rows", "verified_logits"]
 
 
-def node_logits(f: Forward, rows: Rows) -> dict[int, Tensor]:
-    """Logits [V] by node, of a forward over a tree."""
+def node_logits(f: RecordedForward, rows: ForwardRows) -> dict[int, Tensor]:
+    """Return logits [V] by node, of a forward over a tree."""
     return {logit.row - rows.start: logit.values for logit in logits_of(f, rows)}
 
 
 def parents_of(mask: Tensor) -> list[int]:
-    """Each node's parent by a mask bool [T, T]: its last other visible one; -1 for the root."""
+    """Return each node's parent by a mask bool [T, T]: its last visible node; -1 for the root."""
     parents = []
     for i, row in enumerate(mask.tolist()):
         seen = [j for j, visible in enumerate(row) if visible and j != i]
@@ -29,8 +29,8 @@ def parents_of(mask: Tensor) -> list[int]:
     return parents
 
 
-def path_rows(f: Forward, rows: Rows, table: Tensor) -> dict[int, int]:
-    """Sequence row -> node, for the nodes of a verify forward that hold the sequence's own tokens.
+def path_rows(f: RecordedForward, rows: ForwardRows, table: Tensor) -> dict[int, int]:
+    """Map sequence rows to nodes of a verify forward that hold the sequence's own tokens.
 
     Args:
         table: [m, H]: embeddings of the sequence's tokens; the root holds token ``past``.
@@ -50,12 +50,13 @@ def path_rows(f: Forward, rows: Rows, table: Tensor) -> dict[int, int]:
     return found
 
 
-def verified_logits(answer: Answer, table: Tensor) -> dict[int, Tensor]:
-    """Sequence row -> the logits [V] that verify forwards with speculation gave of it, or those
-    columns that were kept; of the rows whose next token is the answer's.
+def verified_logits(answer: RecordedAnswer, table: Tensor) -> dict[int, Tensor]:
+    """Map sequence rows to their logits [V] in verify forwards with speculation.
+
+    Only kept columns are returned, and only rows whose next token is the answer's.
 
     Args:
-        table: as of ``path_rows``, of the tokens that are the same with speculation and without.
+        table: as in ``path_rows``, of the tokens that are the same with and without speculation.
     """
     found = {}
     for forward in answer.speculative_forwards:

@@ -1,6 +1,4 @@
-"""What the bundle is asked: prompts of every kind, their pictures drawn by code when they are
-asked.
-"""
+"""The prompts of a validation: prompts of every kind, with images that code draws on use."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from trt_eagle3.prompts.prompt_file import Question, read_questions
 __all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "picture", "read_cases"]
 
 QUICK_LONG_TOKENS = 1024
-"""The longest prompt of the quick suite, where the bundle takes more: the reference runs it on
-the CPU too.
-"""
+"""Length limit of the quick suite's longest prompt: the reference runs it on the CPU too."""
 
 
 _LONG = "long context"
@@ -30,7 +26,7 @@ _LONG = "long context"
 
 @dataclass(frozen=True)
 class Case:
-    """A named prompt; ``kind`` says what it is there for."""
+    """A named prompt; ``kind``: the feature that it covers."""
 
     name: str
     kind: str
@@ -38,7 +34,7 @@ class Case:
 
 
 def read_cases(file: Path) -> list[Case]:
-    """The user's own prompts (``trt_eagle3/prompts/prompt_file.py``)."""
+    """Read the user's own prompts (``trt_eagle3/prompts/prompt_file.py``)."""
     questions = read_questions(file)
     return [Case(f"{file.name}[{i}]", _kind(q), q) for i, q in enumerate(questions)]
 
@@ -50,11 +46,12 @@ def _kind(question: Question) -> str:
 
 
 def bundled_cases(suite: str, engine: RecordingEngine, max_tokens: int) -> list[Case]:
-    """The prompts that this bundle keeps, and the cases of a suite, of which it takes these; the
-    long prompt is as long as its limits let it.
+    """Return the prompts that this bundle keeps, and those of the suite that fit its limits.
+
+    The long prompt is as long as the limits allow.
 
     Raises:
-        UserError: the bundle takes none of them.
+        UserError: none of the prompts fit the bundle's limits.
     """
     kept = kept_file(engine.path)
     own = read_cases(kept) if kept else []
@@ -70,16 +67,14 @@ def bundled_cases(suite: str, engine: RecordingEngine, max_tokens: int) -> list[
         cases.append(Case(_LONG, "long", long))
     if not cases:
         raise UserError(
-            f"{engine.path}: limits.max_seq_len {engine.limits.max_seq_len} takes none of the "
-            f"bundled prompts with {max_tokens} tokens of answer. Give shorter ones: --prompts FILE"
+            f"{engine.path}: limits.max_seq_len {engine.limits.max_seq_len} fits none of the "
+            f"bundled prompts with {max_tokens} answer tokens. Give shorter ones: --prompts FILE"
         )
     return cases
 
 
 def left_out(suite: str, cases: Sequence[Case]) -> list[str]:
-    """Names of a suite's prompts that are not among ``cases``: the bundle's limits do not take
-    them.
-    """
+    """Return names of a suite's prompts that exceed the bundle's limits: not in ``cases``."""
     ran = {case.name for case in cases}
     drawn = [*_quick(), *(_full() if suite == "full" else ())]
     return [name for name in (*(case.name for case in drawn), _LONG) if name not in ran]
@@ -92,7 +87,7 @@ def _quick() -> Iterator[Case]:
         "text",
         Question("用一句话介绍北京。 Что такое море? ما هو القمر؟ 🌊 नमस्ते"),
     )
-    # what differs is the picture alone
+    # these two prompts differ only in the image
     same = "Describe the picture: its shapes and where they are."
     yield Case("image", "image", Question(same, [picture(0)]))
     yield Case("another image", "image", Question(same, [picture(14)]))
@@ -127,7 +122,7 @@ def _full() -> Iterator[Case]:
 
 
 def picture(seed: int, size: tuple[int, int] = (160, 128)) -> Image.Image:
-    """Shapes on a ramp with some noise, ``size`` (width, height); a function of ``seed`` alone."""
+    """Draw shapes on a noisy ramp, ``size`` (width, height); depends only on ``seed``."""
     width, height = size
     generator = np.random.default_rng(seed)
     y, x, channel = np.ogrid[:height, :width, :3]
@@ -145,7 +140,7 @@ def picture(seed: int, size: tuple[int, int] = (160, 128)) -> Image.Image:
 
 
 def _frames(count: int, size: tuple[int, int]) -> list[Image.Image]:
-    """A square that moves over a still picture; sizes that no processor has to change."""
+    """Draw a square that moves over a still image; processors keep such sizes."""
     frames = []
     for step in range(count):
         frame = picture(20, size)
@@ -172,9 +167,7 @@ _SENTENCES = (
 
 
 def _long(engine: RecordingEngine, num_tokens: int) -> Question | None:
-    """A text of nearly ``num_tokens`` tokens and never more; None where the bundle has no room
-    for one.
-    """
+    """Return a text of nearly ``num_tokens`` tokens and never more; None if none fits."""
 
     def length(count: int) -> int:
         return len(engine.processor.prompt(_story(count)).token_ids)
@@ -194,7 +187,7 @@ def _story(count: int) -> str:
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest count of 1 .. ``most`` that ``holds``; the first does."""
+    """Return the largest count of 1 .. ``most`` that ``holds``; 1 always does."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,1 +1,1 @@
-"""Reference: what PyTorch computes of the same prompts, weights read again from the checkpoints."""
+"""Reference: PyTorch's values for the same prompts, with weights read from the checkpoints."""

@@ -1,7 +1,6 @@
-"""How long a chain of the draft's guesses is accepted, from every row of an answer; no engine is in
-it.
+"""Accepted length of a chain of drafted tokens, from every row of an answer, without an engine.
 
-Shapes: A tokens of an answer, T = A - 1 rows that a chain begins at, n rows of the sequence, Hd
+Shapes: A tokens of an answer, T = A - 1 rows at which a chain begins, n rows of the sequence, Hd
 draft hidden.
 """
 
@@ -25,9 +24,9 @@ class ChainAcceptance:
     """Acceptance over some answers.
 
     Attributes:
-        first: share of rows in which the draft's first guess is the target's best token.
-        length: mean tokens emitted per target forward by a chain, the bonus token included; None
-            where every answer ends inside its first chain.
+        first: share of rows in which the draft's first token is the target's best token.
+        length: mean tokens emitted per target forward that verified a chain, bonus token included;
+            None if every answer ends inside its first chain.
     """
 
     first: float
@@ -37,7 +36,7 @@ class ChainAcceptance:
 def chain_acceptance(
     drafting: DraftReference, expected: Sequence[ExpectedAnswer], steps: int
 ) -> ChainAcceptance:
-    """Of chains of ``steps`` guesses, by the target's logits in ``expected``."""
+    """Compute the acceptance of chains of ``steps`` tokens by the target's logits."""
     accepted = [_accepted(drafting, e, steps) for e in expected]
     rows = torch.cat(accepted)
     emitted = [n for one in accepted for n in _emitted(one.tolist(), steps)]
@@ -46,8 +45,9 @@ def chain_acceptance(
 
 
 def _emitted(accepted: Sequence[int], steps: int) -> list[int]:
-    """Tokens of each forward, one after the other; those near the end of the answer are left out,
-    where a chain could not be accepted whole.
+    """Return the tokens of consecutive forwards.
+
+    Forwards near the end of the answer are skipped: a chain could not be accepted whole there.
     """
     found, row = [], 0
     while row + steps <= len(accepted):
@@ -57,8 +57,10 @@ def _emitted(accepted: Sequence[int], steps: int) -> list[int]:
 
 
 def _accepted(drafting: DraftReference, e: ExpectedAnswer, steps: int) -> Tensor:
-    """int64 [T]: guesses from draft row t, which holds token t + 1, that are what the target says,
-    as far as the answer goes on as the target says.
+    """int64 [T]: number of drafted tokens that equal the target's best, from each row.
+
+    Draft row t holds token t + 1. A chain is followed only as far as the answer has the target's
+    best tokens.
     """
     best, count = e.logits.argmax(dim=-1), e.answer.num_rows - 1
     first = e.answer.prompt_len - 1
@@ -80,7 +82,7 @@ def _accepted(drafting: DraftReference, e: ExpectedAnswer, steps: int) -> Tensor
 
 
 def _true_rows(drafting: DraftReference, e: ExpectedAnswer, starts: Tensor) -> DraftRows:
-    """The draft over the whole answer, from the target's true hidden states."""
+    """Run the draft over the whole answer, from the target's true hidden states."""
     draft, count = drafting.draft, e.answer.num_rows - 1
     aux = torch.cat([e.aux[k][:count] for k in drafting.manifest.aux_layers], dim=-1)
     features = draft.fuse(aux.to(drafting.target.device, draft.dtype))
@@ -91,7 +93,7 @@ def _true_rows(drafting: DraftReference, e: ExpectedAnswer, starts: Tensor) -> D
 
 
 class _Chain:
-    """Chains from all rows at once; each sees the answer up to its start, and itself.
+    """Chains from all rows at once; each row sees the answer up to its start, and its own chain.
 
     ``guesses``: int64 [T], target ids of the last level's best tokens.
     """
@@ -106,7 +108,7 @@ class _Chain:
         self.guesses = self._best(rows)
 
     def step(self, depth: int) -> None:
-        """Guess the tokens after ``guesses``, which are ``depth`` beyond the starts."""
+        """Draft the tokens after ``guesses``, which are ``depth`` beyond the starts."""
         ref, own = self._ref, torch.eye(len(self._starts), dtype=torch.bool)
         embeds = ref.embed(self.guesses, ref.draft.dtype).to(self._features)
         positions = ref.positions(self._starts + depth, self._positions)

@@ -1,4 +1,4 @@
-"""Compared draft: one answer's draft rows beside the reference's, as errors.
+"""Compared draft: errors of one answer's draft rows against the reference's.
 
 Shapes: n rows, Vd draft vocab.
 """
@@ -19,8 +19,9 @@ __all__ = ["ComparedDraft", "Proposals", "logit_errors"]
 
 @dataclass(frozen=True)
 class Proposals:
-    """The proposals of one cycle after ``row`` committed rows: how many, and those that are not
-    among the best of their parents.
+    """The proposals of one cycle after ``row`` committed rows.
+
+    ``count``: their number. ``wrong``: those that are not among the best of their parents.
     """
 
     row: int
@@ -30,11 +31,11 @@ class Proposals:
 
 @dataclass
 class ComparedDraft:
-    """One answer's draft rows, compared; ``record``: as they ran.
+    """One answer's draft rows, compared; ``record``: the rows as the engine ran them.
 
     Attributes:
-        aux, fused, features, logits: errors of committed rows, then step by step of drafted ones.
-        inputs_embeds, position_ids: what the rows were given, beside what they should have been.
+        aux, fused, features, logits: errors of committed rows, then of drafted rows by step.
+        inputs_embeds, position_ids: inputs of the rows, with the expected inputs.
     """
 
     case: str
@@ -51,7 +52,7 @@ class ComparedDraft:
 def logit_errors(
     case: str, tensor: str, ours: Sequence[Tensor | None], expected: Tensor
 ) -> list[RowErrors]:
-    """Errors of those rows whose logits [Vd] the engine wanted."""
+    """Return errors of the rows whose logits [Vd] the engine computed."""
     pairs = [(row, want) for row, want in zip(ours, expected, strict=True) if row is not None]
     if not pairs:
         return []

@@ -1,6 +1,6 @@
-"""Quantised weights as float32, by the definition of each format and whole tensors at a time.
+"""Dequantise weights to float32, by the definition of each format, whole tensors at a time.
 
-Nothing of it is the engine's: a fault in how the engine unpacks or scales shows against this.
+Shares no code with the engine, so a fault in the engine's unpacking or scaling shows here.
 Facts: transformers ``finegrained_fp8``, compressed-tensors ``pack_quantized``, AutoAWQ
 ``packing_utils``, GPTQModel ``TorchLinear``, ModelOpt ``qtensor``. Shapes: N outputs, K inputs.
 """
@@ -25,8 +25,7 @@ Words = NDArray[np.uint32]
 
 
 def read_values(ref: TensorRef) -> Tensor:
-    """Load the weight at ``ref``: as it is stored, or where it is quantised float32 [N, K]; of
-    experts [E, N, K].
+    """Load the weight at ``ref``: as stored, or float32 [N, K] if quantised; experts [E, N, K].
 
     Raises:
         UserError: a file is cut short.
@@ -40,7 +39,7 @@ def read_values(ref: TensorRef) -> Tensor:
 
 
 def _experts(ref: ExpertsRef) -> Tensor:
-    """Expert by expert, each [N, K]."""
+    """Load the experts, each [N, K]."""
     read = [read_values(part) for part in ref.parts]
     if ref.transposed:
         read = [part.T for part in read]
@@ -51,7 +50,7 @@ def _experts(ref: ExpertsRef) -> Tensor:
 
 
 def _by_block(ref: QuantisedRef, stored: Stored) -> Tensor:
-    """Every block of the codes times its scale."""
+    """Multiply every block of the codes by its scale."""
     values, scale = stored["codes"].float(), stored["scale"].float()
     rows, columns = ref.block
     grid = (-(-ref.shape[0] // rows), -(-ref.shape[1] // columns))
@@ -67,7 +66,7 @@ def _by_block(ref: QuantisedRef, stored: Stored) -> Tensor:
 
 
 def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8))) -> NDArray[np.int64]:
-    """[..., 8 w] of int32 [..., w]; ``order``: which value stands in each nibble."""
+    """[..., 8 w] of int32 [..., w]; ``order``: index of the value in each nibble."""
     raw: Words = words.contiguous().numpy().view(np.uint32)
     found = np.empty((*raw.shape, 8), dtype=np.int64)
     for place, value in enumerate(order):
@@ -87,7 +86,7 @@ def _grouped(
     zeros: NDArray[np.int64],
     scales: Tensor,
 ) -> Tensor:
-    """Group by group: (codes [N, K] - zeros [N, G]) * scales [N, G] of the columns' group."""
+    """By group: (codes [N, K] - zeros [N, G]) * scales [N, G] of the columns' group."""
     index = stored.get("g_idx")
     groups = index if index is not None else torch.arange(ref.shape[1]) // ref.block[1]
     values = torch.full(ref.shape, torch.nan)

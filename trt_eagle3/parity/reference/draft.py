@@ -1,7 +1,7 @@
-"""What the reference of a draft of any kind gives parity; the kinds' own are in ``drafts/``.
+"""Protocol of a draft's reference; the implementations of each kind are in ``drafts/``.
 
 Shapes: T rows, n rows before them, k aux states, Ht target hidden, Hd draft hidden, Vd draft vocab,
-R rows wanted from the head.
+R rows of logits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ KeysValues = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class DraftRows:
-    """What a run over T rows gives.
+    """The outputs of a run over T rows.
 
     Attributes:
-        logits: [R, Vd]. features: [T, Hd], what each row feeds to the next.
-        memory: keys and values of the T rows. intermediates: tensors [T, ...] by their name in the
-            draft graph, in the order of the data.
+        logits: [R, Vd].
+        features: [T, Hd], the input that each row passes to the next.
+        memory: keys and values of the T rows.
+        intermediates: tensors [T, ...] by name in the draft graph, in order of computation.
     """
 
     logits: Tensor
@@ -42,7 +43,7 @@ class ReferenceDraft(Protocol):
 
     @property
     def manifest(self) -> DraftManifest:
-        """As the checkpoint says."""
+        """The manifest read from the checkpoint."""
         ...
 
     @property
@@ -52,7 +53,7 @@ class ReferenceDraft(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What everything is computed in."""
+        """The dtype of all computations."""
         ...
 
     def fuse(self, aux: Tensor) -> Tensor:
@@ -71,10 +72,12 @@ class ReferenceDraft(Protocol):
         """Run T rows after ``before``.
 
         Args:
-            embeds: [T, Hd] of the tokens one ahead. features: [T, Hd]. positions: [3, T].
-            mask: bool [T, n + T]: which rows each row sees, those of ``before`` first, itself
+            embeds: [T, Hd] of the tokens one ahead.
+            features: [T, Hd].
+            positions: [3, T].
+            mask: bool [T, n + T]: rows that each row sees, those of ``before`` first, itself
                 included.
-            logit_rows: int64 [R]; all rows where left out.
+            logit_rows: int64 [R]; None: all rows.
         """
         ...
 
@@ -87,11 +90,13 @@ def attend(
     before: tuple[Tensor, Tensor] | None,
     scale: float,
 ) -> Tensor:
-    """What rows attend to, [T, Hq * D]: softmax over the rows that each sees, of ``scale * q k``.
+    """Attention output [T, Hq * D]: softmax of ``scale * q k`` over the rows that each row sees.
 
     Args:
-        q: [T, Hq, D]. k, v: [T, Hkv, D]; each head is read by Hq / Hkv heads of queries.
-        mask: bool [T, n + T]. before: keys and values [n, Hkv, D].
+        q: [T, Hq, D].
+        k, v: [T, Hkv, D]; Hq / Hkv query heads read each head.
+        mask: bool [T, n + T].
+        before: keys and values [n, Hkv, D].
     """
     if before is not None:
         k, v = torch.cat([before[0], k]), torch.cat([before[1], v])

@@ -16,21 +16,21 @@ from trt_eagle3.parity.record.trace import rows_of
 from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows, KeysValues
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.proposals import CycleState, read_proposals
 
 __all__ = ["STEPS", "CycleState", "DraftCycles"]
 
 STEPS = 4
-"""Draft steps that are compared: the one from true features, and three on the draft's own."""
+"""Number of compared draft steps: one from true features, and three on the draft's own."""
 
 Level = Sequence[tuple[CycleState, int]]
 """Rows of one depth over all cycles: the cycle, and the row in it."""
 
 
 class DraftCycles:
-    """The cycles of one answer, after its committed ``rows``; fills in ``draft``."""
+    """Runs the cycles of one answer after its committed ``rows``; fills in ``draft``."""
 
     def __init__(
         self,
@@ -44,9 +44,12 @@ class DraftCycles:
         known = answer.token_ids[: answer.prompt_len + answer.agreed]
         self._table = reference.target.embed(known).cpu().to(rows[0].embeds.dtype)
 
-    def run(self, states: Sequence[CycleState], kv: KeysValues, acceptance: Acceptance) -> None:
-        """All cycles level by level: rows of the same depth run together, each seeing its own
-        cycle's past alone.
+    def run(
+        self, states: Sequence[CycleState], kv: KeysValues, acceptance: AcceptanceCounts
+    ) -> None:
+        """Run all cycles, level by level.
+
+        Rows of the same depth run in one batch; each sees only the rows of its own cycle.
 
         Args:
             kv: the reference's keys and values of the committed rows.
@@ -81,7 +84,7 @@ class DraftCycles:
         ]
 
     def _positions(self, level: Level, rows: Sequence[Drafted], depth: int) -> Tensor:
-        """[T, 3]: where the rows should stand; compared with where they do."""
+        """[T, 3]: the expected positions of the rows; records a comparison with the given ones."""
         numbers = torch.tensor([s.cycle.length + depth - 1 for s, _ in level])
         expected = self._ref.positions(numbers, self._expected.positions)
         given = torch.stack([r.position for r in rows])
@@ -97,7 +100,7 @@ class DraftCycles:
         draft.logits += logit_errors(draft.case, f"logits.step{depth}", ours, found.logits.cpu())
 
     def _mask(self, level: Level, columns: dict[tuple[int, int], int]) -> Tensor:
-        """bool [T, n + all rows so far]; the level's own columns are added."""
+        """bool [T, n + all rows so far]; adds the level's own columns."""
         num_rows = len(self._rows)
         columns |= {(id(s), i): num_rows + len(columns) + at for at, (s, i) in enumerate(level)}
         mask = torch.zeros(len(level), num_rows + len(columns), dtype=torch.bool)
@@ -106,9 +109,9 @@ class DraftCycles:
             mask[at, [columns[id(s), row] for row in (*s.ancestors(i), i)]] = True
         return mask
 
-    def _count_accepted(self, s: CycleState, acceptance: Acceptance) -> None:
-        """What the verified tree's shape would have had accepted, by the engine's proposals and
-        by the reference's.
+    def _count_accepted(self, s: CycleState, acceptance: AcceptanceCounts) -> None:
+        """Count the accepted depth of the verified tree, for the engine's and the reference's
+        proposals.
         """
         answer, verify = self._expected.answer, s.cycle.verify
         if verify is None or len(s.nodes) < 2:

@@ -1,8 +1,7 @@
-"""Draft rows: what the draft was given and made of it, against the reference's own.
+"""Draft rows: compare the draft's inputs and outputs with the reference's.
 
-Logits of whole drafts would fill the memory, so that they are compared answer by answer and only
-errors are kept. Shapes: n committed rows, k aux layers, H target hidden, Hd draft hidden, Vd draft
-vocab.
+Logits of all answers would fill the memory, so answers are compared one by one and only errors are
+kept. Shapes: n committed rows, k aux layers, H target hidden, Hd draft hidden, Vd draft vocab.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from trt_eagle3.parity.record.cycles import Committed, DraftRecord, read_draft_f
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["committed_rows", "compare_drafts"]
@@ -27,9 +26,9 @@ def compare_drafts(
     reference: DraftReference,
     expected: Sequence[ExpectedAnswer],
     progress: Callable[[], object],
-) -> tuple[list[ComparedDraft], Acceptance]:
-    """Compare every answer's draft rows, and count what would have been accepted."""
-    found, acceptance = [], Acceptance()
+) -> tuple[list[ComparedDraft], AcceptanceCounts]:
+    """Compare every answer's draft rows, and count accepted proposals by position."""
+    found, acceptance = [], AcceptanceCounts()
     for e in expected:
         record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
         draft = ComparedDraft(e.answer.name, record)
@@ -42,8 +41,8 @@ def compare_drafts(
 
 
 def committed_rows(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
-    """The rows that stand on the answer, as far as it is the same without speculation."""
-    # of a row, the token one ahead must be known too
+    """Return the rows that lie on the answer, as far as it is the same without speculation."""
+    # a row needs the next token, so the last agreed token has no row
     until = e.answer.prompt_len + e.answer.agreed - 1
     rows: list[Committed] = []
     while len(rows) < until and len(rows) in record.committed:
@@ -56,14 +55,14 @@ def _compare_answer(
     e: ExpectedAnswer,
     rows: Sequence[Committed],
     draft: ComparedDraft,
-    acceptance: Acceptance,
+    acceptance: AcceptanceCounts,
 ) -> None:
     features = _compare_aux(reference, e, rows, draft)
     embeds, positions = _compare_inputs(reference, e, rows, draft)
     first = e.answer.prompt_len - 1
     found = _run_rows(reference, features, embeds, positions, first)
     _compare_rows(rows, found, first, draft)
-    logits = found.logits.cpu()  # of rows from ``first`` on
+    logits = found.logits.cpu()  # rows from ``first`` on
     cycles = [c for c in draft.record.cycles if first < c.length <= len(rows)]
     states = [
         CycleState(c, found.features[c.length - 1], logits[c.length - 1 - first]) for c in cycles
@@ -74,7 +73,7 @@ def _compare_answer(
 def _compare_aux(
     reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
 ) -> Tensor:
-    """The aux rows that went into ``fuse``, and the features [n, Hd] that should have come out."""
+    """Compare aux rows and fused features; return the expected features [n, Hd]."""
     m = reference.manifest
     aux = torch.stack([r.aux for r in rows])
     parts = aux.chunk(len(m.aux_layers), dim=-1)
@@ -90,7 +89,7 @@ def _compare_aux(
 def _compare_inputs(
     reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
 ) -> tuple[Tensor, Tensor]:
-    """The embeddings and positions that the rows should have been given."""
+    """Compare inputs; return the expected embeddings and positions of the rows."""
     embeds = reference.prompt_embeds(e.answer, rows[0].embeds.dtype)[: len(rows)]
     positions = reference.positions(torch.arange(len(rows)), e.positions)
     given = torch.stack([r.embeds for r in rows])
@@ -103,7 +102,7 @@ def _compare_inputs(
 def _run_rows(
     reference: DraftReference, features: Tensor, embeds: Tensor, positions: Tensor, first: int
 ) -> DraftRows:
-    """Step 0, from true features; logits of rows from ``first`` on."""
+    """Run step 0, from true features; logits of rows from ``first`` on."""
     mask = torch.ones(len(embeds), len(embeds), dtype=torch.bool).tril()
     wanted = torch.arange(min(first, len(embeds)), len(embeds))
     return reference.draft.run(embeds.to(features), features, positions.T, mask, logit_rows=wanted)

@@ -1,5 +1,4 @@
-"""The draft's side of a reference: the draft of a checkpoint with the tables around it, and counts
-of acceptance.
+"""The draft's reference: the draft of a checkpoint with its tables, and counts of acceptance.
 
 Shapes: n rows of a sequence, Hd draft hidden, Vd draft vocab.
 """
@@ -14,17 +13,18 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["Acceptance", "DraftReference"]
+__all__ = ["AcceptanceCounts", "DraftReference"]
 
 
 @dataclass
-class Acceptance:
-    """Cycles in which a position was reached, and accepted there, by the engine and by the
-    reference draft.
+class AcceptanceCounts:
+    """Cycles by position: how often it was reached, and accepted by the engine and the reference.
+
+    ``reached``: cycles with a node there. ``engine``, ``reference``: cycles that accept there.
     """
 
     reached: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Acceptance:
     reference: list[int] = field(default_factory=list)
 
     def add(self, depth: int, engine: int, reference: int) -> None:
-        """One cycle whose tree is ``depth`` deep; lengths without the bonus token."""
+        """Add one cycle whose tree is ``depth`` deep; lengths exclude the bonus token."""
         for counts in (self.reached, self.engine, self.reference):
             counts += [0] * (depth - len(counts))
         for position in range(depth):
@@ -43,7 +43,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class DraftReference:
-    """The draft of a checkpoint with the tables around it."""
+    """The draft of a checkpoint with its tables."""
 
     draft: ReferenceDraft
     target: TargetReference
@@ -51,11 +51,11 @@ class DraftReference:
 
     @property
     def manifest(self) -> DraftManifest:
-        """As the checkpoint says, read again."""
+        """The manifest, read again from the checkpoint."""
         return self.draft.manifest
 
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """[n, Hd] on the CPU: the draft's own table or the target's."""
+        """[n, Hd] on the CPU: embeddings from the draft's own table or the target's."""
         if self.manifest.embedding == "target":
             return self.target.embed(token_ids).cpu().to(dtype)
         return read_tensor(self.manifest.tensors["embed_tokens.weight"])[token_ids].to(dtype)
@@ -65,8 +65,8 @@ class DraftReference:
         d2t = self.draft.weights.get("d2t")
         return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
 
-    def prompt_embeds(self, answer: Answer, dtype: torch.dtype) -> Tensor:
-        """[P + A - 1, Hd]: row t has token t + 1, or what the manifest puts at image rows."""
+    def prompt_embeds(self, answer: RecordedAnswer, dtype: torch.dtype) -> Tensor:
+        """[P + A - 1, Hd]: row t has token t + 1, or the manifest's choice at image rows."""
         m, embeds = self.manifest, self.embed(answer.token_ids[1:], dtype)
         if m.image_rows == "vision" and answer.vision is not None:
             visual = answer.vision.outputs["visual_embeds"].to(dtype)
@@ -77,9 +77,9 @@ class DraftReference:
         return embeds
 
     def positions(self, rows: Tensor, target_positions: Tensor) -> Tensor:
-        """[m, 3]: where draft ``rows`` stand.
+        """[m, 3]: positions of draft ``rows``.
 
-        ``target_positions`` [n + 1, 3] end with text; so do rows past them.
+        ``target_positions`` [n + 1, 3] end with text. Rows past them are text too.
         """
         m = self.manifest
         delta = int(target_positions[-1, 0]) - (len(target_positions) - 1)
@@ -95,7 +95,7 @@ class DraftReference:
 
     @property
     def width(self) -> int:
-        """Best tokens of a node that a tree may take."""
+        """Number of best tokens of a node that a tree may take."""
         config = self.speculation
         if config.tree is not None:
             return 1 + max(rank for path in config.tree for rank in path)

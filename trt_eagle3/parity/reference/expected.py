@@ -1,4 +1,4 @@
-"""Expected answers: what the reference makes of one answer's prompt and rows.
+"""Expected answers: the reference's values for one answer's prompt and rows.
 
 Shapes: n rows of a sequence, H hidden, A tokens of an answer, V vocab, N visual rows, L deepstack
 levels, k aux layers.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.metrics import RowErrors
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.record.routes import Experts, recorded_experts
 from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
@@ -29,26 +29,29 @@ def _nothing() -> Tensor:
 
 @dataclass
 class ExpectedAnswer:
-    """What the reference makes of one answer; the target's rows are filled layer by layer.
+    """The reference's values for one answer; the target's rows are filled in layer by layer.
 
     Attributes:
-        intermediates: the engine's layer outputs [n, H] by graph name; empty where its session
-            gives none.
-        positions: [n + 1, 3]. inputs: the prompt's, None where the reference cannot prepare it.
-            text: of the answer, None where nobody decodes it again.
-        vision: of the prompt's images. hidden: [n, H], after the layers that have run.
-        aux: [n, H] by layer. logits: float32 [A, V], of every token of the answer.
-        experts: the experts that the engine's rows took.
+        intermediates: the engine's layer outputs [n, H] by graph name; empty if its session
+            returns none.
+        positions: [n + 1, 3].
+        inputs: the prompt's inputs; None if the reference cannot prepare it.
+        text: text of the answer; None if it is not decoded again.
+        vision: outputs for the prompt's images.
+        hidden: [n, H], after the layers that have run.
+        aux: [n, H] by layer.
+        logits: float32 [A, V], of every token of the answer.
+        experts: the experts that the engine's rows chose.
         strays: float64 [n] by layer: how far their logits are below the reference's own choice.
-        open_rows: bool [n], where the experts of a layer all but tie: other forwards of the engine
-            may choose others.
-        layer_errors, step_errors, aux_errors: of decoder layers end to end, of each alone, and of
-            the aux hidden states; compared while a layer's output is in memory.
-        with_speculation: the same rows as the forwards with speculation chose experts of them;
-            None: as the recorded ones without it.
+        open_rows: bool [n], rows whose experts nearly tie in a layer: other forwards of the engine
+            may choose other experts.
+        layer_errors, step_errors, aux_errors: errors of decoder layers end to end, of each layer
+            alone, and of the aux hidden states; computed while a layer's output is in memory.
+        with_speculation: the same rows with the experts of the forwards with speculation; None: as
+            in the recorded forwards without it.
     """
 
-    answer: Answer
+    answer: RecordedAnswer
     intermediates: Mapping[str, Tensor]
     positions: Tensor
     inputs: ModelInputs | ReferenceInputs | None = None
@@ -67,11 +70,11 @@ class ExpectedAnswer:
 
     @property
     def verified(self) -> ExpectedAnswer:
-        """What is expected of the rows with speculation."""
+        """The expected values of the rows with speculation."""
         return self.with_speculation or self
 
     def open_at(self, rows: Sequence[int]) -> Tensor | None:
-        """bool [len(rows)]: ``open_rows``; None where there are none."""
+        """bool [len(rows)]: ``open_rows`` at ``rows``; None if there are none."""
         return self.open_rows[torch.tensor(rows)] if len(rows) and len(self.open_rows) else None
 
     @property
@@ -86,7 +89,7 @@ def expect_prompts(
     processor: ProcessorReference,
     progress: Callable[[], object],
 ) -> list[ExpectedAnswer]:
-    """Prepare every prompt with the reference: its inputs, what it sees, where its rows stand."""
+    """Prepare every prompt with the reference: its inputs, image embeddings and positions."""
     found = []
     for answer, intermediates in zip(record.answers, record.intermediates, strict=True):
         inputs = processor(answer.case.question)
@@ -113,7 +116,7 @@ def expect_tokens(
 
 
 def encode_images(reference: TargetReference, e: ExpectedAnswer) -> VisionStates:
-    """The images of an answer's prompt, as they are compared."""
+    """Encode the images of an answer's prompt with the reference."""
     theirs = e.inputs if isinstance(e.inputs, ReferenceInputs) else None
     inputs = _comparable(e.answer.inputs, theirs)
     return reference.vision(inputs.patches, inputs.grid_thw)
@@ -122,7 +125,7 @@ def encode_images(reference: TargetReference, e: ExpectedAnswer) -> VisionStates
 def input_embeds(
     reference: TargetReference, e: ExpectedAnswer, vision: VisionStates | None
 ) -> Tensor:
-    """[n, H]: of the tokens, and of the images ``vision`` in their rows."""
+    """[n, H]: embeddings of the tokens, with ``vision`` in the rows of images."""
     hidden = reference.embed(e.answer.token_ids[:-1])
     rows = e.answer.visual_rows
     visual = vision.visual_embeds if vision else hidden.new_zeros(0, hidden.shape[1])
@@ -132,8 +135,9 @@ def input_embeds(
 
 
 def _comparable(ours: ModelInputs, theirs: ReferenceInputs | None) -> ModelInputs | ReferenceInputs:
-    """The reference's inputs, or the engine's own where they are another prompt: the checks that
-    follow look at the rest of the engine.
+    """Return the reference's inputs, or the engine's own if the prompts differ.
+
+    Later checks can then still compare the rest of the engine.
     """
     same = theirs is not None and all(
         torch.equal(a, b)
@@ -148,8 +152,8 @@ def _encode_images(
     return reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None
 
 
-def _positions(reference: TargetReference, answer: Answer) -> Tensor:
-    """[n + 1, 3]: where every row of the sequence stands, as transformers counts."""
+def _positions(reference: TargetReference, answer: RecordedAnswer) -> Tensor:
+    """[n + 1, 3]: positions of every row of the sequence, by transformers' rules."""
     inputs = answer.inputs
     prompt, delta = reference.rope_index(inputs.token_ids, inputs.grid_thw, inputs.grid_seconds)
     decoded = torch.arange(answer.prompt_len, answer.num_rows + 1) + delta

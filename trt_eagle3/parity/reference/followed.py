@@ -1,4 +1,4 @@
-"""Expected values for forwards with speculation, computed with the experts that they took."""
+"""Expected values for forwards with speculation, computed with the experts that they chose."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["with_speculation"]
 def with_speculation(
     record: Record, reference: TargetReference, e: ExpectedAnswer
 ) -> ExpectedAnswer | None:
-    """A copy of ``e`` to be computed with the experts of its forwards with speculation.
+    """Return a copy of ``e`` to be computed with the experts of its forwards with speculation.
 
-    None if those are the experts of its forwards without speculation.
+    None if those equal the experts of its forwards without speculation.
     """
     answer = e.answer
     if not e.experts or not answer.speculative_forwards:
@@ -42,6 +42,6 @@ def with_speculation(
 
 
 def _same(experts: Mapping[int, Tensor], others: Mapping[int, Tensor]) -> bool:
-    """Whether each row has the same experts, in any order."""
+    """Return whether each row has the same experts, in any order."""
     pairs = ((x.sort(dim=-1).values, others[k].sort(dim=-1).values) for k, x in experts.items())
     return all(bool((a == b).all()) for a, b in pairs)

@@ -1,6 +1,6 @@
 """Frames of a video through transformers' image processor: its video processors need torchvision.
 
-Frames that need no resizing go through one by one, which computes the same values.
+Frames that need no resizing are processed one by one, which computes the same values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["FrameProcessor", "Frames"]
 
 @dataclass(frozen=True)
 class Frames:
-    """uint8 [F, H, W, 3], the second of each frame, and how many there are in a second."""
+    """uint8 [F, H, W, 3], the time of each frame in seconds, and the frames per second."""
 
     pixels: Tensor
     times: Sequence[float]
@@ -27,8 +27,8 @@ class Frames:
 
 
 class FrameProcessor:
-    """Stands where one of transformers' video processors would: frames as they are, through the
-    image processor in pairs.
+    """Replaces one of transformers' video processors: frames go through the image processor in
+    pairs, without resizing.
     """
 
     def __init__(
@@ -37,11 +37,12 @@ class FrameProcessor:
         defaults: Any,
         fits: Callable[[FrameProcessor, Sequence[int]], bool],
     ) -> None:
-        """Read the files that it would read.
+        """Read the files that the video processor would read.
 
         Args:
-            defaults: what has its class's attributes.
-            fits: whether it would leave frames of a shape [F, H, W, 3] at their size.
+            defaults: an object with its class's attributes.
+            fits: whether the video processor would keep frames of a shape [F, H, W, 3] at their
+                size.
         """
         from transformers.video_processing_utils import BaseVideoProcessor
 
@@ -69,7 +70,7 @@ class FrameProcessor:
         self.factor: int = self._images.patch_size * self.merge_size
 
     def fits(self, video: Frames) -> bool:
-        """Whether transformers would leave the frames at their size."""
+        """Return whether transformers would keep the frames at their size."""
         return self._fits(self, video.pixels.shape)
 
     def __call__(
@@ -83,8 +84,9 @@ class FrameProcessor:
         }
 
     def _patches(self, video: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-        """Patches of frames joined over time: each half of a temporal patch comes from the still
-        of its own frame.
+        """Return patches of frames joined over time.
+
+        Each half of a temporal patch comes from the still of its own frame.
         """
         frames = list(video)
         temporal, patch = self.temporal_patch_size, self._images.patch_size

@@ -1,6 +1,4 @@
-"""Why a target's logits are not finite numbers: a weight of its checkpoint, or what it computes
-of them.
-"""
+"""Explain why a target's logits are not finite: a weight of its checkpoint, or its activations."""
 
 from __future__ import annotations
 
@@ -14,17 +12,18 @@ _WIDER = {"float16": "engine.residual: float32, or engine.dtype: bfloat16 or flo
 
 
 def explain_overflow(spec: TargetCheckpoint, dtype: str) -> EngineFailedError:
-    """The error to end with; reads every weight of the checkpoint, unless one of them is the
-    reason.
+    """Return the error to raise.
+
+    Reads the weights of the checkpoint up to the first that is not finite.
     """
     for ref in spec.tensors.values():
         if not read_values(ref).isfinite().all():
             return EngineFailedError(
-                f"{ref.file}: {ref.name}: holds values that are not finite numbers, so the target "
-                "has no answer. Get the checkpoint again, and rebuild."
+                f"{ref.file}: {ref.name}: contains values that are not finite numbers, so the "
+                "target has no answer. Download the checkpoint again, and rebuild."
             )
     return EngineFailedError(
-        f"the target's logits are not finite numbers, though every weight of {spec.path} is: its "
+        f"the target's logits are not finite numbers, although every weight of {spec.path} is: its "
         f"activations overflow in {dtype}. Rebuild with "
         f"{_WIDER.get(dtype, 'engine.dtype: float32')}; if that does not help, report it."
     )

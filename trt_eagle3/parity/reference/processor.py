@@ -1,4 +1,4 @@
-"""The prompt as ``transformers`` prepares it, by the target's family."""
+"""The prompt as ``transformers`` prepares it, for the target's family."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["ProcessorReference", "ReferenceInputs", "check_transformers", "decod
 
 @dataclass(frozen=True)
 class ReferenceInputs:
-    """One prompt as transformers prepares it: as ``ModelInputs``, with ``patches`` float32 [N,
-    D]; N = 0 for text.
+    """One prompt as transformers prepares it.
+
+    As ``ModelInputs``, with ``patches`` float32 [N, D]; N = 0 for text.
     """
 
     token_ids: Tensor
@@ -33,21 +34,21 @@ class ProcessorReference(Protocol):
     """The processor of a checkpoint."""
 
     def __call__(self, question: Question, /) -> ReferenceInputs | None:
-        """The inputs of ``question``; None where transformers alone cannot prepare it."""
+        """Return the inputs of ``question``; None if transformers alone cannot prepare it."""
         ...
 
     def text(self, token_ids: Sequence[int], /) -> str:
-        """What ``transformers`` makes of the tokens of an answer, special ones left out."""
+        """Decode the tokens of an answer with ``transformers``, without special tokens."""
         ...
 
 
 def decoded_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """What a tokenizer of transformers makes of an answer's tokens, special ones left out."""
+    """Decode an answer's tokens with a transformers tokenizer, without special tokens."""
     return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def check_transformers() -> None:
-    """Refuse a ``transformers`` older than the one that the references were written for.
+    """Reject a ``transformers`` older than the one that the references were written for.
 
     Raises:
         EnvironmentMissingError: it is older.

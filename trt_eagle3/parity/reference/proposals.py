@@ -1,6 +1,6 @@
-"""Proposals: which tokens the engine drafted in a cycle, and which the reference would have.
+"""Proposals: the tokens that the engine drafted in a cycle, and those of the reference.
 
-The tokens are known by their embeddings. Shapes: Hd draft hidden, Vd draft vocab.
+Tokens are identified by their embeddings. Shapes: Hd draft hidden, Vd draft vocab.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ __all__ = ["CycleState", "read_proposals"]
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a verified tree: rank among its parent's best, tokens from the root, draft row
-    if it has one.
+    """A node of a verified tree.
+
+    Attributes:
+        rank: among its parent's best tokens.
+        path: tokens from the root.
+        row: its draft row, if it has one.
     """
 
     parent: int
@@ -33,9 +37,7 @@ class Node:
 
 
 class CycleState:
-    """A cycle in the making: what the reference has given for its rows, and what the engine's
-    rows turn out to be.
-    """
+    """State of a cycle: the reference's outputs, and the tokens of the engine's rows."""
 
     def __init__(self, cycle: Cycle, features: Tensor, logits: Tensor) -> None:
         self.cycle, self._root, self._root_logits = cycle, features, logits
@@ -45,27 +47,27 @@ class CycleState:
         self.nodes: list[Node] = []
 
     def features(self, row: int) -> Tensor:
-        """[Hd]: what the reference feeds to the children of a row; -1 is the last committed one."""
+        """[Hd]: the reference's input for the children of a row; -1 is the last committed row."""
         return self._root if row < 0 else self._features[row]
 
     def put(self, row: int, features: Tensor, logits: Tensor) -> None:
-        """Note what the reference made of a row."""
+        """Store the reference's outputs of a row."""
         self._features[row], self._logits[row] = features, logits
 
     def ancestors(self, row: int) -> set[int]:
-        """Rows of this cycle above a row."""
+        """Return the rows of this cycle above a row."""
         found = set()
         while (row := self.cycle.rows[row].parent) >= 0:
             found.add(row)
         return found
 
     def path(self, row: int) -> tuple[int | None, ...]:
-        """Tokens from the root to a drafted row."""
+        """Return the tokens from the root to a drafted row."""
         above = [*sorted(self.ancestors(row)), row]
         return tuple(self.tokens[i] for i in above)
 
     def reference_length(self, truth: list[int], reference: DraftReference) -> int:
-        """How many true tokens the reference's ranks would have put into a tree of this shape."""
+        """Return how many true tokens the reference would draft in a tree of this shape."""
         node, length, logits = 0, 0, self._root_logits
         for token in truth:
             children = {n.rank: i for i, n in enumerate(self.nodes) if n.parent == node and i}
@@ -87,11 +89,11 @@ class CycleState:
 def read_proposals(s: CycleState, root: Tensor | None, reference: DraftReference) -> Proposals:
     """Find the token of every drafted row and node, which must be among the best of its parent.
 
-    Of equal logits, which types of 16 bits have many of, the engine may take any.
+    Fills in ``s.tokens`` and ``s.nodes``. The engine may take any of equal logits, which 16-bit
+    dtypes have many of.
 
     Args:
-        root: [Vd], the engine's draft logits of the last committed row. ``s.tokens`` and
-            ``s.nodes`` are filled in.
+        root: [Vd], the engine's draft logits of the last committed row.
     """
     wrong = [*_read_rows(s, root, reference), *_read_nodes(s, root, reference)]
     count = len(s.cycle.rows) + max(0, len(s.nodes) - 1)
@@ -110,7 +112,7 @@ def _read_rows(s: CycleState, root: Tensor | None, reference: DraftReference) ->
 
 
 def _read_nodes(s: CycleState, root: Tensor | None, reference: DraftReference) -> Iterator[str]:
-    """Rank and draft row of every node of the verified tree."""
+    """Find rank and draft row of every node of the verified tree."""
     if s.cycle.verify is None:
         return
     rows = rows_of(s.cycle.verify)
@@ -145,15 +147,16 @@ class _Best:
     tokens: Tensor
 
     def rank(self, place: int, siblings: Sequence[int]) -> int:
-        """Of the token at ``place`` in a tree that has those at the places ``siblings`` before it:
-        equal ones are ranked as the tree has them.
+        """Return the rank of the token at ``place`` after the ``siblings`` that precede it.
+
+        Equal logits are ranked in the order of the tree.
         """
         equal = self.logits == self.logits[place]
         return int(equal.nonzero()[0]) + sum(bool(equal[i]) for i in siblings)
 
 
 def _best(logits: Tensor | None, reference: DraftReference) -> _Best:
-    """The best draft tokens of a row, as many as a tree may take, and those as good as the last."""
+    """Return the best draft tokens of a row: as many as a tree may take, and ties of the last."""
     if logits is None:
         return _Best(torch.empty(0), torch.empty(0, dtype=torch.int64))
     least = logits.topk(min(reference.width, len(logits))).values[-1]

@@ -1,6 +1,6 @@
-"""What quantisation costs: the 16-bit target's logits on the same tokens, and the draft's guesses.
+"""Cost of quantisation: the 16-bit target's logits on the same tokens, and the draft's acceptance.
 
-Both targets are PyTorch's; the engine is not in it. Shapes: n rows of a sequence, A tokens of an
+Both targets run in PyTorch, without the engine. Shapes: n rows of a sequence, A tokens of an
 answer, V vocab, Hd draft hidden.
 """
 
@@ -22,17 +22,18 @@ __all__ = ["QuantisationCost", "quantisation_cost"]
 
 @dataclass(frozen=True)
 class QuantisationCost:
-    """The quantised target beside the 16-bit one, over ``rows`` of logits.
+    """The quantised target compared with the 16-bit one, over ``rows`` of logits.
 
     Attributes:
         kl_mean, kl_max: KL(16-bit || quantised) of a row, in nats.
         top1: share of rows with the same best token.
-        first_accepted: share of rows in which the draft's best first guess is the target's best
-            token, of the quantised target. first_accepted_16bit: of the 16-bit one. None without a
-            draft.
-        acceptance_length: mean tokens emitted per target forward by a chain of as many guesses as
-            the bundle's speculation has steps, of the quantised target; None without a draft, and
-            where no answer is as long. acceptance_length_16bit: of the 16-bit one.
+        first_accepted: share of rows in which the draft's best first token is the best token of
+            the quantised target; None without a draft.
+        first_accepted_16bit: the same for the 16-bit target.
+        acceptance_length: mean tokens emitted per forward of the quantised target that verified a
+            chain of as many tokens as the bundle's speculation has steps; None without a draft, or
+            if no answer is long enough.
+        acceptance_length_16bit: the same for the 16-bit target.
     """
 
     rows: int
@@ -51,8 +52,8 @@ def quantisation_cost(
     drafting: DraftReference | None,
     progress: Callable[[], object],
 ) -> QuantisationCost:
-    """Run the ``original`` target over the answers that ``expected`` has the quantised one's
-    logits of.
+    """Run the ``original`` target over the answers, and compare with the quantised logits in
+    ``expected``.
     """
     manifest = drafting.manifest if drafting else None
     other = [ExpectedAnswer(e.answer, {}, e.positions, vision=e.vision) for e in expected]

@@ -1,7 +1,6 @@
-"""Rounded activations: inputs of products with quantised weights, as an engine rounds them that
-multiplies in INT8 or FP8.
+"""Rounded activations: inputs of quantised weights, rounded as an INT8 or FP8 engine rounds them.
 
-Each row by its own scale. Shapes: ... rows, K columns.
+Each row has its own scale. Shapes: ... rows, K columns.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from trt_eagle3.dtype import LARGEST_FP8
 
 __all__ = ["ROUNDED", "round_inputs"]
 
-_LEAST = 1e-12  # of a row of zeros
+_LEAST = 1e-12  # scale of a row of zeros
 
 
 def _int8(x: Tensor) -> Tensor:
@@ -32,16 +31,17 @@ def _fp8(x: Tensor) -> Tensor:
 
 
 ROUNDED: Mapping[str, Callable[[Tensor], Tensor]] = {"int8": _int8, "fp8": _fp8}
-"""``engine.activations`` -> x [..., K] in float32, rounded."""
+"""Maps ``engine.activations`` to a function that rounds x [..., K] in float32."""
 
 
 def round_inputs(
     module: nn.Module, prefix: str, tensors: Mapping[str, TensorRef], activations: str
 ) -> None:
-    """Let the products of ``module`` with quantised weights read rounded rows from now on.
+    """Round the inputs of ``module``'s products with quantised weights from now on.
 
     Args:
-        prefix: of the module's weights in ``tensors``. activations: of ``engine.activations``.
+        prefix: of the module's weights in ``tensors``.
+        activations: the value of ``engine.activations``.
     """
     rounded = ROUNDED.get(activations)
 

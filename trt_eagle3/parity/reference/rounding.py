@@ -1,8 +1,8 @@
-"""Rounding: what the reference's own modules lose where they compute in the engine's type.
+"""Rounding: what the reference's own modules lose when they compute in the engine's dtype.
 
-Run only where a tensor leaves its tolerance, as those of targets do that amplify rounding more than
-the ones that tolerances were measured on. transformers' modules then compute the same rows twice,
-layer by layer: in the engine's type and in a wider one (float32; of float32 float64).
+Run only if a tensor leaves its tolerance. Some targets amplify rounding more than those on which
+the tolerances were measured. transformers' modules then compute the same rows twice, layer by
+layer: in the engine's dtype and in a wider one (float32; for float32 float64).
 Shapes: n rows of a sequence, A tokens of an answer, V vocab.
 """
 
@@ -32,11 +32,12 @@ __all__ = ["AnswerRounding", "RoundingReference"]
 
 @dataclass
 class AnswerRounding:
-    """Of one answer.
+    """Rounding errors of one answer.
 
     Attributes:
-        steps, outputs: errors float64 [n] of each layer alone, from the engine's own input, and of
-            its output end to end. narrow, wide: logits float32 [A, V] in either type.
+        steps: errors float64 [n] of each layer alone, from the engine's own input.
+        outputs: errors float64 [n] of each layer's output, end to end.
+        narrow, wide: logits float32 [A, V] in either dtype.
     """
 
     steps: dict[int, Tensor] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class AnswerRounding:
 
 
 class _Stream:
-    """One answer on its way through a reference in one type."""
+    """One answer on its way through a reference in one dtype."""
 
     def __init__(self, reference: TargetReference, e: ExpectedAnswer) -> None:
         self._reference, self._e = reference, e
@@ -57,8 +58,10 @@ class _Stream:
     def alone(
         self, layer: TargetLayer, given: Tensor, experts: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The layer's output [n, H] of ``given``, before any visual level, and the experts int64
-        [n, k] that it took: ``experts`` where they are known; None of a dense layer.
+        """Run one layer on ``given``, without any visual level.
+
+        Returns the output [n, H] and the experts int64 [n, k] that it used: ``experts`` if they
+        are known; None of a dense layer.
         """
         routes = None if experts is None else Routes(experts, torch.inf)
         with layer.routed(routes) as choices:
@@ -66,7 +69,7 @@ class _Stream:
         return found, next((choice.taken for choice in choices), None)
 
     def advance(self, layer: TargetLayer, experts: Tensor | None) -> Tensor | None:
-        """The layer's output end to end becomes ``hidden``; returns the experts as ``alone``."""
+        """Set ``hidden`` to the layer's output, end to end; return the experts as ``alone``."""
         found, taken = self.alone(layer, self.hidden, experts)
         levels = self._vision.visual_levels if self._vision else torch.empty(0, 0, 0)
         rows = self._e.answer.visual_rows
@@ -79,7 +82,7 @@ class _Stream:
 
 
 class RoundingReference:
-    """The references ``narrow``, in the engine's type, and ``wide``; made when first asked."""
+    """The references ``narrow``, in the engine's dtype, and ``wide``; loaded on first use."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class RoundingReference:
 
     @cached_property
     def answers(self) -> dict[str, AnswerRounding]:
-        """By case."""
+        """Rounding errors by case."""
         narrow, wide = (make() for make in self._made)
         found = [AnswerRounding() for _ in self._expected]
         streams = [(_Stream(narrow, e), _Stream(wide, e)) for e in self._expected]
@@ -109,8 +112,10 @@ def _run_layer(
     layers: tuple[TargetLayer, TargetLayer],
     rounding: AnswerRounding,
 ) -> None:
-    """Both types take the engine's experts; where those are not known, the ones of the wider type:
-    a turned choice of experts is no rounding of a tensor.
+    """Run one layer in both dtypes with the same experts.
+
+    These are the engine's experts, or those of the wider dtype if the engine's are unknown: a
+    different choice of experts is no rounding of a tensor.
     """
     (narrow, wide), (narrow_layer, wide_layer) = streams, layers
     k = wide_layer.index

@@ -1,8 +1,8 @@
-"""Routing: which experts the reference's rows go through, where the engine chose others.
+"""Routing: the experts of the reference's rows, where the engine chose other experts.
 
-Of two experts whose router logits all but tie rounding chooses one, and what they compute has
-nothing in common. So the reference goes through the engine's experts in rows where its own logits
-leave the choice open, and only there. How much an expert counts is the reference's own.
+If the router logits of two experts nearly tie, rounding chooses one, and their outputs have nothing
+in common. So the reference uses the engine's experts in rows where its own logits leave the choice
+open, and only there. The weight of an expert is the reference's own.
 
 Shapes: S rows, E experts, k experts of a row.
 """
@@ -27,8 +27,8 @@ class Routes:
     """Experts that the engine chose.
 
     Attributes:
-        experts: int64 [S, k]. slack: how near two logits are that may change places, over the root
-            mean square of the row's.
+        experts: int64 [S, k].
+        slack: largest distance of two logits that may swap, over the root mean square of the row.
     """
 
     experts: Tensor
@@ -40,7 +40,7 @@ class RouterChoice:
     """A router's choice in the reference.
 
     Attributes:
-        taken: int64 [S, k], the experts that the rows took.
+        taken: int64 [S, k], the experts that the rows used.
         leads: float64 [S], how far the last expert of its own choice is above the next, divided by
             the root mean square of the row's logits; infinite if every expert is chosen.
         behind: float64 [S], how far the engine's experts are below its own choice, divided by the
@@ -54,9 +54,9 @@ class RouterChoice:
 
 @contextmanager
 def routed(mlp: Any, routes: Routes | None) -> Iterator[list[RouterChoice]]:
-    """Meanwhile transformers' ``mlp`` takes the experts of ``routes``, where they are open.
+    """Make transformers' ``mlp`` use the experts of ``routes`` in rows where the choice is open.
 
-    Yields what fills as it runs.
+    Yields a list that is filled as the module runs.
     """
     choices: list[RouterChoice] = []
 
@@ -94,8 +94,10 @@ def _leads(logits: Tensor, top_k: int) -> Tensor:
 
 
 def _compared(logits: Tensor, experts: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [S]: where ``theirs`` differ from ``experts``. float64 [S]: the largest logit distance
-    between an expert of ``experts`` and its replacement.
+    """Compare two choices of experts.
+
+    Returns bool [S], rows in which ``theirs`` differ from ``experts``, and float64 [S], the largest
+    logit distance between an expert of ``experts`` and its replacement.
     """
     ours, other = (_members(chosen, logits) for chosen in (experts, theirs))
     lost = logits.masked_fill(~(ours & ~other), -torch.inf).amax(dim=-1)
@@ -106,5 +108,5 @@ def _compared(logits: Tensor, experts: Tensor, theirs: Tensor) -> tuple[Tensor, 
 
 
 def _members(experts: Tensor, logits: Tensor) -> Tensor:
-    """bool [S, E]."""
+    """bool [S, E]: the chosen experts."""
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, experts, value=True)

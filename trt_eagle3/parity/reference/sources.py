@@ -1,4 +1,4 @@
-"""Where the checkpoints of a bundle are, and that they are those it was built from."""
+"""Find the checkpoints of a bundle, and check that the bundle was built from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ __all__ = ["find_checkpoint", "read_sources", "read_unquantised"]
 
 
 def find_checkpoint(engine: RecordingEngine, role: str, given: str | None = None) -> Path:
-    """The checkpoint of ``role`` (``target`` or ``draft``): the one given, else where the build
-    found it.
+    """Return the checkpoint of ``role`` (``target`` or ``draft``): ``given``, or the build's.
 
     Raises:
-        UserError: it is gone, or holds other weight files than those that the bundle was built
-            from.
+        UserError: it is missing, or its weight files are not those that the bundle was built from.
     """
     source = engine.record.sources[role]
     path = resolve_checkpoint(given) if given else Path(source.path)
@@ -33,18 +31,18 @@ def find_checkpoint(engine: RecordingEngine, role: str, given: str | None = None
             path = resolve_checkpoint(source.checkpoint, source.revision)
         except (UserError, EnvironmentMissingError) as error:
             raise UserError(
-                f"{source.path}: the {role} that {engine.path} was built from is not there any "
-                f"more; the reference reads its weights. Name its folder: --{role} PATH"
+                f"{source.path}: the {role} that {engine.path} was built from is missing; the "
+                f"reference reads its weights. Name its folder: --{role} PATH"
             ) from error
     _check_files(engine, role, path)
     return path
 
 
 def _check_files(engine: RecordingEngine, role: str, path: Path) -> None:
-    """By content: a file of the Hub's cache was recorded by its blob's name.
+    """Compare files by content: the Hub's cache names files by blob.
 
-    The table beside TensorRT engines is no checkpoint's file; their weights are known by what they
-    compute.
+    The token table beside TensorRT engines is no checkpoint file. The weights inside TensorRT
+    engines are checked through their outputs.
     """
     there = {(file.stat().st_size, header_digest(file)) for file in path.glob("*.safetensors")}
     if not there:
@@ -60,7 +58,7 @@ def _check_files(engine: RecordingEngine, role: str, path: Path) -> None:
 
 
 def _made_locations(engine: RecordingEngine) -> list[str]:
-    """The file of weights that the build made of the checkpoint's."""
+    """Return the file of weights that the build made from the checkpoint's, if any."""
     weights = engine.record.config.engine.weights
     return [made_location(weights)] if weights else []
 
@@ -71,12 +69,13 @@ def read_unquantised(
     target: str | None = None,
     original: str | None = None,
 ) -> TargetCheckpoint | None:
-    """The 16-bit target of a quantised one: the checkpoint that the build quantised, or
-    ``original``; None where neither is known.
+    """Return the 16-bit target of a quantised one; None if it is unknown.
+
+    It is the checkpoint that the build quantised, or ``original``.
 
     Raises:
-        UserError: ``original`` is of another geometry, or the target or itself is not what that
-            is for.
+        UserError: ``original`` has another geometry or is quantised, or the target is not
+            quantised.
     """
     if original is None:
         made = engine.record.config.engine.weights is not None
@@ -86,20 +85,20 @@ def read_unquantised(
         which = original if found.quantisation is not None else spec.path
         wanted = "a 16-bit" if found.quantisation is not None else "a quantised"
         raise UserError(
-            f"validate --original: {which}: expected {wanted} target. It names the checkpoint that "
-            "the bundle's quantised target was made of."
+            f"validate --original: {which}: expected {wanted} target. --original names the "
+            "checkpoint that the bundle's quantised target was made from."
         )
     if target_to_dict(found) != target_to_dict(spec):
-        raise UserError(f"validate --original: {original}: another geometry than {spec.path}'s")
+        raise UserError(f"validate --original: {original}: geometry differs from {spec.path}")
     return found
 
 
 def read_sources(
     engine: RecordingEngine, target: str | None = None, draft: str | None = None
 ) -> tuple[TargetCheckpoint, DraftManifest | None]:
-    """Spec and manifest, read again from the checkpoints with the build's overrides.
+    """Read spec and manifest again from the checkpoints, with the build's overrides.
 
-    Weights that the build made are the bundle's own; ``weights.made`` holds them against the
+    Weights that the build made are the bundle's own; ``weights.made`` compares them with the
     checkpoint's.
     """
     spec = read_target(find_checkpoint(engine, "target", target))

@@ -1,9 +1,8 @@
-"""The target as ``transformers`` computes it, its weights streamed layer by layer from the
-checkpoint.
+"""The target as ``transformers`` computes it, with weights streamed from the checkpoint by layer.
 
-The modules are transformers' own, of the target's family; only what calls them one after the other
-is ours, so that one layer at a time is in memory. Shapes: S rows of a sequence, H hidden, V vocab,
-N visual rows, L visual levels, n patches.
+The modules are transformers' own, of the target's family. Only the loop that calls them is ours, so
+that one layer at a time is in memory. Shapes: S rows of a sequence, H hidden, V vocab, N visual
+rows, L visual levels, n patches.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = [
 Rope = tuple[Tensor, Tensor]
 """cos and sin [1, S, D]."""
 
-_HEAD_ROWS = 16384  # of the head at once: 16384 x 4096 in float32 are 268 MB
+_HEAD_ROWS = 16384  # rows of the head per slice: 16384 x 4096 in float32 are 268 MB
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,11 @@ class DecoderModules:
     """transformers' classes of a family's decoder.
 
     Attributes:
-        layer: made of config and index. norm: of width and ``eps``. rope: of the config; gives cos
-            and sin of positions. apply_rope: turns q and k.
-        axes: position axes that ``rope`` takes (3, or none where positions are plain).
+        layer: called with config and index.
+        norm: called with width and ``eps``.
+        rope: called with the config; returns cos and sin of positions.
+        apply_rope: rotates q and k.
+        axes: whether ``rope`` takes 3 position axes; else it takes positions without axes.
         norm_offset: added to the stored weights of ``norm``.
     """
 
@@ -70,8 +71,9 @@ class DecoderModules:
 
 @dataclass(frozen=True)
 class VisionStates:
-    """What the vision tower makes: visual_embeds [N, H], deepstack [L, N, H], and tensors [n,
-    ...] by graph name.
+    """Outputs of the vision tower.
+
+    visual_embeds [N, H], deepstack [L, N, H], and tensors [n, ...] by graph name.
     """
 
     visual_embeds: Tensor
@@ -80,11 +82,15 @@ class VisionStates:
 
 
 class TargetReference(ABC):
-    """A checkpoint's target; families say what its modules are and how it sees.
+    """A checkpoint's target; subclasses of a family supply the modules and the vision tower.
 
-    ``config``: of the decoder. ``tensors``: canonical name -> place (``TargetCheckpoint``).
-    ``kv_scales``: of the layers whose keys and values are rounded to FP8; none are at first.
-    ``activations``: as what quantised weights read their input; not rounded at first.
+    Args:
+        config: of the decoder.
+        tensors: canonical name -> place (``TargetCheckpoint``).
+
+    Attributes:
+        kv_scales: of the layers whose keys and values are rounded to FP8; empty by default.
+        activations: rounding of the inputs of quantised weights; none by default.
     """
 
     def __init__(
@@ -116,31 +122,33 @@ class TargetReference(ABC):
     @property
     @abstractmethod
     def num_visual_levels(self) -> int:
-        """Visual levels, which the first decoder layers receive."""
+        """Number of visual levels, which the first decoder layers receive."""
 
     @abstractmethod
     def rope_index(
         self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
     ) -> tuple[Tensor, int]:
-        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
-        order; ``grid_seconds``: as ``ModelInputs``.
+        """Return transformers' positions [3, S] and rope_delta of a prompt.
+
+        The grids are in prompt order. ``grid_seconds``: as in ``ModelInputs``.
         """
 
     @abstractmethod
     def vision(
         self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = (), /
     ) -> VisionStates:
-        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
-        vision graph.
+        """Run the tower over packed ``patches [n, D]``.
+
+        ``intermediates``: names of tensors in the vision graph.
         """
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Token embeddings [S, H]; of the table only the rows asked for are read."""
+        """Token embeddings [S, H]; only these rows of the table are read."""
         return self._table[token_ids.cpu()].to(self.device, self.dtype)
 
     @cached_property
     def _table(self) -> Tensor:
-        """The token table [V, H] on disk, mapped; asked for too often to be opened each time."""
+        """The memory-mapped token table [V, H]; cached, since it is read often."""
         with stored_tensor(self._tensors["embed_tokens.weight"]) as (file, name):
             table: Tensor = file.get_tensor(name)
             return table
@@ -153,7 +161,7 @@ class TargetReference(ABC):
         return cos, sin
 
     def layers(self, indices: Sequence[int] | None = None) -> Iterator[TargetLayer]:
-        """The decoder layers, each loaded when it is asked for and let go before the next."""
+        """Yield the decoder layers; each is loaded on use and released before the next."""
         for k in range(self.num_layers) if indices is None else indices:
             with torch.device("meta"):
                 module = self._modules.layer(self._decoder, k)
@@ -175,7 +183,7 @@ class TargetReference(ABC):
     @torch.no_grad()
     @full_float32()
     def head(self, normed: Tensor) -> Tensor:
-        """Logits [R, V] on the CPU of normed rows [R, H]; the head passes by in slices."""
+        """Logits [R, V] on the CPU of normed rows [R, H]; the head is loaded in slices."""
         ref, parts = self._tensors["lm_head.weight"], []
         if isinstance(ref, QuantisedRef):
             return (normed @ self._tensor(ref).T).cpu()
@@ -192,13 +200,13 @@ class TargetReference(ABC):
         for name in module.state_dict():
             state[name] = self._tensor(self._tensors[prefix + name])
         module.load_state_dict(state, assign=True)
-        if self.dtype == torch.float64:  # transformers norms in float32, whatever the type
+        if self.dtype == torch.float64:  # transformers' norms use float32 for any dtype
             for part in module.modules():
                 if isinstance(part, self._modules.norm):
                     part.forward = _float64_norm(part, self._modules.norm_offset)
 
     def _tensor(self, ref: TensorRef) -> Tensor:
-        """A weight of its own memory; of a quantised one its values."""
+        """Load a weight into its own memory; dequantise it if it is quantised."""
         if isinstance(ref, QuantisedRef | ExpertsRef):
             return read_values(ref).to(self.device, self.dtype)
         with stored_tensor(ref) as (file, stored):
@@ -212,14 +220,14 @@ def load_reference(
     device: torch.device | str,
     kv_scales: Mapping[int, KVScales] | None = None,
 ) -> TargetReference:
-    """The target of ``spec``; no weight is read yet. ``kv_scales``: of layers with FP8 caches."""
+    """Return the target of ``spec``; reads no weight yet. ``kv_scales``: layers with FP8 caches."""
     reference = family_of(spec).reference(spec, dtype, device)
     reference.kv_scales = kv_scales or {}
     return reference
 
 
 class TargetLayer:
-    """One decoder layer, loaded."""
+    """One loaded decoder layer."""
 
     def __init__(
         self,
@@ -235,45 +243,44 @@ class TargetLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         return sum(p.numel() * p.element_size() for p in self._module.parameters())
 
     def weights(self) -> dict[str, Tensor]:
-        """Its weights by canonical name."""
+        """Return its weights by canonical name."""
         prefix = f"layers.{self.index}."
         return {prefix + name: p.detach() for name, p in self._module.named_parameters()}
 
     @property
     def num_chosen(self) -> int:
-        """Experts of a row; 0 of a dense layer."""
+        """Experts per row; 0 for a dense layer."""
         mlp = self._module.mlp
         return int(mlp.gate.top_k) if hasattr(mlp, "experts") else 0
 
     def routed(self, routes: Routes | None) -> AbstractContextManager[Sequence[RouterChoice]]:
-        """``routing.routed`` of a mixture; of a dense layer nothing."""
+        """``routing.routed`` for a mixture; a null context for a dense layer."""
         return routed(self._module.mlp, routes) if self.num_chosen else nullcontext(())
 
     @torch.no_grad()
     @full_float32()
     def __call__(self, hidden: Tensor, rope: Rope) -> Tensor:
-        """Output [S, H], before any visual level, of a whole sequence's rows [S, H]."""
+        """Run rows [S, H] of a whole sequence; returns [S, H], before any visual level."""
         found: Tensor = self._module(
             hidden[None], position_embeddings=rope, past_key_values=self._kv_rounding
         )
         return found[0]
 
     def trace(self, hidden: Tensor, rope: Rope) -> dict[str, Tensor]:
-        """The layer's tensors [S, ...] by their name in the target graph, in the order in which
-        they are computed.
-        """
+        """Return the layer's tensors [S, ...] by name in the target graph, in computation order."""
         with LayerTrace(self._module, self.index, self._modules.apply_rope) as trace:
             output = self(hidden, rope)
         return trace.tensors(rope, output)
 
 
 def add_visual_level(hidden: Tensor, levels: Tensor, layer: int, visual_rows: Tensor) -> Tensor:
-    """``hidden [S, H]`` after decoder layer ``layer``, with its level of ``levels [L, N, H]`` on
-    the visual rows.
+    """Add the level of ``levels [L, N, H]`` to the visual rows of ``hidden [S, H]``.
+
+    ``hidden`` is the output of decoder layer ``layer``.
     """
     if layer >= len(levels) or not visual_rows.any():
         return hidden
@@ -284,7 +291,7 @@ def add_visual_level(hidden: Tensor, levels: Tensor, layer: int, visual_rows: Te
 
 @contextmanager
 def stored_tensor(ref: TensorRef) -> Iterator[tuple[Any, str]]:
-    """The file of a tensor, mapped by safetensors' own reader only while it is needed."""
+    """Open the file of a tensor with safetensors' reader, mapped only while it is needed."""
     with safe_open(ref.file, framework="pt") as file:
         yield file, ref.name
 

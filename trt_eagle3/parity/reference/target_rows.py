@@ -1,6 +1,6 @@
-"""Target rows: all sequences through the reference's layers together, each layer loaded once.
+"""Target rows: run all sequences through the reference's layers, and load each layer once.
 
-What a layer gives is compared at once and let go; only errors, aux states and logits are kept.
+A layer's output is compared and released at once; only errors, aux states and logits are kept.
 Shapes: n rows of a sequence, H hidden, L deepstack levels, k aux layers.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["RouterSlack", "run_layers"]
 
 @dataclass(frozen=True)
 class RouterSlack:
-    """``Routes.slack`` of a layer alone, and end to end."""
+    """``Routes.slack`` for a layer alone, and end to end."""
 
     step: float = 0.0
     output: float = 0.0
@@ -77,7 +77,7 @@ def _run_layer(
 
 
 def _routes(e: ExpectedAnswer, layer: TargetLayer, slack: float) -> Routes | None:
-    """The engine's experts; None of a dense layer, or where they are not known."""
+    """Return the engine's experts; None for a dense layer, or if they are unknown."""
     experts = e.experts.get(layer.index)
     return None if experts is None else Routes(experts, slack)
 
@@ -85,7 +85,7 @@ def _routes(e: ExpectedAnswer, layer: TargetLayer, slack: float) -> Routes | Non
 def _step_errors(
     reference: TargetReference, e: ExpectedAnswer, layer: TargetLayer, rope: Rope, slack: float
 ) -> list[RowErrors]:
-    """One layer alone, from the engine's own input; then the deepstack level on top of that."""
+    """Compare one layer alone, from the engine's own input; then its deepstack level."""
     forwards, k, found = e.answer.autoregressive_forwards, layer.index, []
     given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
     with layer.routed(_routes(e, layer, slack)):
@@ -116,7 +116,7 @@ def _aux_errors(e: ExpectedAnswer, manifest: DraftManifest | None) -> list[RowEr
 
 
 def _run_head(reference: TargetReference, expected: Sequence[ExpectedAnswer]) -> None:
-    """Logits of every answer token; the hidden states are let go."""
+    """Compute the logits of every answer token, and release the hidden states."""
     rows = [e.hidden[e.answer.prompt_len - 1 :] for e in expected]
     logits = reference.head(reference.norm(torch.cat(rows))).split([len(r) for r in rows])
     for e, found in zip(expected, logits, strict=True):

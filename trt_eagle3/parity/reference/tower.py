@@ -1,5 +1,6 @@
-"""A vision tower of transformers whose parts load and go one by one, and whose tensors are kept by
-the names of the vision graph.
+"""A vision tower of transformers with streamed weights and recorded tensors.
+
+Parts are loaded and released one by one. Tensors are named as in the vision graph.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from torch import Tensor, nn
 __all__ = ["Place", "keep_tensors", "split_grids", "stream_parts"]
 
 Place = tuple[str, bool]
-"""A module below a block of the tower, and whether its input is meant instead of its output."""
+"""A module below a block of the tower, and whether its input is kept instead of its output."""
 
 
 def stream_parts(
     parts: Iterable[tuple[nn.Module, str]], fill: Callable[[nn.Module, str], None]
 ) -> None:
-    """Load each module when it is called, and let its weights go afterwards.
+    """Load each module when it is called, and release its weights afterwards.
 
     Args:
         parts: modules on the meta device, and the prefix of their tensors.
-        fill: loads a module's (``TargetReference.fill``).
+        fill: loads a module's weights (``TargetReference.fill``).
     """
     for module, prefix in parts:
         _stream(module, prefix, fill)
@@ -42,12 +43,12 @@ def _stream(module: nn.Module, prefix: str, fill: Callable[[nn.Module, str], Non
 def keep_tensors(
     tower: nn.Module, names: Sequence[str], places: Mapping[str, Place], blocks: str = "blocks"
 ) -> dict[str, Tensor]:
-    """What a run of ``tower`` fills with the tensors [n, ...] that the vision graph calls
-    ``names`` (``blocks.3.attn.qkv``).
+    """Return a dict that a run of ``tower`` fills with tensors [n, ...].
 
     Args:
-        places: last parts of a name, ``attn.qkv``, or all of it, ``embeddings`` -> where it is.
-        blocks: what the tower calls its list of blocks.
+        names: names in the vision graph (``blocks.3.attn.qkv``).
+        places: the last parts of a name (``attn.qkv``) or all of it (``embeddings``) -> its module.
+        blocks: name of the tower's list of blocks.
     """
     found: dict[str, Tensor] = {}
     for name in names:
@@ -70,10 +71,11 @@ def _keeper(name: str, found: dict[str, Tensor], *, of_input: bool) -> Callable[
 
 
 def split_grids(kinds: Tensor, grid_thw: Tensor, merge: int) -> tuple[list[int], list[int]]:
-    """Which of the grids in prompt order are images, and which videos; their runs of pads say so.
+    """Return the indices of image grids and of video grids; the runs of pad tokens decide.
 
     Args:
         kinds: int [S]: 0 text, 1 image, 2 video, of each token of the prompt.
+        grid_thw: grids in prompt order.
     """
     visual = kinds[kinds > 0].tolist()
     images: list[int] = []

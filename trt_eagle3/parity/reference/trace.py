@@ -1,4 +1,4 @@
-"""The tensors of a decoder layer of transformers, by their names in the target graph.
+"""The tensors of a transformers decoder layer, by their names in the target graph.
 
 Shapes: S rows of one sequence.
 """
@@ -21,7 +21,7 @@ _OF_MLP = ("router_logits", "inner", _SHARED_INNER, _SHARED, _SHARED_GATE, "outp
 
 
 class LayerTrace:
-    """What one call of a layer computes: entered before it, and read after it."""
+    """Records the tensors of one call of a layer: enter it before the call, read it after."""
 
     def __init__(self, layer: Any, index: int, apply_rope: ApplyRope) -> None:
         self._layer, self._prefix, self._apply_rope = layer, f"layers.{index}.", apply_rope
@@ -45,7 +45,7 @@ class LayerTrace:
             hook.remove()
 
     def tensors(self, rope: tuple[Tensor, Tensor], output: Tensor) -> dict[str, Tensor]:
-        """[S, ...] of each, in the order in which they are computed; ``output``: the layer's."""
+        """Return [S, ...] of each tensor in computation order; ``output``: the layer's."""
         raw = self._raw
         norms = ("attention_residual", "post_attention_layernorm")
         found = {"input_layernorm": raw["input_layernorm"]}
@@ -69,7 +69,7 @@ class LayerTrace:
         turned = self._apply_rope(*(x[None].transpose(1, 2) for x in heads), *rope)
         q, k = (x[0].transpose(0, 1).flatten(1) for x in turned)
         found = {"qkv": torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1), "q": q, "k": k}
-        gated = raw["q"].shape[-1] > q.shape[-1]  # what o_proj gets is behind the gate
+        gated = raw["q"].shape[-1] > q.shape[-1]  # the input of o_proj is already gated
         joined = {"gated" if gated else "out": raw["mixed"], "output": raw["mixer"]}
         return {**found, "v": raw["v"], **joined}
 
@@ -84,7 +84,7 @@ def _hooks(attention: Any, raw: dict[str, Tensor]) -> list[Any]:
 
 
 def _head_norms(attention: Any) -> list[str]:
-    """Of q and of k, where it has them."""
+    """Return the names of the norms of q and k that the attention has."""
     return [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
 
 
@@ -106,7 +106,7 @@ def _delta_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _mlp_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
-    """Of a dense MLP, or of a mixture of experts, whose router gives logits [S, E] first."""
+    """Hook a dense MLP, or a mixture of experts, whose router returns logits [S, E] first."""
     if hasattr(mlp, "experts"):
         hooks = [_keep_router(mlp.gate, raw), _keep(mlp, raw, "output")]
         return hooks + _shared_hooks(mlp, raw)
@@ -118,7 +118,7 @@ def _mlp_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
 
 
 def _shared_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
-    """Of the expert of every token, where there is one; its rows come without a batch."""
+    """Hook the shared expert, if there is one; its rows have no batch axis."""
     if not hasattr(mlp, "shared_expert"):
         return []
     shared, gate = mlp.shared_expert, mlp.shared_expert_gate

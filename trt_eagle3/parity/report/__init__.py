@@ -1,1 +1,1 @@
-"""Report: what the checks found, as data, as a page, and as a JUnit file."""
+"""Report: the results of the checks, as data, as a page, and as a JUnit file."""

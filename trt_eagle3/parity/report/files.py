@@ -1,4 +1,4 @@
-"""Where reports go: JSON, the page, JUnit."""
+"""Write reports: JSON, the page, JUnit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["check_writable", "write_junit", "write_report"]
 
 
 def check_writable(*files: Path) -> None:
-    """Refuse places that no report can be written to, before anything is computed; touches nothing.
+    """Check that the report files can be written, before anything is computed; writes nothing.
 
     Raises:
-        UserError: with the place.
+        UserError: a file cannot be written; the message names it.
     """
     for file in files:
         there = next(place for place in (file, *file.absolute().parents) if place.exists())
@@ -31,11 +31,12 @@ def check_writable(*files: Path) -> None:
 
 
 def write_report(report: Report, folder: Path | None = None) -> tuple[str, ...]:
-    """Write ``report.json`` and ``report.html`` (of two bundles ``compare.json`` and ``.html``);
-    their paths.
+    """Write ``report.json`` and ``report.html``, or ``compare.json`` and ``compare.html``.
+
+    Returns their paths.
 
     Args:
-        folder: by default ``parity/`` of the bundle.
+        folder: default: ``parity/`` of the bundle.
 
     Raises:
         UserError: the folder cannot be written.
@@ -47,7 +48,7 @@ def write_report(report: Report, folder: Path | None = None) -> tuple[str, ...]:
 
 
 def write_junit(report: Report, file: Path) -> str:
-    """Write one JUnit test case per check, for a CI system to show; the path."""
+    """Write one JUnit test case per check, for a CI system; return the path."""
     suite = ET.Element(
         "testsuite",
         name=f"trt-eagle3 validate {report.bundle.name}",
@@ -76,7 +77,7 @@ def _add_case(suite: ET.Element, check: CheckResult) -> None:
     )
     if check.status == "skipped":
         ET.SubElement(case, "skipped", message=check.reason)
-    elif check.status == "not_applicable":  # JUnit has no word of its own for it
+    elif check.status == "not_applicable":  # JUnit has no status for it
         ET.SubElement(case, "skipped", message=f"not applicable: {check.reason}")
     elif check.status == "failed":
         allowed = f"allowed {check.comparison} {check.tolerance:.6g}"
@@ -93,11 +94,11 @@ def _add_case(suite: ET.Element, check: CheckResult) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    write_file(file, text.encode())  # deployments link the old file, which stays as it is
+    write_file(file, text.encode())  # deployments hard-link the old file, which must not change
 
 
 def _write_into(file: Path, text: str) -> None:
-    """Into what is there: it may be a pipe."""
+    """Write into the existing file: it may be a pipe."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
 

@@ -17,7 +17,7 @@ __all__ = ["report_html"]
 
 
 def report_html(report: Report) -> str:
-    """The page's text; it loads nothing from anywhere."""
+    """Return the text of the page, which loads no other files."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -36,8 +36,9 @@ def report_html(report: Report) -> str:
 
 
 def _groups(checks: Sequence[CheckResult]) -> dict[str, list[CheckResult]]:
-    """Checks to be shown, and those to be folded: exact ones that hold, and those that compared
-    nothing.
+    """Group checks: those to show, exact ones that passed, skipped and not applicable ones.
+
+    All but the first group are folded.
     """
     exact = [g for g in checks if g.status == "passed" and g.tolerance == 0]
     folded = {
@@ -49,7 +50,7 @@ def _groups(checks: Sequence[CheckResult]) -> dict[str, list[CheckResult]]:
 
 
 def _stages(report: Report) -> list[tuple[str, str]]:
-    """Stages in the order of the data, each with its worst status."""
+    """Return the stages in order of the data flow, each with its worst status."""
     rank = {"not_applicable": 0, "skipped": 1, "passed": 2, "failed": 3}
     worst: dict[str, str] = {}
     for g in report.checks:
@@ -70,7 +71,7 @@ def _counts(report: Report) -> Mapping[str, int]:
 
 
 def _number(value: float | None) -> str:
-    """Short, and telling 0.9999 from 1."""
+    """Format a value in three digits, but distinguish 0.9999 from 1."""
     if value is None:
         return ""
     if math.isinf(value):
@@ -85,7 +86,7 @@ def _number(value: float | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    """Of 1, with two digits where it is small."""
+    """Format a share as a percentage, with two digits if it is small."""
     if share is None:
         return ""
     if math.isinf(share):
@@ -94,5 +95,5 @@ def _percent(share: float | None) -> str:
     if 0 < value < 0.01:
         return "< 0.01 %"
     digits = 0 if value >= 10 else 1 if value >= 1 else 2
-    # what is not all must not be shown as all
+    # a share below 1 must not be shown as 100 %
     return "> 99.9 %" if 99.5 <= value < 100 else f"{value:.{digits}f} %"

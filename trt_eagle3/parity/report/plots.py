@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["acceptance", "layer_errors", "lengths", "margins"]
 
-# Stand-ins that matplotlib draws with, each replaced by a variable of the page's style sheet.
+# Placeholder colours for matplotlib; each is replaced by a variable of the page's style sheet.
 _COLOURS = {
     "ink": "#010101",
     "muted": "#010202",
@@ -50,8 +50,9 @@ _LEAST = 1e-9  # shown in place of an error of zero on a logarithmic axis
 
 
 def layer_errors(report: Report) -> str:
-    """Error of every decoder layer, end to end and of its own step, with both tolerances; empty
-    without layers.
+    """Plot the error of every decoder layer, end to end and of its own step, with both tolerances.
+
+    Empty without layers.
     """
     shown = report.layers
     if not shown:
@@ -85,7 +86,7 @@ def _draw_errors(
     *,
     above: bool,
 ) -> None:
-    """One line of errors by layer, and its tolerance; the note stands above that or below."""
+    """Draw one line of errors by layer and its tolerance, with a note above or below it."""
     if all(v is None for v in values):
         return
     ink = _COLOURS[colour]
@@ -111,7 +112,7 @@ def _whole_numbers(axes: Axes) -> None:
 
 
 def _add_legend(axes: Axes, columns: int) -> None:
-    """Above the plot, from its left edge on."""
+    """Add the legend above the plot, from its left edge."""
     anchor = (0.0, 1.0)
     axes.legend(
         loc="lower left", bbox_to_anchor=anchor, ncols=columns, fontsize=9, borderaxespad=0.2
@@ -123,12 +124,13 @@ _VERDICTS = (
     ("tie", "warn", "tie"),
     ("failure", "bad", "mismatch"),
 )
-"""Verdict, colour, label."""
+"""Result, colour, label."""
 
 
 def margins(report: Report) -> str:
-    """How sure the reference was of each answer token, and where the engine emitted another;
-    empty without tokens.
+    """Plot the reference's certainty of each answer token, and the tokens that differ.
+
+    Empty without tokens.
     """
     if not report.margins:
         return ""
@@ -146,7 +148,7 @@ def margins(report: Report) -> str:
         axes.set_ylim(0, None)
         axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0f}")
         axes.set_xlim(0, 1)
-        axes.set_xlabel("probability of the reference's best token, less that of its second")
+        axes.set_xlabel("probability of the reference's best token, minus that of its second")
         axes.set_ylabel("answer tokens")
         _add_legend(axes, 3)
 
@@ -154,8 +156,9 @@ def margins(report: Report) -> str:
 
 
 def acceptance(report: Report) -> str:
-    """Share of cycles that accept at each draft position, engine and reference side by side;
-    empty without a draft.
+    """Plot the share of cycles that accept at each draft position, for engine and reference.
+
+    Empty without a draft.
     """
     found = report.acceptance
     if found is None:
@@ -192,7 +195,7 @@ def _percentages(axes: Axes) -> None:
 
 
 def lengths(report: Report) -> str:
-    """Tokens that each verify forward emitted; empty without a draft."""
+    """Plot the tokens emitted by each verify forward; empty without a draft."""
     found = report.acceptance
     if found is None or not found.lengths:
         return ""
@@ -216,7 +219,7 @@ def _finite(value: float) -> float:
 
 
 def _svg(draw: Callable[[Axes], None]) -> str:
-    """An SVG element of what ``draw`` puts on a pair of axes."""
+    """Return an SVG element of what ``draw`` plots on a pair of axes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

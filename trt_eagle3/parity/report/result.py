@@ -1,4 +1,4 @@
-"""The report as data: what ``report.json`` holds. ``docs/validate.md`` describes every key."""
+"""The report as data: the contents of ``report.json``. ``docs/validate.md`` describes every key."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class _Part(BaseModel):
 
 
 class Subject(_Part):
-    """A bundle: what was checked, or what it was checked against.
+    """A bundle: the one that was checked, or the one it was compared with.
 
     Attributes:
-        max_seq_len: of its limits. draft_overrides: fields that its config sets over what the
-            draft's files say.
+        max_seq_len: of its limits.
+        draft_overrides: fields that its config sets, in place of the values in the draft's files.
     """
 
     path: str
@@ -61,14 +61,19 @@ class CheckResult(_Part):
 
     Attributes:
         status: ``skipped``: the bundle has the check's subject, but it was not compared.
-            ``not_applicable``: the bundle lacks it. reason: why, for these two.
-        measured: the worst value; None if nothing was compared. comparison: ``<=`` or ``>=``, to
-            ``tolerance``. used: share of the tolerance that is used; 0 is perfect, 1 the tolerance,
-            None if nothing may differ.
+            ``not_applicable``: the bundle lacks it.
+        reason: why, for these two.
+        measured: the worst value; None if nothing was compared.
+        comparison: ``<=`` or ``>=``, to ``tolerance``.
+        used: share of the tolerance that is used; 0 is perfect, 1 the tolerance, None if nothing
+            may differ.
         compared: number of rows, tokens, draws, fields and files; above 0 in every check that
-            passed. count: number of measurements, each the worst of some values. failed:
-            measurements outside the tolerance. case, tensor, row: of the worst.
-        threshold: the name to override it by. origin: reason for the tolerance.
+            passed.
+        count: number of measurements, each the worst of some values.
+        failed: number of measurements outside the tolerance.
+        case, tensor, row: location of the worst measurement.
+        threshold: the name to override it by.
+        origin: reason for the tolerance.
     """
 
     name: str
@@ -94,9 +99,7 @@ class CheckResult(_Part):
 
 
 class DiagnosisResult(_Part):
-    """What went wrong first: the earliest stage, and the first tensor in it that left its
-    tolerance.
-    """
+    """The first failure: the earliest stage, and its first tensor outside the tolerance."""
 
     stage: str
     check: str
@@ -109,8 +112,9 @@ class DiagnosisResult(_Part):
 
 
 class QuantisationResult(_Part):
-    """What quantisation costs (``parity.reference.quantisation_cost.QuantisationCost``), and of
-    which format and 16-bit checkpoint.
+    """The cost of quantisation, its format and the 16-bit checkpoint.
+
+    See ``parity.reference.quantisation_cost.QuantisationCost``.
     """
 
     weights: Mapping[str, int]
@@ -126,7 +130,7 @@ class QuantisationResult(_Part):
     acceptance_length_16bit: float | None
 
     def line(self) -> str:
-        """What is lost, in a line."""
+        """Return the cost in one line."""
         accepted = ""
         if self.first_accepted is not None and self.first_accepted_16bit is not None:
             accepted = (
@@ -144,8 +148,9 @@ class QuantisationResult(_Part):
 
 
 class MismatchResult(_Part):
-    """A token that is not the expected one; margins are logits of the reference
-    (``parity.checks.tokens.Mismatch``).
+    """A token that differs from the expected one; margins are logits of the reference.
+
+    See ``parity.checks.mismatch.Mismatch``.
     """
 
     check: str
@@ -185,9 +190,7 @@ class PromptResult(_Part):
 
 
 class LayerError(_Part):
-    """A decoder layer's error over all prompts: of its output, end to end, and of its own step
-    alone.
-    """
+    """A decoder layer's error over all prompts: of its output, and of its own step alone."""
 
     layer: int
     output: _Number | None
@@ -195,10 +198,10 @@ class LayerError(_Part):
 
 
 class AcceptanceResult(_Part):
-    """By position of the draft, of the cycles that could have accepted there.
+    """Acceptance by draft position, over the cycles that could accept there.
 
     Attributes:
-        lengths: tokens a verify forward emitted -> forwards.
+        lengths: tokens that a verify forward emitted -> forwards.
     """
 
     cycles: tuple[int, ...]
@@ -212,12 +215,12 @@ class Report(_Part):
 
     Attributes:
         mode: ``reference`` (a bundle against PyTorch) or ``compare`` (a bundle against another).
-        reference: what the expected values come from, in words.
-        left_out: prompts of the suite that the bundle's limits do not take.
-        margins: per token of the plain answers, the reference's top-2 margin in probability, and
-            the verdict.
-        seconds: per stage. peak_memory: bytes of this process, or None where the system does not
-            say.
+        reference: the origin of the expected values.
+        left_out: prompts of the suite that exceed the bundle's limits.
+        margins: per token of the answers without speculation, the reference's top-2 margin in
+            probability, and whether the token is the same, a tie or a failure.
+        seconds: per stage.
+        peak_memory: bytes of this process; None if the system does not report it.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -243,14 +246,14 @@ class Report(_Part):
     peak_memory: int | None
 
     def to_json(self) -> str:
-        """The text of ``report.json``."""
+        """Return the text of ``report.json``."""
         return self.model_dump_json(indent=2)
 
     def check(self) -> None:
-        """Raise where a check failed.
+        """Raise if a check failed.
 
         Raises:
-            CheckFailedError: the first of them, and what was found.
+            CheckFailedError: names the failed checks and the first failure.
         """
         failed = [g.name for g in self.checks if g.status == "failed"]
         if not failed:
@@ -305,8 +308,8 @@ class Report(_Part):
 
     @property
     def not_checked(self) -> tuple[str, ...]:
-        """What a passed report does not say: checks that were skipped and why, prompts left out,
-        rows never run.
+        """What the report does not cover: skipped checks and why, skipped prompts, longer
+        sequences.
         """
         found = list(self._by_reason("skipped"))
         if self.left_out:
@@ -322,8 +325,10 @@ class Report(_Part):
         return tuple(found)
 
     def lines(self, files: tuple[str, ...]) -> list[str]:
-        """Lines after the table: failures, changed tolerances, checks that do not apply or were
-        skipped, totals, files.
+        """Return the lines after the table.
+
+        They list failures, changed tolerances, checks that do not apply or were skipped, totals
+        and files.
         """
         found = [f"FAIL {g.name}: {_place(g)}" for g in self.checks if g.status == "failed"]
         found += [
@@ -331,7 +336,7 @@ class Report(_Part):
             for o in self.overrides
         ]
         found += [
-            f"the draft is read as the config says: {name} = {value}"
+            f"the draft is read with the config's override: {name} = {value}"
             for name, value in self.bundle.draft_overrides.items()
         ]
         found += [self.quantisation.line()] if self.quantisation else []
@@ -351,12 +356,12 @@ class Report(_Part):
 
 
 def _place(check: CheckResult) -> str:
-    """Where a check failed first."""
+    """Describe where a check failed first."""
     row = "" if check.row is None else f"row {check.row}"
     more = f", and {check.failed - 1} more" if check.failed > 1 else ""
     return ", ".join(filter(None, (check.case, check.tensor, row, check.detail))) + more
 
 
 def _short(value: float) -> str:
-    """Three digits, and those after 0.9999 that tell it from one."""
+    """Format a value in three digits, or in eight if it lies between 0.99 and 1."""
     return f"{value:.8g}" if 0.99 < value < 1 else f"{value:.3g}"

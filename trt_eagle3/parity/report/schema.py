@@ -1,6 +1,6 @@
-"""The JSON Schema of reports, kept beside the code:
+"""The JSON Schema of reports, stored beside the code.
 
-``python -m trt_eagle3.parity.report.schema`` writes it anew.
+``python -m trt_eagle3.parity.report.schema`` rewrites it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 
 
 def report_schema() -> dict[str, Any]:
-    """What ``report.json`` and ``compare.json`` look like."""
+    """Return the schema of ``report.json`` and ``compare.json``."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Report.model_json_schema(mode="serialization"),
@@ -25,7 +25,7 @@ def report_schema() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the schema file."""
     SCHEMA_FILE.write_text(json.dumps(report_schema(), indent=2) + "\n", encoding="utf-8")
 
 

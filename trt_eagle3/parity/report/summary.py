@@ -1,4 +1,4 @@
-"""From what was measured to the report."""
+"""Summarise the results of a validation in a report."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement, Measurements
-from trt_eagle3.parity.checks.diagnose import Diagnosis, first_tensor
+from trt_eagle3.parity.checks.diagnose import FailureDiagnosis, first_tensor
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.checks.mismatch import Mismatch
 from trt_eagle3.parity.metrics import margins
-from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.report.result import (
     AcceptanceResult,
@@ -31,24 +31,24 @@ from trt_eagle3.parity.report.result import (
     Subject,
 )
 
-__all__ = ["Found", "summarise"]
+__all__ = ["Findings", "summarise"]
 
 _MAX_TEXT = 400
 _FP8_KV = "FP8 KV caches"
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """All that a validation found."""
+class Findings:
+    """All results of a validation."""
 
     recorder: CheckRecorder
     evidence: Evidence
-    diagnosis: Diagnosis | None
+    diagnosis: FailureDiagnosis | None
     seconds: Mapping[str, float]
 
 
 def summarise(
-    found: Found,
+    found: Findings,
     *,
     suite: str,
     reference: str,
@@ -56,7 +56,7 @@ def summarise(
     other: RecordingEngine | None = None,
     left_out: Sequence[str] = (),
 ) -> Report:
-    """The report."""
+    """Build the report."""
     checks = tuple(_check(m) for m in found.recorder.values())
     diagnosis = found.diagnosis
     return Report(
@@ -134,9 +134,7 @@ def _check(m: Measurements) -> CheckResult:
 
 
 def _detail(m: Measurements, shown: Measurement | None, *, failed: bool) -> str:
-    """Of a failure its own, and of what has a bound of its own; else what the check has counted
-    over all prompts.
-    """
+    """Return the detail of a failure or of a bound of its own, else the counts over all prompts."""
     if shown is None:
         return ""
     if shown.bound is not None:
@@ -150,7 +148,7 @@ def _mismatch(recorder: CheckRecorder, m: Mismatch) -> MismatchResult:
     return MismatchResult(**dataclasses.asdict(m), first_tensor=first)
 
 
-def _prompt(found: Found, answer: Answer) -> PromptResult:
+def _prompt(found: Findings, answer: RecordedAnswer) -> PromptResult:
     failed = [
         name
         for name, measured in found.recorder.items()
@@ -173,8 +171,9 @@ def _short(text: str) -> str:
 
 
 def _layers(recorder: CheckRecorder) -> tuple[LayerError, ...]:
-    """The worst prompt of each layer; its step is the decoder's, or the adding of its deepstack
-    level.
+    """Return the worst prompt's error of each layer.
+
+    A step is the decoder layer's, or the addition of its deepstack level.
     """
     worst: dict[int, dict[str, float]] = {}
     for check in ("target.layers", "target.layer_steps"):
@@ -189,7 +188,7 @@ def _layers(recorder: CheckRecorder) -> tuple[LayerError, ...]:
     )
 
 
-def _acceptance(found: Found) -> AcceptanceResult | None:
+def _acceptance(found: Findings) -> AcceptanceResult | None:
     counts = found.evidence.acceptance
     if not counts.reached:
         return None
@@ -205,17 +204,20 @@ def _acceptance(found: Found) -> AcceptanceResult | None:
 def _quantisation(e: Evidence) -> QuantisationResult | None:
     if e.cost is None or e.original is None:
         return None
-    told = e.checkpoint.quantisation if e.original is not e.spec else None
+    quantisation = e.checkpoint.quantisation if e.original is not e.spec else None
     caches = len(e.engine.record.kv_scales)
     return QuantisationResult(
-        weights={**(told.weights if told else {}), **({_FP8_KV: caches} if caches else {})},
-        provenance=told.provenance if told else "engine.kv_dtype",
+        weights={
+            **(quantisation.weights if quantisation else {}),
+            **({_FP8_KV: caches} if caches else {}),
+        },
+        provenance=quantisation.provenance if quantisation else "engine.kv_dtype",
         original=str(e.original.path),
         **dataclasses.asdict(e.cost),
     )
 
 
-def _margins(found: Found) -> tuple[tuple[float, Literal["same", "tie", "failure"]], ...]:
+def _margins(found: Findings) -> tuple[tuple[float, Literal["same", "tie", "failure"]], ...]:
     differ = found.recorder["tokens.plain"].mismatches
     verdicts = {(m.case, m.step): m.verdict for m in differ}
     shown: list[tuple[float, Literal["same", "tie", "failure"]]] = []
@@ -226,7 +228,7 @@ def _margins(found: Found) -> tuple[tuple[float, Literal["same", "tie", "failure
 
 
 def peak_memory() -> int | None:
-    """Peak resident bytes of this process (VmHWM), where the system tells."""
+    """Return peak resident bytes of this process (VmHWM); None if the system lacks it."""
     try:
         status = dict(
             line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
