@@ -22,8 +22,8 @@ from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.answer import Answer, wake_readers
 from trt_eagle3.decode.request.output import Output
 from trt_eagle3.decode.request.preprocess import (
-    Outcome,
     PreparedRequest,
+    PreprocessResult,
     PreprocessStage,
     PromptPreprocessor,
 )
@@ -262,18 +262,18 @@ class EngineCore:
         with self._news:
             self._news.notify_all()
 
-    def _prepared(self, answer: Answer, done: Future[Outcome]) -> None:
+    def _prepared(self, answer: Answer, done: Future[PreprocessResult]) -> None:
         self._take(answer, done.result())
 
-    def _take(self, answer: Answer, outcome: Outcome) -> None:
+    def _take(self, answer: Answer, result: PreprocessResult) -> None:
         """Put a prepared request in the inbox, or end it."""
-        error = outcome if isinstance(outcome, Exception) else None
+        error = result if isinstance(result, Exception) else None
         if error is not None:
             release_frames(error)
         ready: SequenceState | None = None
-        if isinstance(outcome, PreparedRequest):
+        if isinstance(result, PreparedRequest):
             try:
-                ready = self._begin(answer, outcome)
+                ready = self._begin(answer, result)
             except BaseException as caught:  # reported to the reader
                 error = as_failure(caught)
         with self._news:

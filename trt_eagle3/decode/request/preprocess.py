@@ -24,7 +24,7 @@ from trt_eagle3.multimodal import ModelInputs, Processor
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
+__all__ = ["PreprocessResult", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
 
 _TOKENISING = 2  # threads that prepare texts while the core decodes
 
@@ -40,7 +40,7 @@ class PreparedRequest:
     grammar: GrammarState | None = None
 
 
-Outcome = PreparedRequest | Exception
+PreprocessResult = PreparedRequest | Exception
 """What becomes of a request before it is decoded: a failure is data, and travels like a success."""
 
 
@@ -67,7 +67,7 @@ class PromptPreprocessor:
         self._device = device
         self._digests = digests
 
-    def run(self, request: Request, caller: Caller = NO_CALLER) -> Outcome:
+    def run(self, request: Request, caller: Caller = NO_CALLER) -> PreprocessResult:
         """Prepare ``request``; whatever is wrong with it is the outcome."""
         try:
             caller.check()
@@ -168,7 +168,7 @@ class PreprocessStage:
         """Since a text was last prepared or, if later, the oldest arrived; 0 if none waits."""
         return self._progress.seconds
 
-    def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
+    def submit(self, request: Request, caller: Caller) -> Future[PreprocessResult]:
         """Queue a request. The future never fails; its result may be an error.
 
         Raises:
@@ -181,7 +181,9 @@ class PreprocessStage:
         future.add_done_callback(lambda _: self._count_text(-1))
         return future
 
-    def _queue(self, pool: ThreadPoolExecutor, request: Request, caller: Caller) -> Future[Outcome]:
+    def _queue(
+        self, pool: ThreadPoolExecutor, request: Request, caller: Caller
+    ) -> Future[PreprocessResult]:
         try:
             return pool.submit(self._preprocessor.run, request, caller)
         except RuntimeError as error:
