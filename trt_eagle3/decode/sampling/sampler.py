@@ -208,10 +208,8 @@ class Sampler:
         if self.grammar is not None:
             self.grammar.advance(tokens)
 
-    def verdict(
-        self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
-    ) -> VerifyResult:
-        """Judge one tree: ``verify_results`` without the B."""
+    def verify(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> VerifyResult:
+        """Verify one tree: ``verify_results`` without the B."""
         found = verify_results([self], logits[None], tokens[None], parents[None], mask[None])
         return VerifyResult(found.accept[0], found.bonus[0])
 
@@ -225,7 +223,7 @@ def verify_results(
     allowed: AllowedTokens | None = None,
     draws: Sequence[float] | None = None,
 ) -> VerifyResult:
-    """Judge a tree of each of B sequences with the same filters.
+    """Verify a tree of each of B sequences with the same filters.
 
     Args:
         logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
