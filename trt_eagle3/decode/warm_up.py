@@ -254,8 +254,8 @@ def _run_image(bundle: LoadedBundle, buckets: PatchBuckets, size: int) -> bool:
 def image_grid(buckets: PatchBuckets, size: int, merge: int) -> tuple[int, int, int]:
     """Return frames, patch rows and patch columns of an image that is padded to ``size`` patches.
 
-    ``size``: one of ``buckets.sizes``. If a unit has more patches than the ``merge`` x ``merge`` of
-    a token, the image is a stack of square tiles of one unit each. Otherwise it is as square as
+    ``size``: one of ``buckets.sizes``. A visual token has ``merge`` x ``merge`` patches. If a unit
+    is larger, the image is a stack of square tiles of one unit. Otherwise it is as square as
     possible.
     """
     if buckets.unit > merge**2:

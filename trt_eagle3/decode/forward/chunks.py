@@ -32,9 +32,9 @@ _LEAST_BUDGET = 1024
 def prefill_budget(chunk: int, num_decoding: int, num_rows: int) -> int:
     """Return the row budget of the next prefill, at most ``chunk``.
 
-    While sequences decode, it is half a chunk, so that the gap between two of their tokens is half
-    as long. If more than two chunks of prompts wait (``num_rows``), it is a whole chunk: a decoding
-    cycle follows each prefill, and delays all waiting prompts.
+    While sequences decode, it is half a chunk, but at least ``_LEAST_BUDGET``. This halves the gap
+    between two of their tokens. If more than two chunks of prompts wait (``num_rows``), it is a
+    whole chunk, because a decoding cycle follows each prefill and delays all waiting prompts.
     """
     if num_decoding == 0 or num_rows > 2 * chunk:
         return chunk

@@ -1,10 +1,10 @@
 """PrefixCache: pages of past prompts, kept for prompts with the same prefix.
 
 The key of a page covers its content and all content before it: tokens, rope positions and, at
-visual rows, the digest of the image. It also covers the row after the page, because the draft's
-last row of a page has the embedding of that token. So the draft's keys and values, made from the
-target's features, are valid wherever the key matches. A page that was filled without the draft
-serves only sequences without a draft. A page with the same key and the draft's rows replaces it.
+visual rows, the digest of the image. It also covers the row after the page: the draft's last row
+of a page has the embedding of its token. So the draft's keys and values, made from the target's
+features, are valid wherever the key matches. A page that was filled without the draft serves only
+sequences without a draft. A page with the same key and the draft's rows replaces it.
 """
 
 from __future__ import annotations

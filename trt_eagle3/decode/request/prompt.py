@@ -1,6 +1,7 @@
 """Prompt: the tokens, positions and visual embeddings of a prompt.
 
-Shapes: P prompt rows, of which N are visual, S rows of a part, H target hidden, L deepstack levels.
+Shapes: P prompt rows, N visual ones among them, S rows of a part, H target hidden, L deepstack
+levels.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Filtering costs time in every cycle of a batch: before anything is proposed, the host must have the
 last tokens and compute masks. A good draft proposes few forbidden tokens. A useless draft gains
-nothing from the filter. So drafts are filtered only if the grammar forbids many of them, and only
-while the filter raises the tokens per tree.
+nothing from the filter. So drafts are filtered only if the grammar forbids many drafted tokens. The
+filter must also raise the tokens per tree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Continuous batching: which sequences run in the next step, and on which pages.
 
 A step admits waiting sequences while there are free pages and batch slots. It launches one prefill
-over a bounded number of prompt rows. Then it runs a decoding step of all prefilled sequences, so a
+over a bounded number of prompt rows. Then it runs a decoding step of all prefilled sequences. So a
 long prompt delays them by one chunk at most. Pages are allocated on demand. When they run out,
 cached prefixes are evicted first. Then the newest sequence is preempted. It is recomputed later
 from its tokens.

@@ -3,8 +3,8 @@
 While a sequence decodes without a tree, the target's aux hidden states are kept (``deferred``).
 The draft runs over them before it proposes, or when the limit of kept rows is near.
 
-If shapes are captured, the rows of each sequence are padded to a power of two, and so is the
-number of sequences. Chunk size and batch size bound both. The first run of a shape loads kernels
+If shapes are captured, rows per sequence and number of sequences are padded to powers of two.
+Chunk size and batch size bound both. The first run of a shape loads kernels
 and allocates memory. It may take as long as several steps. So shapes of few sequences
 (``DraftBackfill.shapes``) run before the first request (``warm_up``).
 """

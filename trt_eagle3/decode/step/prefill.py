@@ -242,8 +242,8 @@ class Prefiller:
     def _width(self, segments: Sequence[Segment], num_beside: int = 0) -> int:
         """Return the row width of ``segments`` in one forward.
 
-        A single segment, with ``num_beside`` decoding rows, is padded to a recurring width, if
-        that is within the chunk and the length limit.
+        A single segment is padded, together with ``num_beside`` decoding rows, to a recurring
+        width. Chunk and length limit bound the padding.
         """
         widest = max(s.count for s in segments)
         if not self._fixed_shapes or len(segments) > 1:
