@@ -1,46 +1,47 @@
-"""Qwen3-VL and Qwen3 with EAGLE-3 drafts as speculative engines: compiled, proved, deployed.
+"""Speculative decoding engines for Qwen3-VL and Qwen3 with EAGLE-3 drafts.
 
 Build a bundle once, from a target and a draft in Hugging Face's layouts:
 
     >>> import trt_eagle3
     >>> trt_eagle3.build(trt_eagle3.load_config("pair.yaml"))
 
-Then ask it; a ``with`` block closes it:
+Then generate answers with it. A ``with`` block closes it:
 
     >>> from trt_eagle3 import LLM, SamplingParams
     >>> with LLM("engines/qwen3-vl-2b") as llm:
-    ...     print(llm.generate("What is in this picture?", images=["photo.jpg"]).text)
+    ...     print(llm.generate("What is in this image?", images=["photo.jpg"]).text)
     ...     sampling = SamplingParams(temperature=0.7, max_tokens=100)
     ...     answers = llm.generate(["What is 2 plus 3?", "And 3 plus 4?"], sampling=sampling)
     ...     for chunk in llm.stream("Tell me a story."):
     ...         print(chunk.text, end="")
 
 In an event loop: ``async for chunk in llm.astream(prompt)``. A prompt is a text, or a list of chat
-messages. What goes wrong by a user's doing is a ``UserError`` of one line.
+messages. A user's mistake raises a ``UserError`` of one line.
 
-Asking:
-    LLM, load: a bundle that answers prompts.
-    SamplingParams: how tokens are chosen, and when an answer ends. Grammar, StructuralTag: what it
-    must look like. TokenLogprob: how likely a token was.
-    Generation: an answer. Answer: one in the making. Chunk: what one step added to it.
+Generating:
+    LLM, load: load a bundle and generate answers.
+    SamplingParams: how tokens are sampled, and when an answer ends. Grammar, StructuralTag: the
+    form of an answer. TokenLogprob: log-probability of a token.
+    Generation: a complete answer. Answer: a stream of chunks. Chunk: the part of one step.
     Conversation, RawPrompt: prompts with tools, or without a chat template. ChatAnswer,
-    AssistantMessage: what ``LLM.chat`` answers.
-    Request: a prompt and how to answer it, for ``LLM.submit``. Messages: a conversation.
-    Video, ImageSource, VideoSource: what a prompt may show. MediaPolicy: where it may come from.
+    AssistantMessage: results of ``LLM.chat``.
+    Request: a prompt and its options, for ``LLM.submit``. Messages: a conversation.
+    Video, ImageSource, VideoSource: images and videos of a prompt. MediaPolicy: their allowed
+    sources.
     EngineMetrics, Histogram: counters of a running LLM.
-Building and proving:
-    BuildConfig, load_config: what to build. build, BuildReport: do it.
-    validate: hold a bundle against PyTorch.
-Errors, all of them ``TrtEagle3Error``:
+Building and validating:
+    BuildConfig, load_config: the build configuration. build, BuildReport: build a bundle.
+    validate: compare a bundle with PyTorch.
+Errors (all derive from ``TrtEagle3Error``):
     UserError, OverloadedError, ClosedError, RequestCancelledError, EngineFailedError,
     DeviceMemoryError, EnvironmentMissingError, CheckFailedError.
 
-Everything is imported when it is first asked for: ``import trt_eagle3`` alone loads no torch.
+Names are imported at first use: ``import trt_eagle3`` alone loads no torch.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as type checkers read it; ``typing`` itself takes longer than all of this
+TYPE_CHECKING = False  # type checkers take it as True; importing ``typing`` would be slow
 
 if TYPE_CHECKING:
     from trt_eagle3.config import BuildConfig, load_config
@@ -154,10 +155,10 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker shall not believe every name
+if not TYPE_CHECKING:  # hidden from type checkers, so that they reject unknown names
 
     def __getattr__(name: str) -> object:
-        """Import ``name`` from its home, once."""
+        """Import ``name`` from its module, once."""
         from importlib import import_module
 
         for home, names in _HOMES.items():

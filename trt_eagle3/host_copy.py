@@ -1,4 +1,4 @@
-"""Copies between host and device that neither of the two waits for."""
+"""Asynchronous copies between host and device."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ __all__ = ["Readback", "copy_on_side_stream", "host_buffer", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``; one that lies on the host may be written again at once.
+    """Copy ``tensor`` to ``device``; a host tensor may be overwritten at once.
 
-    From memory that is not page-locked, the host would wait for all that the device has yet to do.
+    The copy goes through page-locked memory. Otherwise the host would wait for all queued work of
+    the device.
     """
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
-    # torch gives page-locked memory to nobody else while a copy from it runs
+    # torch does not reuse page-locked memory while a copy from it runs
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory on the host, with anything in it, that ``device`` will be sent: page-locked for
-    CUDA.
-    """
+    """Allocate uninitialised host memory for copies to ``device``; page-locked for CUDA."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def copy_on_side_stream(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` of the host on ``device``, copied while that still works on what it was given
-    before.
-    """
+    """Copy a host ``tensor`` to ``device`` in parallel with the work queued there."""
     if device.type != "cuda":
         return tensor.to(device)
     copies, here = _copy_stream(device), torch.cuda.current_stream(device)
     with torch.cuda.stream(copies):
         found = to_device(tensor, device)
     here.wait_stream(copies)
-    found.record_stream(here)  # its memory is the other stream's
+    found.record_stream(here)  # its memory belongs to the side stream
     return found
 
 
@@ -49,10 +46,10 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Readback:
-    """A tensor on its way to the host."""
+    """An asynchronous copy of a tensor to the host."""
 
     def __init__(self, tensor: Tensor) -> None:
-        """Begin the copy, in the order of the device's current stream."""
+        """Start the copy on the device's current stream."""
         self._host = tensor
         self._done: torch.cuda.Event | None = None
         if tensor.is_cuda:
@@ -62,7 +59,7 @@ class Readback:
             self._done.record()
 
     def wait(self) -> list[Any]:
-        """The numbers; the host waits for the copy, and for nothing that was launched after it."""
+        """Wait for the copy, but not for later launches; returns the numbers."""
         if self._done is not None:
             self._done.synchronize()
         found: list[Any] = self._host.tolist()

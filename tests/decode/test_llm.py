@@ -161,7 +161,7 @@ def test_prompts_past_the_limits_are_refused_in_one_line(engine: LLM, image: Ima
         ({"images": [torch.zeros(2, 2)]}, "image: expected a path, .* got Tensor"),
         (
             {"prompt": [{"role": "user", "content": "a"}], "images": [image]},
-            "they stand in the messages",
+            "expected none beside a list of messages",
         ),
         ({"prompt": "word " * 300}, "prompt: .* tokens, the limit is 199"),
     ):

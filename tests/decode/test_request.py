@@ -68,7 +68,7 @@ def test_lists_may_be_none_and_become_tuples() -> None:
 
 def test_pictures_of_messages_stand_in_the_messages() -> None:
     with pytest.raises(
-        UserError, match="images and videos: of a list of messages they stand in the messages"
+        UserError, match="images and videos: expected none beside a list of messages"
     ):
         Request([{"role": "user", "content": "hello"}], images=["a.png"])
 

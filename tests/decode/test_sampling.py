@@ -36,7 +36,7 @@ def sampler_of(sampling: SamplingParams, *prompt: int) -> Sampler:
 
 def verified(sampler: Sampler, logits: torch.Tensor, tokens: torch.Tensor = NODES) -> VerifyResult:
     """Of ``TREE``, whose node i has token i by default."""
-    return sampler.verdict(logits, tokens, torch.tensor(TREE.parents), TREE.mask)
+    return sampler.verify(logits, tokens, torch.tensor(TREE.parents), TREE.mask)
 
 
 def drawn_logits(*shape: int, seed: int) -> torch.Tensor:
@@ -203,7 +203,7 @@ def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
         sampler = sampler_of(SamplingParams(0.0, presence_penalty=50.0), 0)
         sampler.remember([0])  # the root
         logits = torch.arange(VOCAB).expand(TREE.num_nodes, -1) * -1.0
-        return sampler.verdict(logits, NODES, torch.tensor(TREE.parents), mask).bonus.tolist()
+        return sampler.verify(logits, NODES, torch.tensor(TREE.parents), mask).bonus.tolist()
 
     # the least token that is not on the path
     assert bonus(TREE.mask) == [1, 2, 1, 1, 2, 2, 1, 2, 2]

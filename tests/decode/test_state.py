@@ -408,5 +408,5 @@ def test_commit_of_paged_states_moves_the_rows_that_stay() -> None:
 
 
 def test_a_graph_without_states_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="list no states of their layers: an older version built"):
+    with pytest.raises(UserError, match="list no layer states: an older version built"):
         layer_states([], 8)

@@ -1,6 +1,6 @@
-"""EngineCore: one thread that encodes images, steps the scheduler and delivers what it emits.
+"""EngineCore: one thread that encodes images, steps the scheduler and delivers its tokens.
 
-The way of a request: ``Request`` -> (``PreprocessStage``) -> ``PreparedRequest`` ->
+Pipeline of a request: ``Request`` -> (``PreprocessStage``) -> ``PreparedRequest`` ->
 ``SequenceState`` -> tokens -> ``Answer``.
 """
 
@@ -22,8 +22,8 @@ from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.answer import Answer, wake_readers
 from trt_eagle3.decode.request.output import Output
 from trt_eagle3.decode.request.preprocess import (
-    Outcome,
     PreparedRequest,
+    PreprocessResult,
     PreprocessStage,
     PromptPreprocessor,
 )
@@ -55,12 +55,12 @@ __all__ = ["ENGINE_STOPPED", "EngineCore"]
 
 _log = logging.getLogger("trt_eagle3")
 ENGINE_STOPPED = "the engine has stopped. Load it again."
-_MEASURE_SECONDS = 0.5  # delay of the first batch of an engine that no server warmed up
-_POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
+_MEASURE_SECONDS = 0.5  # delay of the first batch of an engine that was not warmed up
+_POLL_SECONDS = 0.02  # interval of polling readers that lag
 
 
 class EngineCore:
-    """Owns the pages and the scheduler: nobody else touches them while its thread runs."""
+    """Owns the pages and the scheduler. Only its thread uses them while it runs."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class EngineCore:
         *,
         prefix_cache: bool = True,
     ) -> None:
-        """Open the graphs of ``bundle`` and begin to serve; nobody else decodes with it then."""
+        """Open the graphs of ``bundle`` and start to serve. It must not be used elsewhere then."""
         self.pool = bundle.page_pool()
         self.prefixes = PrefixCache(self.pool) if prefix_cache else None
         self.scheduler = Scheduler(
@@ -90,7 +90,7 @@ class EngineCore:
         self._delivery = Delivery(meter)
         self._tasks: list[tuple[Callable[[], int], Future[int]]] = []
         self._num_preparing = 0
-        self._num_stalled = 0  # in the scheduler's queue, but not to be run
+        self._num_stalled = 0  # backpressured sequences in the scheduler's queue
         self._closing = self._draining = False
         self._step = Stopwatch()
         self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
@@ -98,36 +98,34 @@ class EngineCore:
 
     @property
     def alive(self) -> bool:
-        """Whether requests will be answered."""
+        """Whether new requests are accepted and will be answered."""
         return self._thread.is_alive() and not self._closing and not self._draining
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place; those that were preempted because nobody reads their
-        answers do not.
-        """
+        """Requests that wait to run. Sequences preempted for a lagging reader do not count."""
         with self._news:
             waiting = max(len(self.scheduler.waiting) - self._num_stalled, 0)
             return self._num_preparing + len(self._inbox) + waiting
 
     @property
     def step_seconds(self) -> float:
-        """Since the last step ended, or the work came; 0 while there is none."""
+        """Seconds since the last step ended or, if later, work arrived; 0 without work."""
         return self._step.seconds if self._thread.is_alive() else 0.0
 
     @property
     def prepare_seconds(self) -> float:
-        """Since a text was last prepared or, if later, the oldest arrived; 0 if none waits."""
+        """Seconds since a text was last prepared or, if later, the oldest arrived; 0 if idle."""
         return self._stage.seconds if self.alive else 0.0
 
     def use_policy(self, policy: Policy) -> None:
-        """Speculate by ``policy`` from now on; not while requests are in flight."""
+        """Replace the speculation policy. Do not call it while requests are in flight."""
         self.scheduler.policy = policy
 
     def now(self) -> dict[str, int]:
-        """What the counters of ``Meter`` do not count."""
+        """Return the current state that ``Meter`` does not count."""
         cached = self.prefixes.num_idle if self.prefixes else 0
-        # first: who begins meanwhile is counted twice, rather than never
+        # read first: a request that starts meanwhile is counted twice, not lost
         waiting = self.num_waiting
         return {
             "running": len(self.scheduler.running),
@@ -141,18 +139,20 @@ class EngineCore:
 
     @staticmethod
     def idle(bundle: LoadedBundle) -> dict[str, int]:
-        """``now`` before the first request."""
+        """Return what ``now`` returns before the first request."""
         names = ("running", "waiting", "preempted", "reused_tokens")
         pages = {"kv_pages_used": 0, "kv_pages_cached": 0}
         total = num_pages(bundle.limits, bundle.page_size) - 1
         return {**dict.fromkeys(names, 0), **pages, "kv_pages_total": total}
 
     def submit(self, request: Request, keeps: object = None) -> Answer:
-        """Take a request; it is prepared on another thread. ``keeps``: what lives as long as its
-        answer.
+        """Accept a request; another thread prepares it.
+
+        ``keeps``: an object that must live as long as the answer.
 
         Raises:
-            OverloadedError: too many wait already, no thread starts, or this is closed.
+            OverloadedError: too many requests wait already, or no thread could be started.
+            ClosedError: the engine has stopped.
         """
         with self._news:
             answer = self._accept(keeps)
@@ -160,17 +160,18 @@ class EngineCore:
                 future = self._stage.submit(request, self._caller(request, answer))
             except BaseException:
                 self._num_preparing -= 1
-                answer.cancelled = True  # ends what was queued nevertheless
+                answer.cancelled = True  # ends the request if it was queued nevertheless
                 raise
         future.add_done_callback(lambda done: self._prepared(answer, done))
         return answer
 
     def submit_together(self, requests: Sequence[Request], keeps: object = None) -> list[Answer]:
-        """Take requests that the next step finds all of them; they are prepared here, and decoding
-        waits for it.
+        """Accept requests so that all are available to the same step.
+
+        They are prepared on this thread, and decoding waits for it.
 
         Raises:
-            OverloadedError: as for ``submit``; those before it are taken.
+            OverloadedError, ClosedError: as for ``submit``; earlier requests stay accepted.
         """
         answers = []
         with self._news:
@@ -181,12 +182,14 @@ class EngineCore:
         return answers
 
     def capture_graphs(self, seconds: float) -> int:
-        """Run pictures and prompts of every size, where nothing is being answered, and capture the
-        CUDA graphs of decoding in ``seconds`` at most; how many batch sizes are ready.
+        """Capture the CUDA graphs of decoding, in at most ``seconds``.
+
+        If no request is running, it also runs images and prompts of every size. Returns the number
+        of batch sizes that are ready.
 
         Raises:
-            ClosedError: this is closed, or was before it began. EngineFailedError: the thread that
-                decodes died.
+            ClosedError: the engine is closed, or was closed before this began. EngineFailedError:
+                the decoding thread died.
         """
         decoder, table_len = self._bundle.decoder, self.pool.table_len
         if table_len is None or not decoder.captures_steps:
@@ -194,14 +197,14 @@ class EngineCore:
         policy = self.scheduler.policy
 
         def work() -> int:
-            if not self.scheduler.running:  # whose states, and places for them, prompts would take
+            if not self.scheduler.running:  # prompts would take memory of running sequences
                 self._run_shapes(policy)
             return capture_steps(decoder, policy, table_len, seconds)
 
         return self._ask(work)
 
     def _run_shapes(self, policy: Policy) -> None:
-        """What requests will find, besides cycles."""
+        """Run the shapes of images, prompts and backfills before requests need them."""
         decoder, vocab_size = self._bundle.decoder, self._bundle.spec.vocab_size
         run_images(self._bundle)
         prompts = run_prompts(decoder, self.pool, vocab_size)
@@ -211,16 +214,16 @@ class EngineCore:
             run_backfills(decoder, self.pool, vocab_size)
 
     def _measure_costs(self) -> None:
-        """Time steps of a few batch sizes for the policy, if no start of a server did."""
+        """Time steps of a few batch sizes for the policy, if no warm-up did."""
         decoder, table_len = self._bundle.decoder, self.pool.table_len
         if table_len is not None and decoder.captures_steps:
             measure_costs(decoder, self.scheduler.policy, table_len, _MEASURE_SECONDS)
 
     def _ask(self, task: Callable[[], int]) -> int:
-        """Let the thread that decodes run ``task`` between two steps; what that returns or
-        raises.
+        """Run ``task`` on the decoding thread between two steps; returns its result.
 
         Raises:
+            Exception: that ``task`` raised.
             ClosedError, EngineFailedError: as for ``capture_graphs``.
         """
         done: Future[int] = Future()
@@ -262,18 +265,18 @@ class EngineCore:
         with self._news:
             self._news.notify_all()
 
-    def _prepared(self, answer: Answer, done: Future[Outcome]) -> None:
+    def _prepared(self, answer: Answer, done: Future[PreprocessResult]) -> None:
         self._take(answer, done.result())
 
-    def _take(self, answer: Answer, outcome: Outcome) -> None:
-        """Put a prepared request in the inbox, or end it."""
-        error = outcome if isinstance(outcome, Exception) else None
+    def _take(self, answer: Answer, result: PreprocessResult) -> None:
+        """Put a prepared request into the inbox, or end a request that failed."""
+        error = result if isinstance(result, Exception) else None
         if error is not None:
             release_frames(error)
         ready: SequenceState | None = None
-        if isinstance(outcome, PreparedRequest):
+        if isinstance(result, PreparedRequest):
             try:
-                ready = self._begin(answer, outcome)
+                ready = self._begin(answer, result)
             except BaseException as caught:  # reported to the reader
                 error = as_failure(caught)
         with self._news:
@@ -287,7 +290,7 @@ class EngineCore:
             self._refuse(answer, None if isinstance(error, RequestCancelledError) else error)
 
     def _begin(self, answer: Answer, prepared: PreparedRequest) -> SequenceState:
-        """The sequence that answers a request, and the text of its answer."""
+        """Create the sequence of a request, and the output of its answer."""
         request, prompt, spec = prepared.request, prepared.prompt, self._bundle.spec
         ends = self._bundle.processor.end_token_ids
         drafting = request.speculation and self._bundle.manifest is not None
@@ -307,7 +310,7 @@ class EngineCore:
         return sequence
 
     def _refuse(self, answer: Answer, error: Exception | None) -> None:
-        """End a request that never came to be a sequence; without an error it was cancelled."""
+        """End a request that did not become a sequence; without an error it was cancelled."""
         self._meter.finished("cancelled" if error is None else outcome_of(error))
         if error is None:
             answer.put(CANCELLED)
@@ -332,18 +335,18 @@ class EngineCore:
     def _serve(self) -> None:
         self._step.start()
         while self._wait():
-            # a call of its own: while this thread waits, it holds on to nobody's request
+            # a separate call, so that this thread keeps no reference to a request while it waits
             self._turn()
             self._step.start()
         self._end_tasks(ClosedError(ENGINE_STOPPED))
         self._end([self._delivery.end(a, s, "cancelled") for a, s in self._readers()])
 
     def _readers(self) -> list[tuple[Answer | None, SequenceState]]:
-        """Everybody with a sequence; None where nobody holds the answer any more."""
+        """Return all sequences with answers; None if the answer is no longer referenced."""
         return [*self._delivery, *self._inbox]
 
     def _turn(self) -> None:
-        """Take what has come, and step."""
+        """Take new requests and tasks, and run one step."""
         with self._news:
             for answer, sequence in self._inbox:
                 self._delivery.add(answer, sequence)
@@ -368,21 +371,22 @@ class EngineCore:
         self._num_stalled = sum(sequence.backpressured for sequence in self.scheduler.waiting)
 
     def _end(self, ended: Sequence[Ended]) -> None:
-        """Release what ended requests hold, and then tell their readers."""
+        """Release the memory of ended requests, then wake their readers."""
         for one in ended:
             self.scheduler.remove(one.sequence)
         self._delivery.close(ended)
 
     def _run_tasks(self) -> None:
-        """Run the tasks of other threads. A task stays in the list while it runs: if this thread
-        dies of it, its caller gets the error.
+        """Run the tasks of other threads.
+
+        A task stays in the list while it runs. If it kills this thread, its caller gets the error.
         """
         while self._tasks and not self._closing:
             task, done = self._tasks[0]
             result, failure = 0, None
             try:
                 result = task()
-            except Exception as error:  # raised by the caller
+            except Exception as error:  # re-raised in the calling thread
                 failure = error
             with self._news:
                 del self._tasks[0]
@@ -392,23 +396,23 @@ class EngineCore:
                 done.set_exception(failure)
 
     def _end_tasks(self, error: Exception) -> None:
-        """Fail tasks that will not run."""
+        """Fail all tasks that will not run."""
         with self._news:
             tasks, self._tasks = self._tasks, []
         for _, done in tasks:
             done.set_exception(error)
 
     def _check_device(self) -> None:
-        """End this thread where the GPU does nothing more: every step would fail.
+        """Raise if the GPU is unusable, which ends this thread: every step would fail.
 
         Raises:
-            RuntimeError: as every call of CUDA does, after an illegal access.
+            RuntimeError: from CUDA, for example after an illegal access.
         """
         if self._bundle.device == "cuda":
             torch.cuda.synchronize()
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; False when it is time to stop."""
+        """Sleep until there is work; returns False if the thread must stop."""
         with self._news:
             while not (self._closing or self._inbox or self._tasks) and self.scheduler.idle:
                 if self._draining and not self._delivery and not self._num_preparing:
@@ -423,7 +427,7 @@ class EngineCore:
 
 
 def _death_of(error: BaseException) -> EngineFailedError:
-    """What those are told who have asked the decoding thread, which ``error`` has ended."""
+    """Make the error for callers of the decoding thread, which died of ``error``."""
     what = f"{type(error).__name__}: {error}"
     failure = EngineFailedError(f"the decoding thread died ({clip(what)}). Load it again.")
     failure.__cause__ = error

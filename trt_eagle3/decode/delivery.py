@@ -1,4 +1,4 @@
-"""Delivery: from what sequences emit to the answers of their requests, on the decoding thread."""
+"""Delivery: append emitted tokens to the answers of their requests, on the decoding thread."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CANCELLED = Chunk((), "", "cancelled")
 
 @dataclass(frozen=True, eq=False)
 class Ended:
-    """A request that is at its end; its reader is told by ``Delivery.close``.
+    """A request that has ended. ``Delivery.close`` wakes its reader.
 
     Attributes:
-        answer: None where nobody holds it any more.
-        sequence: what it holds is released before its reader is told.
-        outcome: as the metrics count it. error: what its reader gets; None: no error.
+        answer: None if it is no longer referenced.
+        sequence: its memory must be released before the reader is woken.
+        outcome: its label in the metrics. error: the error for the reader; None: no error.
     """
 
     answer: Answer | None
@@ -40,30 +40,31 @@ class Ended:
 class Delivery:
     """The answers of all sequences.
 
-    Readers are woken all at once (``close``), so that none takes the interpreter while others have
-    news.
+    All readers are woken together (``close``), so that none takes the interpreter before the others
+    are woken.
     """
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        # weak: an answer that nobody holds any more is cancelled
+        # weak: an answer without references is cancelled
         self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}
-        self._asleep: dict[Answer, None] = {}  # with news that their readers do not know of
+        self._asleep: dict[Answer, None] = {}  # changed, but their readers are not woken yet
 
     def __len__(self) -> int:
         return len(self._answers)
 
     def __iter__(self) -> Iterator[tuple[Answer | None, SequenceState]]:
-        """Every sequence with its answer; None where nobody holds the answer any more."""
+        """Yield every sequence with its answer; None if the answer is no longer referenced."""
         return ((held(), sequence) for held, sequence in list(self._answers.values()))
 
     def add(self, answer: Answer, sequence: SequenceState) -> None:
-        """``answer`` gets what ``sequence`` emits."""
+        """Deliver tokens of ``sequence`` to ``answer`` from now on."""
         self._answers[id(sequence)] = weakref.ref(answer), sequence
 
     def poll_clients(self, *, draining: bool) -> list[Ended]:
-        """Set which sequences have readers that lag, while ``draining`` none; returns the requests
-        whose readers left or whose sinks failed.
+        """Update the backpressure of all sequences; while ``draining`` there is none.
+
+        Returns the requests whose readers left or whose sinks failed.
         """
         found = []
         for answer, sequence in self:
@@ -77,12 +78,12 @@ class Delivery:
         return found
 
     def deliver(self, emissions: Sequence[Emission]) -> list[Ended]:
-        """Append what a step emitted to the answers; returns the requests that it ends."""
+        """Append a step's tokens to the answers; returns the requests that ended."""
         found = (self._deliver(emission) for emission in emissions)
         return [ended for ended in found if ended is not None]
 
     def fail(self, answer: Answer, error: BaseException) -> None:
-        """End an answer because the thread that decodes ends."""
+        """End an answer because the decoding thread died."""
         answer.end(engine_error(error))
         self._asleep[answer] = None
 
@@ -93,14 +94,15 @@ class Delivery:
         outcome: str,
         error: Exception | None = None,
     ) -> Ended:
-        """Forget and count a request that is at its end."""
+        """Remove and count a request that has ended."""
         self._answers.pop(id(sequence), None)
         self._meter.finished(outcome)  # before its pages are free
         return Ended(answer, sequence, outcome, error)
 
     def close(self, ended: Iterable[Ended] = ()) -> None:
-        """End the answers of requests whose sequences are released, and wake all readers that have
-        news.
+        """End the answers of ``ended``, and wake the readers of all changed answers.
+
+        The sequences of ``ended`` must be released before.
         """
         for one in ended:
             answer, error = one.answer, one.error
@@ -116,8 +118,9 @@ class Delivery:
         wake_readers(asleep)
 
     def _deliver(self, emission: Emission) -> Ended | None:
-        """Append what a step emitted for one sequence, up to the answer's end; None before it. A
-        failure ends this request alone.
+        """Append one sequence's tokens to its answer; returns its end, None before the end.
+
+        A failure ends only this request.
         """
         sequence, error = emission.sequence, emission.error
         answer = self._answers[id(sequence)][0]()
@@ -129,7 +132,7 @@ class Delivery:
         except BaseException as caught:  # reported to the reader
             if not is_failure(caught):
                 raise
-            _log.exception("an answer cannot be made of a request's tokens")
+            _log.exception("cannot make an answer of a request's tokens")
             error = as_failure(caught)
         if reason is not None:
             return self.end(answer, sequence, reason)
@@ -138,12 +141,12 @@ class Delivery:
         return None
 
     def _put_all(self, answer: Answer, emission: Emission) -> FinishReason | None:
-        """Add what a step emitted to an answer, up to its end; why that is, None before it."""
+        """Add a step's tokens to an answer; returns its finish reason, None before the end."""
         reasons = (self._put(answer, part) for part in emission.parts)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _put(self, answer: Answer, emission: Emission) -> FinishReason | None:
-        """Add what one forward emitted to an answer; why it is at its end, None before it."""
+        """Add one forward's tokens to an answer; returns its finish reason, None before the end."""
         assert answer.output is not None
         sequence, tokens = emission.sequence, emission.tokens
         start = len(answer.output.token_ids)
@@ -161,12 +164,12 @@ class Delivery:
 
 
 def outcome_of(error: Exception) -> str:
-    """How the metrics count a request that ended with ``error``: by whose fault it is."""
+    """Return the metrics label of a request that failed: ``rejected`` for user errors."""
     return "rejected" if isinstance(error, UserError) else "error"
 
 
 def engine_error(error: BaseException) -> Exception:
-    """What readers hear of an error that is nobody's fault but ours."""
+    """Wrap an internal error for the reader of an answer."""
     failure = RuntimeError(f"decoding failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

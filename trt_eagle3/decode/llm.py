@@ -1,4 +1,4 @@
-"""LLM: a loaded bundle that answers prompts."""
+"""LLM: generate answers with a loaded bundle."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load(
     split_special_tokens: bool | None = None,
     tool_format: str = "auto",
 ) -> LLM:
-    """Load a bundle: ``LLM(bundle)``, in a word that other libraries use.
+    """Load a bundle: the same as ``LLM(bundle)``, under a common name.
 
     Raises:
         UserError: as for ``LLM``.
@@ -62,17 +62,17 @@ class LLM:
 
     ```python
     with LLM("engines/qwen3-vl-2b") as llm:
-        answer = llm.generate("What is in this picture?", images=["photo.jpg"])
+        answer = llm.generate("What is in this image?", images=["photo.jpg"])
         print(answer.text)
-        for chunk in llm.stream("And now a poem.", temperature=0.7, max_tokens=100):
+        for chunk in llm.stream("Write a poem.", temperature=0.7, max_tokens=100):
             print(chunk.text, end="")
     ```
 
-    Whoever asks meanwhile is answered in the same batches. Graphs are opened when they are first
-    needed: a text prompt never loads the vision tower.
+    Concurrent calls share batches. Graphs are opened at first use: a text prompt never loads the
+    vision tower.
 
     Attributes:
-        bundle: what was loaded: record, target, draft, limits, processor.
+        bundle: the loaded bundle: record, target, draft, limits, processor.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class LLM:
         """Read and check a bundle, a folder that ``build`` wrote.
 
         Args:
-            media: where images and videos of prompts may come from.
-            split_special_tokens: whether control tokens in the text of prompts are text; None: as
+            media: allowed sources of images and videos in prompts.
+            split_special_tokens: whether control tokens in the text of prompts are plain text;
+                None: as the bundle was built.
+            tool_format: format of tool calls: ``hermes``, ``qwen3_xml``, or ``auto``, the format of
+                the checkpoint's chat template.
+            prefix_cache: keep KV pages of past prompts for prompts with the same prefix; None: as
                 the bundle was built.
-            tool_format: of tool calls: ``hermes``, ``qwen3_xml``, or ``auto``, the one that the
-                checkpoint's chat template teaches.
-            prefix_cache: keep KV pages of past prompts for prompts that begin alike; None: as the
-                bundle was built.
         Raises:
-            UserError: no bundle, an unfinished or damaged one, one of another schema version, or
-                one whose limits do not fit this GPU.
+            UserError: the bundle is missing, unfinished, damaged or of another schema version, or
+                its limits do not fit this GPU.
         """
         if not isinstance(bundle, LoadedBundle):
             bundle = LoadedBundle.open(
@@ -147,23 +147,24 @@ class LLM:
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> Generation | list[Generation]:
-        """Answer a prompt, or each of a list of prompts, in batches.
+        """Answer a prompt, or a list of prompts in batches.
 
         Args:
             prompt: a user's text, a list of chat messages, or a list of either.
-            images, videos: lists of those before a text; of a list of prompts, such a list for each
-                prompt, or None, or a single image. Those of messages stand in the messages.
-            sampling: how tokens are chosen and when answers end; of a list of prompts, one for
-                all or one for each.
-            speculation: draft with the bundle's draft: the same answer (when sampled, the same
-                distribution), only faster.
-            options: fields of ``SamplingParams``, in place of those in ``sampling``.
+            images, videos: lists of images and videos before a text. For a list of prompts, one
+                entry per prompt: such a list, None, or a single image. Chat messages contain their
+                own.
+            sampling: how tokens are sampled and when answers end. For a list of prompts, one for
+                all or one per prompt.
+            speculation: use the bundle's draft. The answer is the same (when sampled, the same
+                distribution), but faster.
+            options: fields of ``SamplingParams``; they override those in ``sampling``.
         Returns:
-            What was generated; of a list of prompts a list, in their order.
+            The result; for a list of prompts a list, in the same order.
         Raises:
-            UserError: what is wrong with a prompt; the others of the list are cancelled.
-            OverloadedError: ``limits.max_waiting`` requests of others wait already.
-            ClosedError: this is closed.
+            UserError: a prompt or an option is invalid; the other prompts are cancelled.
+            OverloadedError: ``limits.max_waiting`` requests of other callers wait already.
+            ClosedError: the LLM is closed.
         """
         if is_one_prompt(prompt):
             request = one_request(prompt, images, videos, sampling, speculation, options)
@@ -191,11 +192,13 @@ class LLM:
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> ChatAnswer:
-        """Answer a conversation, and parse reasoning and calls of tools out of the answer.
+        """Answer a conversation, and parse reasoning and tool calls of the answer.
 
         Args:
-            messages: as of OpenAI's chat completions. tools and the next three: see
+            messages: as in OpenAI's chat completions.
+            tools, tool_choice, parallel_tool_calls, template_options: see
                 ``decode.request.chat.ChatTools``.
+            sampling, speculation, options: as for ``generate``.
         Raises:
             UserError, OverloadedError, ClosedError: as for ``generate``.
         """
@@ -222,11 +225,11 @@ class LLM:
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> Answer:
-        """Start answering a prompt: ``generate`` in pieces, and back at once.
+        """Start to answer a prompt in chunks; returns at once. Arguments: as for ``generate``.
 
         Returns:
-            An iterator of ``Chunk``s; leaving it early cancels the request. Its ``generation``
-            says what there is so far.
+            An iterator of ``Chunk``s; leaving it before the end cancels the request. Its
+            ``generation`` is the result so far.
         """
         return self.submit(one_request(prompt, images, videos, sampling, speculation, options))
 
@@ -240,7 +243,7 @@ class LLM:
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk]:
-        """Answer a prompt in pieces, for ``async for``; the event loop waits for nothing."""
+        """Answer a prompt in chunks, for ``async for``, without blocking the event loop."""
         request = one_request(prompt, images, videos, sampling, speculation, options)
         await asyncio.to_thread(self.start)
         async with aclosing(aiter(self.submit(request))) as chunks:
@@ -248,14 +251,14 @@ class LLM:
                 yield chunk
 
     def submit(self, request: Request) -> Answer:
-        """Start answering ``request`` along with all others; thread-safe, and back at once.
+        """Start to answer ``request`` in shared batches; thread-safe, returns at once.
 
-        The answer is an iterator, plain or asynchronous, of ``Chunk``s; it raises what is wrong
-        with the prompt.
+        The answer is an iterator of ``Chunk``s, synchronous or asynchronous. It raises errors of
+        the prompt.
 
         Raises:
             OverloadedError: ``limits.max_waiting`` requests wait already.
-            ClosedError: this is closed.
+            ClosedError: the LLM is closed.
         """
         return self._started().submit(request, keeps=self)
 
@@ -266,49 +269,52 @@ class LLM:
         videos: Videos = None,
         caller: Caller = NO_CALLER,
     ) -> ModelInputs:
-        """Tokens, positions and patches of a prompt, checked against the bundle's limits.
+        """Return tokens, positions and patches of a prompt, checked against the bundle's limits.
 
         Args:
-            caller: who asks, and whether they still wait.
+            caller: the client's name, and whether it still waits.
         Raises:
-            UserError: what is wrong with the prompt.
+            UserError: the prompt is invalid or too large.
             RequestCancelledError: ``caller`` left.
         """
         request = one_request(prompt, images, videos, GREEDY, True, {})
         return self._preprocessor.model_inputs(request, caller)
 
     def start(self) -> None:
-        """Open the graphs now, rather than with the first request."""
+        """Open the graphs now, not at the first request."""
         self._started()
 
     def capture_graphs(self, seconds: float = 30.0) -> int:
-        """Run pictures and prompts of every size, where nothing is being answered, and capture the
-        CUDA graphs of decoding for every batch size, rather than as they come.
+        """Capture the CUDA graphs of decoding now for every batch size.
+
+        If no request is running, it also runs images and prompts of every size.
 
         Args:
-            seconds: that capturing may take; what does not fit is captured when it has come twice.
+            seconds: time limit of the captures of decoding. Other shapes are captured in use, at
+                their third run.
         Returns:
-            How many batch sizes are ready; 0 where no graphs are captured, on the CPU.
+            Number of batch sizes that are ready; 0 if no graphs are captured, as on the CPU.
         Raises:
-            ClosedError: this is closed, or is so before it has begun. EngineFailedError: the engine
-                ends meanwhile.
+            ClosedError: the LLM is closed, or was closed before this began. EngineFailedError: the
+                engine failed meanwhile.
         """
         return self._started().capture_graphs(seconds)
 
     @property
     def ready(self) -> bool:
-        """Whether requests would be answered."""
+        """Whether the LLM accepts requests."""
         return not self._closed and (self._core is None or self._core.alive)
 
     @property
     def step_seconds(self) -> float:
-        """That the step under way has taken so far; 0 while there is no work. It waits for nothing,
-        so it also tells of a step that hangs.
+        """Seconds of the current step so far; 0 while there is no work.
+
+        Reading it never blocks, so it also shows a step that hangs.
         """
         return 0.0 if self._core is None else self._core.step_seconds
 
     def stall(self, max_step_s: float) -> str | None:
-        """Describe a step or a wait for prepared prompts beyond ``max_step_s``; else None."""
+        """Describe a step or a wait for prepared prompts longer than ``max_step_s``; else None."""
         return stall_of(self.step_seconds, self._prepare_seconds, max_step_s)
 
     @property
@@ -316,26 +322,25 @@ class LLM:
         return 0.0 if self._core is None else self._core.prepare_seconds
 
     def use_policy(self, policy: Policy) -> None:
-        """Speculate by ``policy`` from now on, instead of the bundle's; not while requests are in
-        flight.
-        """
+        """Replace the bundle's speculation policy. Do not call it while requests are in flight."""
         self._started().use_policy(policy)
 
     def metrics(self) -> EngineMetrics:
-        """Counters of all requests so far; looking opens no graphs."""
+        """Return counters of all requests so far, without opening any graph."""
         return self._meter.snapshot(self.step_seconds, self._prepare_seconds, **self._now())
 
     def count_rejected(self) -> None:
-        """Count a request that whoever serves this has refused itself, because it was wrong."""
+        """Count a request that the server refused as invalid before it reached the LLM."""
         self._meter.finished("rejected")
 
     def restart_metrics(self) -> None:
-        """Count requests from here on; not while any are in flight."""
+        """Reset all counters. Do not call it while requests are in flight."""
         self._meter.restart()
 
     def close(self, *, drain: bool = False) -> None:
-        """Take no more requests; those in flight are cancelled, or with ``drain`` answered
-        first.
+        """Stop accepting requests, and end.
+
+        Requests in flight are cancelled, or with ``drain`` answered first.
         """
         with self._starting:
             self._closed, core = True, self._core
@@ -365,7 +370,7 @@ class LLM:
             raise ClosedError(f"{self.bundle.path}: this LLM is closed. Load it again.")
 
     def _started(self) -> EngineCore:
-        """The core, begun once by whoever asks first."""
+        """Return the core; the first call creates it."""
         with self._starting:
             self._check_open()
             if self._core is None:
@@ -376,13 +381,13 @@ class LLM:
             return self._core
 
     def _now(self) -> dict[str, int]:
-        """What the counters do not count."""
+        """Return the current state that the meter does not count."""
         if self._core is not None:
             return self._core.now()
         return EngineCore.idle(self.bundle)
 
     def _generate_all(self, requests: Sequence[Request]) -> list[Generation]:
-        """Answer ``requests``, as many at once as may wait."""
+        """Answer ``requests``; as many are submitted at once as may wait."""
         answers: list[Answer] = []
         unfinished: deque[Answer] = deque()
         try:
@@ -396,9 +401,7 @@ class LLM:
             raise
 
     def _submit_in_turn(self, request: Request, before: deque[Answer]) -> Answer:
-        """Submit ``request``; where too many wait, once the oldest of those ``before`` it is
-        over.
-        """
+        """Submit ``request``; if too many wait, first wait for the oldest answer in ``before``."""
         while True:
             try:
                 answer = self.submit(request)

@@ -1,4 +1,4 @@
-"""LoadedBundle: a bundle that was read and checked, and its graphs as far as they were opened."""
+"""LoadedBundle: a bundle that was read and checked, and its open graphs."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class LoadedBundle:
-    """A bundle in use. Graphs are opened when they are first needed, each once.
+    """A bundle in use. Each graph is opened once, at first use.
 
     Attributes:
         path: the bundle's folder. record: its ``bundle.json``.
         spec: the target. manifest: the draft; None in a bundle without one.
-        limits: what requests may ask for: ``record.config.limits``, with as large a KV cache as
-            the GPU has room for where they name none.
+        limits: limits of requests: ``record.config.limits``. If these give no KV cache size, it is
+            the largest that fits the GPU.
         processor: tokenizer, chat template and pixel rules.
         policy: chooses the tree of the next step.
-        fixed_shapes: sessions capture CUDA graphs, which want shapes that come again.
+        fixed_shapes: sessions capture CUDA graphs, which need recurring shapes.
         sessions: opens graphs.
-        run_ahead: steps may be launched before the host has read the last one's tokens; not where
-            every forward is recorded.
+        run_ahead: steps may be launched before the host reads the previous tokens. False if every
+            forward is recorded.
     """
 
     path: Path
@@ -96,17 +96,17 @@ class LoadedBundle:
         """Read and check a bundle; no graph is opened yet.
 
         Args:
-            media: where images and videos of prompts may come from.
-            split_special_tokens: whether control tokens in the text of prompts are text; None: as
-                the bundle was built.
-            tool_format: of tool calls; ``auto``: the one that the chat template teaches.
+            media: allowed sources of images and videos in prompts.
+            split_special_tokens: whether control tokens in the text of prompts are plain text;
+                None: as the bundle was built.
+            tool_format: format of tool calls; ``auto``: the format of the chat template.
             policy: replaces the bundle's own, which is then not read.
-            sessions: instead of ``open_graph_of``.
-            limits: as another process has found them, whose GPU this one leaves alone; None: the
-                bundle's, as far as this GPU has room for them.
+            sessions: replaces ``open_graph_of``.
+            limits: limits that another process found; this process then does not use the GPU.
+                None: the bundle's limits, as far as they fit this GPU.
         Raises:
-            UserError: no bundle, an unfinished or damaged one, one of another schema version, or
-                one whose limits do not fit this GPU.
+            UserError: the bundle is missing, unfinished, damaged or of another schema version, or
+                its limits do not fit this GPU.
         """
         return retry_if_replaced(
             lambda: _open(
@@ -122,12 +122,12 @@ class LoadedBundle:
 
     @property
     def device(self) -> str:
-        """Where it runs: ``cpu`` or ``cuda``."""
+        """Device of the engine: ``cpu`` or ``cuda``."""
         return self.record.config.engine.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and caches."""
+        """Type of activations and caches."""
         return dtype_named(self.record.config.engine.dtype).torch
 
     @property
@@ -137,12 +137,12 @@ class LoadedBundle:
 
     @property
     def capacity(self) -> str:
-        """One line: how many sequences run at once, and how many tokens the KV cache holds."""
+        """One line: most sequences that run at once, and tokens that the KV cache holds."""
         need = _memory_need(self.record, self.spec, self.manifest, self.limits)
         return kv_room(need, self.limits, self.page_size)
 
     def page_pool(self) -> PagePool:
-        """A pool of all pages of the KV caches; one is in use at a time."""
+        """Make a pool of all pages of the KV caches. Use only one pool at a time."""
         table_len = -(-self.limits.max_seq_len // self.page_size)
         return PagePool(
             num_pages(self.limits, self.page_size),
@@ -151,17 +151,16 @@ class LoadedBundle:
         )
 
     def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``intermediates`` as
-        for ``open_session``.
+        """Open a new session of ``target``, ``vision``, ``fuse`` or ``draft``.
+
+        ``intermediates``: as for ``open_session``.
         """
         return self.sessions(self, graph, intermediates)
 
     def decoder_over(
         self, target: Session, drafter: AutoregressiveDrafter | None = None
     ) -> Decoder:
-        """A decoder whose target is ``target``, a session of that graph, over a cache of its
-        own.
-        """
+        """Make a decoder over ``target``, a session of the target graph, with its own cache."""
         states = self._layer_states(target)
         runner = TargetRunner(target, states, self.embedding, self.spec.num_visual_levels)
         return Decoder(
@@ -176,7 +175,7 @@ class LoadedBundle:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """Target and draft over the bundle's KV caches."""
+        """The decoder of target and draft over the bundle's KV caches."""
         return self.decoder_over(self.open_graph("target"), self.drafter)
 
     @cached_property
@@ -187,11 +186,11 @@ class LoadedBundle:
         return VisionRunner(self.open_graph("vision"), merge_size=merge, buckets=buckets)
 
     def vision_encoder(self) -> VisionEncoder:
-        """An encoder of prompts' images; the vision graph is opened for the first one."""
+        """Make an encoder of prompt images. The vision graph is opened at the first image."""
         return VisionEncoder(self.spec, self.dtype, self.device, lambda: self.vision)
 
     def preprocessor(self, *, digests: bool = False) -> PromptPreprocessor:
-        """Makes prompts of requests. ``digests``: of images and videos, for a prefix cache."""
+        """Make a preprocessor. ``digests``: of images and videos, for a prefix cache."""
         return PromptPreprocessor(
             self.spec,
             self.processor,
@@ -203,7 +202,7 @@ class LoadedBundle:
 
     @property
     def patch_buckets(self) -> PatchBuckets | None:
-        """How runs of the vision tower are padded; None where there is none, or no run is."""
+        """Padded sizes of the vision tower; None without a tower, or without fixed shapes."""
         vision = self.spec.vision
         if vision is None or not self.fixed_shapes:
             return None
@@ -226,7 +225,7 @@ class LoadedBundle:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """What makes matchers of requests' grammars."""
+        """The compiler of requests' grammars."""
         return GrammarCompiler(
             self.processor.tokenizer, self.spec.vocab_size, self.processor.end_token_ids
         )
@@ -263,7 +262,7 @@ class LoadedBundle:
             return EmbeddingTable(ref, self.dtype, self.device)
 
     def _read_d2t(self, manifest: DraftManifest) -> Tensor | None:
-        """Offset from draft id to target id, on the device; None where they are the same ids."""
+        """Read the offset from draft id to target id, to the device; None if the ids are equal."""
         if "d2t" not in manifest.tensors:
             return None
         with unreplaced(self.path, self.record):
@@ -277,11 +276,11 @@ class LoadedBundle:
 
 
 SessionFactory = Callable[[LoadedBundle, str, Sequence[str]], Session]
-"""Opens a graph of a bundle, by name, with intermediates to return."""
+"""Opens a graph of a bundle by name, and names the intermediates to return."""
 
 
 def open_graph_of(bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()) -> Session:
-    """Open ``graph`` with the bundle's own backend: the ``SessionFactory`` of every bundle."""
+    """Open ``graph`` with the bundle's own backend: the default ``SessionFactory``."""
     record, path = bundle.record, bundle.path
     with unreplaced(path, record):
         return open_session(
@@ -346,7 +345,7 @@ def _memory_need(
 
 
 def _limits_here(config: BuildConfig, need: MemoryNeed) -> LimitsConfig:
-    """The bundle's limits as far as this GPU can hold them; refused where it cannot."""
+    """Return the bundle's limits, filled in for this GPU; raises if they do not fit."""
     free = free_bytes() if config.engine.device == "cuda" else None
     if free is None:
         return config.limits

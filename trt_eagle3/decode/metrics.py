@@ -1,4 +1,4 @@
-"""Counters of a running engine, for whoever serves it."""
+"""EngineMetrics: counters of a running engine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _log = logging.getLogger("trt_eagle3")
 SLOW_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 DRAFT_TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 11.0, 15.0, 23.0, 31.0, 63.0)
-_MIN_CYCLES = 200  # before an acceptance rate says anything: its standard error is then below 0.036
+_MIN_CYCLES = 200  # cycles before an acceptance rate is checked; its standard error is below 0.036
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Observations by size, as Prometheus has them.
+    """Observations by size, as a Prometheus histogram.
 
     Attributes:
-        bounds: upper bounds of the buckets, the last bucket has none. counts: observations in each
-            bucket.
+        bounds: upper bounds of the buckets; the last bucket has none.
+        counts: observations in each bucket, not cumulative.
         total: sum of all observations.
     """
 
@@ -35,30 +35,30 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Observations."""
+        """Number of observations."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True)
 class EngineMetrics:
-    """One moment of an engine.
+    """A snapshot of an engine's counters.
 
     Attributes:
-        requests: finished requests by outcome (``stop``, ``length``, ``cancelled``, ``rejected``
-            where the request was wrong, ``error`` where the engine failed).
-        prompt_tokens, generated_tokens: of requests so far. reused_tokens: prompt tokens that no
-            pass had to run.
-        cycles: target forwards behind the prompts', by sequence, with or without a draft. accepted:
-            at which positions after the root drafts were accepted, out of ``proposed``.
-        queue_seconds, first_token_seconds, token_seconds: time from submission to the first pass
-            and to the first token, and between tokens.
-        running, waiting: sequences now. preempted: how often one was put off.
-        kv_pages_used: pages that sequences hold; kv_pages_cached: those that only the prefix cache
+        requests: finished requests by outcome: ``stop``, ``length``, ``cancelled``, ``rejected``
+            (invalid request), ``error`` (engine failure).
+        prompt_tokens, generated_tokens: of all requests so far.
+        reused_tokens: prompt tokens that the prefix cache had.
+        cycles: target forwards after the prompts', counted per sequence, with or without a draft.
+        accepted, proposed: accepted and verified drafts, by position after the root.
+        queue_seconds, first_token_seconds, token_seconds: time to admission, time to the first
+            token, and time between tokens.
+        running, waiting: current sequences. preempted: number of preemptions.
+        kv_pages_used: pages that sequences hold. kv_pages_cached: pages that only the prefix cache
             holds.
-        draft_tokens: that each sequence of the last batch's cycle drafted; 0 where it decoded
-            plainly. draft_tokens_per_cycle: the same of all cycles of batches.
-        step_seconds: that the step under way has taken so far; 0 while there is no work.
-        prepare_seconds: since the last text was prepared; 0 if none waits.
+        draft_tokens: drafted tokens per sequence in the last batch cycle; 0 without speculation.
+        draft_tokens_per_cycle: the same for all batch cycles.
+        step_seconds: of the current step so far; 0 while there is no work.
+        prepare_seconds: since a text was last prepared; 0 if none waits.
     """
 
     requests: Mapping[str, int]
@@ -84,12 +84,12 @@ class EngineMetrics:
 
     @property
     def speculation_on(self) -> bool:
-        """Whether the last cycle drafted for anybody of the batch."""
+        """Whether any sequence drafted in the last batch cycle."""
         return self.draft_tokens > 0
 
     @property
     def plain_cycles(self) -> int:
-        """Cycles of batches that drafted for nobody."""
+        """Batch cycles without speculation."""
         return self.draft_tokens_per_cycle.counts[0]
 
     @property
@@ -101,7 +101,7 @@ class EngineMetrics:
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """How often the draft is right so deep."""
+        """Acceptance rate of drafts by position after the root."""
         return tuple(a / p for a, p in zip(self.accepted, self.proposed, strict=True))
 
 
@@ -132,10 +132,13 @@ class _Buckets:
 
 
 class Meter:
-    """Counts what an engine does; thread-safe."""
+    """Counts requests, tokens and cycles of an engine; thread-safe."""
 
     def __init__(self, acceptance_floor: float) -> None:
-        """``acceptance_floor``: warn once when the draft's first token is accepted less often."""
+        """Create a meter.
+
+        ``acceptance_floor``: warn once if the acceptance rate of first drafted tokens is lower.
+        """
         self._floor = acceptance_floor
         self._warned = False
         self._lock = threading.Lock()
@@ -143,7 +146,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all requests so far."""
+        """Reset all counters."""
         with self._lock:
             self._requests = Counter[str]()
             self._prompt_tokens = self._generated_tokens = self._cycles = 0
@@ -153,20 +156,22 @@ class Meter:
             self._token, self._drafted = _Buckets(FAST_SECONDS), _Buckets(DRAFT_TOKENS)
 
     def begun(self, prompt_tokens: int) -> None:
-        """A request has been prepared."""
+        """Count a prepared request."""
         with self._lock:
             self._prompt_tokens += prompt_tokens
 
     def first_token(self, queue_seconds: float, seconds: float) -> None:
-        """A request has its first token."""
+        """Count the first token of a request."""
         with self._lock:
             self._queue.add(queue_seconds)
             self._first.add(seconds)
             self._generated_tokens += 1
 
     def cycle(self, num_accepted: int, steps: int, num_tokens: int, seconds: float) -> None:
-        """A sequence went through a cycle: of ``steps`` levels ``num_accepted``; ``num_tokens``
-        came in ``seconds``.
+        """Count a cycle of one sequence.
+
+        ``num_accepted`` of ``steps`` tree levels were accepted. ``num_tokens`` were delivered,
+        ``seconds`` after the previous ones.
         """
         with self._lock:
             self._cycles += 1
@@ -184,20 +189,20 @@ class Meter:
             _log.warning(warning)
 
     def batch_cycle(self, draft_tokens: int) -> None:
-        """A cycle of a whole batch is over, whose sequences drafted so many tokens each."""
+        """Count a batch cycle. ``draft_tokens``: drafted tokens per sequence."""
         with self._lock:
             self._draft_tokens = draft_tokens
             self._drafted.add(draft_tokens)
 
     def finished(self, outcome: str) -> None:
-        """A request has come to its end."""
+        """Count a finished request."""
         with self._lock:
             self._requests[outcome] += 1
 
     def snapshot(
         self, step_seconds: float = 0.0, prepare_seconds: float = 0.0, **now: int
     ) -> EngineMetrics:
-        """All counters, with what the caller knows ``now``."""
+        """Return all counters. ``now``: current values that the caller provides."""
         with self._lock:
             return EngineMetrics(
                 requests=dict(self._requests),
@@ -217,7 +222,7 @@ class Meter:
             )
 
     def _watch(self) -> str | None:
-        """What to say of the acceptance, once."""
+        """Return the warning of a low acceptance rate, once; otherwise None."""
         if self._warned or not self._proposed or self._proposed[0] < _MIN_CYCLES:
             return None
         rate = self._accepted[0] / self._proposed[0]
@@ -226,6 +231,6 @@ class Meter:
         self._warned = True
         return (
             f"the draft's first token was accepted in {rate:.0%} of {self._proposed[0]} cycles, "
-            f"below speculation.acceptance_floor ({self._floor:.0%}). Is the draft read rightly? "
-            "Run: trt-eagle3 probe BUNDLE"
+            f"below speculation.acceptance_floor ({self._floor:.0%}). Check how the draft is read: "
+            "trt-eagle3 probe BUNDLE"
         )

@@ -1,5 +1,7 @@
-"""What a server does before the first request, bounded in time and memory: prompts of every width
-and images of every padded size run, and the CUDA graphs of decoding are captured and timed.
+"""Warm-up before the first request, bounded in time and memory.
+
+Prompts of every width and images of every padded size run. The CUDA graphs of decoding are captured
+and timed.
 """
 
 from __future__ import annotations
@@ -47,18 +49,18 @@ __all__ = [
 ]
 
 _log = logging.getLogger("trt_eagle3")
-_TIMED = 4  # steps of every shape
-_LEAST_FREE_BYTES = 2 << 30  # that prompts and images may want besides
-_BACKFILLED = (1, 2, 4)  # sequences of the backfills that run ahead
+_TIMED = 4  # timed steps of every shape
+_LEAST_FREE_BYTES = 2 << 30  # kept free for prompts and images
+_BACKFILLED = (1, 2, 4)  # batch sizes of backfills in the warm-up
 
 
 @dataclass(frozen=True)
 class PromptRuns:
-    """Result of running prompts before any request.
+    """Result of the prompt warm-up.
 
     Attributes:
         count: number of widths that ran.
-        num_rows, seconds: of the last run of the widest; 0 if none ran.
+        num_rows, seconds: of the last run of the widest prompt; 0 if none ran.
     """
 
     count: int
@@ -67,14 +69,13 @@ class PromptRuns:
 
 
 def run_prompts(decoder: Decoder, pool: PagePool, vocab_size: int) -> PromptRuns:
-    """Prefill prompts of the widths that a chunk may have, and forget them; those of
-    ``PROMPT_WIDTHS`` as often as captures their graphs.
+    """Prefill prompts of all widths that a chunk may have, and release them.
 
-    The first prompt of a width loads kernels and takes memory, which the next one finds: without
-    this requests would wait for that. What is captured of prefills of any prompts is captured
-    first.
+    Widths of ``PROMPT_WIDTHS`` run often enough to capture their graphs. The first prompt of a
+    width loads kernels and allocates memory, so that requests do not wait for it. Graphs that
+    serve prompts of any width are captured first.
 
-    Widths without room in memory are left to the requests that need them.
+    Widths that do not fit into memory are skipped.
     """
     if pool.table_len is not None:
         decoder.capture_prompts(pool.table_len, has_room_for_graphs)
@@ -97,7 +98,7 @@ def _times_to_run(width: int) -> int:
 def _run_prompt(
     decoder: Decoder, pool: PagePool, vocab_size: int, num_rows: int, times: int
 ) -> bool:
-    """Prefill a text of ``num_rows`` tokens ``times``; whether memory held it."""
+    """Prefill a text of ``num_rows`` tokens ``times`` times; returns False if out of memory."""
     for _ in range(times):
         sequence = _text(pool, vocab_size, num_rows)
         decoder.states.reserve(sequence, num_rows)
@@ -114,7 +115,7 @@ def _run_prompt(
 
 
 def _text(pool: PagePool, vocab_size: int, num_rows: int) -> SequenceState:
-    """A sequence with a prompt of ``num_rows`` tokens."""
+    """Make a sequence with a text prompt of ``num_rows`` tokens."""
     ids = torch.arange(num_rows) % vocab_size
     positions = torch.arange(num_rows, dtype=torch.int32).expand(3, -1)
     prompt = Prompt(ids, positions, 0, torch.zeros(num_rows, dtype=torch.bool))
@@ -122,12 +123,12 @@ def _text(pool: PagePool, vocab_size: int, num_rows: int) -> SequenceState:
 
 
 def run_backfills(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
-    """Run backfills in the shapes of few sequences with made-up rows, as often as captures need.
+    """Run backfills of small batches with dummy rows, often enough to capture their graphs.
 
-    The first run of a shape takes as long as several steps.
+    The first run of a shape may take as long as several steps.
 
     Returns:
-        Number of shapes that ran. Shapes without room in memory are left to requests.
+        Number of shapes that ran. Shapes that do not fit into memory are skipped.
     """
     if decoder.drafter is None:
         return 0
@@ -136,7 +137,7 @@ def run_backfills(decoder: Decoder, pool: PagePool, vocab_size: int) -> int:
     for count, width in backfill.shapes(_BACKFILLED, most):
         num_rows = min(width, most)
         if num_rows > 1 and backfill.width(num_rows - 1) == width:
-            num_rows -= 1  # with a row of padding, as nearly all have
+            num_rows -= 1  # includes a row of padding, as nearly all backfills do
         if count * -(-(num_rows + 1) // pool.page_size) > pool.num_free:
             continue
         run = partial(_run_backfill, backfill, pool, vocab_size, count, num_rows)
@@ -155,7 +156,7 @@ def _run_backfill(
     """Backfill ``num_rows`` rows of each of ``count`` sequences.
 
     Raises:
-        DeviceMemoryError: memory did not hold it.
+        DeviceMemoryError: the device is out of memory.
     """
     sequences = [_text(pool, vocab_size, num_rows) for _ in range(count)]
     try:
@@ -174,19 +175,19 @@ def _run_backfill(
 
 
 def has_room_for_graphs() -> bool:
-    """Whether as much of a GPU's memory is free as prompts and images may want besides."""
+    """Return whether enough GPU memory is free for prompts and images besides graphs."""
     return not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] >= _LEAST_FREE_BYTES
 
 
 def capture_steps(decoder: Decoder, policy: Policy, table_len: int, seconds: float) -> int:
-    """Run batches of every padded size without a tree and with the policy's trees, and prime the
-    policy with the seconds of each step.
+    """Capture steps of every padded batch size, and prime the policy with their seconds.
 
-    The largest come first: the others fit into their memory. What does not fit into ``seconds`` or
-    the GPU's memory is captured when it comes for the third time.
+    Each size runs without a tree and with the policy's trees. The largest size comes first, because
+    smaller ones reuse its memory. Sizes beyond ``seconds`` or the GPU's memory are captured in use,
+    at their third run.
 
     Returns:
-        How many sizes are ready.
+        Number of sizes that are ready.
     """
     start, done = time.perf_counter(), 0
     for size in reversed(batch_sizes(decoder.max_batch_size)):
@@ -210,27 +211,26 @@ def measure_costs(decoder: Decoder, policy: Policy, table_len: int, seconds: flo
 
 
 def prime_sizes(stepper: Stepper, policy: Policy, table_len: int, sizes: Sequence[int]) -> None:
-    """Run batches of ``sizes`` with every tree that ``policy`` may choose, and prime the policy
-    with the seconds of a step; their graphs are captured.
-    """
+    """Capture steps of batch ``sizes`` with every tree of ``policy``, and prime it with seconds."""
     for size in sizes:
         for tree in dict.fromkeys((*policy.trees_at(size), None)):
             policy.prime(tree, size, _step_seconds(stepper, size, tree, table_len))
 
 
 def _step_seconds(stepper: Stepper, size: int, tree: AnyTree | None, table_len: int) -> float:
-    """Seconds of a step of padding alone, once its graphs are captured."""
+    """Return the seconds of a step of padding rows, after its graphs are captured."""
     stepper.run_dummy(size, tree, table_len, CAPTURED_AT_RUN)
     return seconds_of(lambda: stepper.run_dummy(size, tree, table_len, _TIMED)) / _TIMED
 
 
 def run_images(bundle: LoadedBundle) -> int:
-    """Run the vision tower over an image of every size that patches are padded to, as often as
-    captures its graph. Otherwise all requests would wait while the third image of a size is
-    captured. Shapes that depend on more than the size (windows) are captured as they come.
+    """Run the vision tower over an image of every padded size, often enough to capture its graph.
+
+    Otherwise all requests would wait while the third image of a size is captured. Shapes that
+    depend on more than the size (windows) are captured in use.
 
     Returns:
-        How many sizes have run; 0 where the target reads text only.
+        Number of sizes that ran; 0 if the target is text-only.
     """
     buckets = bundle.patch_buckets
     if buckets is None:
@@ -239,7 +239,7 @@ def run_images(bundle: LoadedBundle) -> int:
 
 
 def _run_image(bundle: LoadedBundle, buckets: PatchBuckets, size: int) -> bool:
-    """Run an image that is padded to ``size`` patches; returns whether memory held it."""
+    """Run an image that is padded to ``size`` patches; returns False if out of memory."""
     vision = bundle.spec.require_vision()
     grid = image_grid(buckets, size, vision.spatial_merge_size)
     patches = torch.zeros(
@@ -257,14 +257,16 @@ def _run_image(bundle: LoadedBundle, buckets: PatchBuckets, size: int) -> bool:
 
 
 def image_grid(buckets: PatchBuckets, size: int, merge: int) -> tuple[int, int, int]:
-    """Frames, patch rows and patch columns of an image whose patches are padded to ``size``, one of
-    ``buckets.sizes``: tiles of as many patches as belong together, or, where those are the
-    ``merge`` x ``merge`` of a token, as nearly a square as may be.
+    """Return frames, patch rows and patch columns of an image that is padded to ``size`` patches.
+
+    ``size``: one of ``buckets.sizes``. A visual token has ``merge`` x ``merge`` patches. If a unit
+    is larger, the image is a stack of square tiles of one unit. Otherwise it is as square as
+    possible.
     """
     if buckets.unit > merge**2:
         side = isqrt(buckets.unit)
         return size // buckets.unit, side, side
     tokens = size // merge**2
-    heights = range(isqrt(tokens), 0, -1)  # of height 1 an image has all of them
+    heights = range(isqrt(tokens), 0, -1)  # height 1 always fits
     rows = next(n for n in heights if buckets.size_of(n * (tokens // n) * merge**2) == size)
     return 1, rows * merge, tokens // rows * merge

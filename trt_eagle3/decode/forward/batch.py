@@ -1,4 +1,4 @@
-"""Inputs of a forward over rows of several sequences: rows padded to one width, masks, positions.
+"""Inputs of a forward over rows of several sequences: padded rows, masks, positions.
 
 Shapes: B sequences, S rows of each in one forward.
 """
@@ -27,12 +27,12 @@ __all__ = [
 
 
 def padded(rows: Sequence[Tensor], width: int) -> Tensor:
-    """[B, width] of ``rows`` [B][n], zeros behind."""
+    """Stack ``rows`` [B][n] to [B, width], padded with zeros."""
     return torch.stack([functional.pad(row, (0, width - len(row))) for row in rows])
 
 
 def of_width(tensor: Tensor, width: int, dim: int) -> Tensor:
-    """``tensor`` with ``width`` rows in ``dim``: a view of the first ones, or zeros behind."""
+    """Cut or zero-pad ``tensor`` to ``width`` rows in ``dim``; a cut is a view."""
     more = width - tensor.shape[dim]
     if more <= 0:  # padding by 0 would copy
         return tensor.narrow(dim, 0, width)
@@ -40,31 +40,33 @@ def of_width(tensor: Tensor, width: int, dim: int) -> Tensor:
 
 
 _small_causal_mask = lru_cache(maxsize=32)(causal_mask)
-"""Of the widths that captured steps have; on the host, where one that has not changed is not
-copied again.
+"""Masks for the widths of captured steps, on the host: a session does not copy an unchanged host
+input again.
 """
 _MAX_SMALL_MASK = 256
 
 
 @lru_cache(maxsize=4)
 def _large_causal_mask(width: int, device: torch.device) -> Tensor:
-    """Of a prompt's chunk, on the device: on the host 2048 tokens would take several milliseconds,
-    and as many to be copied.
+    """Make the mask of a prompt chunk on the device.
+
+    On the host, 2048 tokens would take several milliseconds to compute, and several to copy.
     """
     rows = torch.arange(width, device=device)
     return rows[:, None] >= rows
 
 
 def causal_mask_of(width: int, device: torch.device) -> Tensor:
-    """bool [width, width]; sessions only read their inputs."""
+    """Return the lower-triangular mask bool [width, width]. It is shared: read-only."""
     return (
         _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
     )
 
 
 def segment_positions(segments: Sequence[Segment], width: int) -> Tensor:
-    """int32 [3, B, width + 1]: the target's rope positions of every segment's rows, and of the row
-    after them; zeros behind.
+    """Return the target's rope positions of each segment's rows, int32 [3, B, width + 1].
+
+    The row after a segment is included. Padding is 0.
     """
     found = torch.zeros(3, len(segments), width + 1, dtype=torch.int32)
     for i, s in enumerate(segments):
@@ -73,7 +75,7 @@ def segment_positions(segments: Sequence[Segment], width: int) -> Tensor:
 
 
 def segment_inputs(states: LayerStates, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """The graph's inputs that say where the states of ``segments`` lie."""
+    """Return the graph inputs that locate the states of ``segments``."""
     return states.inputs(
         [s.sequence for s in segments],
         [s.stop for s in segments],
@@ -87,13 +89,13 @@ def segment_metadata(
     state_inputs: Mapping[str, Tensor],
     device: torch.device,
 ) -> AttentionMetadata:
-    """The rows of B segments, each of which sees all rows of its sequence before it.
+    """Describe the rows of B segments; each row attends to all earlier rows of its sequence.
 
     Args:
-        positions: int32 [3, B, S]. state_inputs: as of ``segment_inputs``.
+        positions: int32 [3, B, S]. state_inputs: as from ``segment_inputs``.
     """
     width = positions.shape[2]
-    # of one alone a run may be captured; of several a copy on the host would be B times as large
+    # a single segment's run may be captured; for several, a host copy would be B times as large
     alone = len(segments) == 1
     mask = causal_mask_of(width, device) if alone else _large_causal_mask(width, device)
     return AttentionMetadata(

@@ -1,8 +1,8 @@
-"""How many rows of which prompts the next prefill takes, and how it lays them out.
+"""Chunked prefill: choose the prompt rows of the next prefill, and their layout.
 
-A forward pads its batch rows to one width. So that prompts of different lengths waste little, a
-prompt's rows may be cut into segments: batch rows over the same pages, each of which sees those
-before it, as the op ``TreeAttention`` writes all new rows before any is read.
+A forward pads its batch rows to one width. To reduce padding, a prompt's rows may be split into
+segments. Segments are batch rows over the same pages. Each attends to the segments before it,
+because the op ``TreeAttention`` writes all new rows before it reads any.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ __all__ = [
 ]
 
 MIN_SEGMENT = 256
-"""Rows of a segment at least, where a prompt has several: kernels for fewer read new rows from
-their own batch row alone."""
+"""Least rows of a segment, if a prompt has several: kernels for fewer rows read new rows only from
+their own batch row."""
 
-# Costs in rows: reading the weights takes as long as multiplying so many rows by them, and what
-# happens once for each forward is worth so many more.
+# Costs in rows: reading the weights takes as long as the multiplications of this many rows, and
+# fixed work per forward as long as this many more.
 _WEIGHT_ROWS = 256
 _FORWARD_ROWS = 64
 
 
-# Rows of a chunk that are not halved: below, a GPU takes hardly less time for half of them.
+# Least rows of a halved chunk: below, a GPU needs nearly the same time for half of the rows.
 _LEAST_BUDGET = 1024
 
 
 def prefill_budget(chunk: int, num_decoding: int, num_rows: int) -> int:
-    """Rows of the next prefill, ``chunk`` at most.
+    """Return the row budget of the next prefill, at most ``chunk``.
 
-    While ``num_decoding`` sequences decode it is half of them, so that the gap between two of their
-    tokens is half as long. Where more than two chunks wait (``num_rows`` of prompts) it is whole
-    ones: each is followed by a cycle of those that decode, for which all the others wait.
+    While sequences decode, it is half a chunk, but at least ``_LEAST_BUDGET``. This halves the gap
+    between two of their tokens. If more than two chunks of prompts wait (``num_rows``), it is a
+    whole chunk, because a decoding cycle follows each prefill and delays all waiting prompts.
     """
     if num_decoding == 0 or num_rows > 2 * chunk:
         return chunk
@@ -42,10 +42,10 @@ def prefill_budget(chunk: int, num_decoding: int, num_rows: int) -> int:
 
 
 def segment_width(counts: Sequence[int], max_segments: int | None = None) -> int:
-    """Rows of each batch row of a forward over ``counts`` rows of several prompts.
+    """Return the batch row width of a forward over ``counts`` rows of several prompts.
 
-    The widest of those with the least padding. ``max_segments`` bounds the batch where prompts are
-    cut; 0: none is.
+    It minimises padding; of equal widths the widest wins. ``max_segments``: most batch rows if
+    prompts are split; None: any number, 0: prompts are not split.
     """
     widest = max(counts)
     if len(counts) == 1 or widest <= MIN_SEGMENT or max_segments == 0:
@@ -58,10 +58,11 @@ def segment_width(counts: Sequence[int], max_segments: int | None = None) -> int
 def chunk_rows(
     remaining: Sequence[int], budget: int, max_segments: int | None = None
 ) -> dict[int, int]:
-    """Rows of the next forward by index of the prompt, of which ``remaining`` rows are left.
+    """Return the rows of each prompt in the next forward, by prompt index.
 
-    The oldest, index 0, takes part; with their padding they are ``budget`` rows at most. Prompts
-    follow in their order, or, where that wastes less, those that are about as short as the oldest.
+    ``remaining``: rows left of each prompt. Rows and padding are at most ``budget``. The oldest
+    prompt, index 0, always takes part. The others are taken in order or, if that wastes less, by
+    similar length.
     """
     if not remaining:
         return {}
@@ -73,7 +74,7 @@ def chunk_rows(
 
 
 def _in_order(remaining: Sequence[int], budget: int, max_segments: int | None) -> dict[int, int]:
-    """As many rows as fit of one prompt after the other."""
+    """Take as many rows as fit, prompt by prompt in order."""
     rows: dict[int, int] = {}
     for i, left in enumerate(remaining[: max_segments or budget]):
         room = budget - sum(rows.values())
@@ -90,7 +91,7 @@ def _in_order(remaining: Sequence[int], budget: int, max_segments: int | None) -
 
 
 def _alike(remaining: Sequence[int], budget: int, max_segments: int | None) -> dict[int, int]:
-    """Whole prompts as long as the oldest one or nearly so, while the next one pays."""
+    """Take whole prompts of about the oldest one's length, while each one improves the score."""
     rows = {0: min(remaining[0], budget)}
     for i in sorted(range(1, len(remaining)), key=lambda i: (abs(remaining[i] - remaining[0]), i)):
         found = {**rows, i: remaining[i]}
@@ -102,7 +103,7 @@ def _alike(remaining: Sequence[int], budget: int, max_segments: int | None) -> d
 
 
 def _score(rows: dict[int, int], max_segments: int | None) -> float:
-    """Rows for their cost."""
+    """Return rows per cost."""
     padded = _width_and_rows(rows, max_segments)[1]
     return sum(rows.values()) / (max(padded, _WEIGHT_ROWS) + _FORWARD_ROWS)
 

@@ -22,8 +22,9 @@ __all__ = [
 
 
 def spread_tokens(shape: tuple[int, ...], num_tokens: int, device: torch.device) -> Tensor:
-    """int64 [*shape]: token ids from all over a vocabulary of ``num_tokens``, so that what depends
-    on tokens (a mixture of experts reads those that a row is routed to) takes its usual time.
+    """Return token ids spread over a vocabulary of ``num_tokens``, int64 [*shape].
+
+    So work that depends on tokens, such as expert routing, takes a realistic time.
     """
     count = prod(shape)
     ids = torch.arange(count, device=device) * max(1, num_tokens // count)
@@ -31,7 +32,7 @@ def spread_tokens(shape: tuple[int, ...], num_tokens: int, device: torch.device)
 
 
 class BatchRows:
-    """The row that each sequence has in a forward; it may have ended since, or begun again."""
+    """The row of each sequence in a forward. A sequence may have ended or restarted since."""
 
     def __init__(
         self, sequences: Sequence[SequenceState], lengths: Sequence[int], rows: Sequence[int]
@@ -40,7 +41,7 @@ class BatchRows:
         self._rows = {id(s): (weakref.ref(s), s.epoch, n, row) for s, n, row in every}
 
     def rows_of(self, sequences: Sequence[SequenceState]) -> list[int]:
-        """The row of each sequence that is as it was in the forward, -1 of any other."""
+        """Return the row of each sequence that is unchanged since the forward, -1 for any other."""
         return [self._row_of(s) for s in sequences]
 
     def _row_of(self, sequence: SequenceState) -> int:
@@ -54,13 +55,13 @@ class BatchRows:
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """Where the next rows of a padded batch stand, on the device: int32 [B] each.
+    """Lengths and positions of a padded batch, on the device: int32 [B] each.
 
     Attributes:
-        lengths: rows of each sequence. positions: rope position of the next one.
-        roots: last tokens, as far as the host knows.
-        rows: row of each sequence in the forward before, -1 where it had none.
-        state_inputs: where the states lie.
+        lengths: rows of each sequence. positions: rope position of the next row.
+        roots: last tokens that the host has.
+        rows: row of each sequence in the previous forward, -1 if it had none.
+        state_inputs: graph inputs that locate the states.
     """
 
     lengths: Tensor
@@ -80,9 +81,9 @@ class DeviceBatch:
         size: int,
         device: torch.device,
     ) -> DeviceBatch:
-        """Sequences that have ``lengths`` rows before this forward, which reads or writes
-        ``num_new`` more of each, padded to ``size``.
+        """Make a batch of ``sequences``, padded to ``size``.
 
+        Each has ``lengths`` rows before the forward, which reads or writes ``num_new`` more rows.
         Padding has no rows, and page 0.
         """
         numbers = torch.zeros(4, size, dtype=torch.int32)
@@ -103,8 +104,9 @@ class DeviceBatch:
         num_tokens: int,
         device: torch.device,
     ) -> DeviceBatch:
-        """Padding alone, which writes to page 0; its last tokens are spread over the
-        vocabulary.
+        """Make a batch of padding, which writes to page 0.
+
+        Its last tokens are spread over the vocabulary.
         """
         none = torch.zeros(size, dtype=torch.int32, device=device)
         pages = torch.zeros(size, table_len, dtype=torch.int32, device=device)
@@ -112,16 +114,16 @@ class DeviceBatch:
         return cls(none, none, roots, none - 1, states.padding(size, pages))
 
     def only(self, rows: Tensor) -> DeviceBatch:
-        """The same with padding in place of all but ``rows`` bool [B]; paged states alone."""
+        """Keep ``rows`` bool [B], and make all other rows padding. Only paged states remain."""
         pages = self.state_inputs["page_table"] * rows[:, None]
         return replace(self, lengths=self.lengths * rows, state_inputs={"page_table": pages})
 
     @property
     def pages(self) -> Mapping[str, Tensor]:
-        """Of ``state_inputs`` what says where paged states lie: a draft has no others."""
+        """The part of ``state_inputs`` for paged states; a draft has no others."""
         return {"page_table": self.state_inputs["page_table"]}
 
     @property
     def size(self) -> int:
-        """B."""
+        """Batch rows B, padding included."""
         return len(self.lengths)

@@ -1,7 +1,6 @@
-"""The rows of a prefill: for the target, and for a draft that follows it.
+"""PromptRows: the rows of a prefill, for target and draft.
 
-A draft's row t has the token t + 1, and may stand where that does. So of every segment one row more
-is taken down than it has.
+A draft's row t has token t + 1, and may have its position. So each segment includes one extra row.
 
 Shapes: B segments, S rows of each in one forward.
 """
@@ -24,11 +23,11 @@ __all__ = ["PromptRows"]
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Segments side by side, anything behind each.
+    """Segments stacked to one width, with arbitrary padding.
 
     Attributes:
-        ids: int64 [B, S + 1], on the device: tokens, 0 where they are not known yet.
-        positions: int32 [3, B, S + 1] on the host: rope positions.
+        ids: int64 [B, S + 1], on the device: tokens, 0 if not known yet.
+        positions: int32 [3, B, S + 1], on the host: rope positions.
     """
 
     segments: Sequence[Segment]
@@ -37,12 +36,12 @@ class PromptRows:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], width: int, device: torch.device) -> PromptRows:
-        """``width``: S."""
+        """Make the rows of ``segments``. ``width``: S."""
         ids = padded([s.sequence.ids(s.start, s.stop + 1) for s in segments], width + 1)
         return cls(segments, to_device(ids, device), segment_positions(segments, width))
 
     def only(self, rows: Sequence[int], width: int) -> PromptRows:
-        """The segments at ``rows``, in ``width`` rows each."""
+        """Return the segments at ``rows``, with ``width`` rows each."""
         return PromptRows(
             [self.segments[i] for i in rows],
             of_width(rows_of(self.ids, rows), width + 1, dim=1),

@@ -1,8 +1,8 @@
-"""The graphs as decoding calls them: new tokens of B sequences over the paged caches.
+"""Runners: call the graphs on new tokens of B sequences over the paged caches.
 
 Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows wanted from the head, H
-target hidden, Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. Rows of the S that a
-sequence does not need are padding.
+target hidden, Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. A sequence with fewer
+than S new tokens is padded.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where new tokens stand. Slot and rope position are separate, always.
+    """Slots, positions and mask of new tokens. Slot and rope position are always separate.
 
     Attributes:
-        past: [B] rows of each sequence that every new token of it sees: numbers, or int32 on the
-            device, where the host does not know them yet.
-        counts: [B] how many of the S tokens are real; the others are padding. Likewise.
-        state_inputs: the graph's inputs that say where the sequences' states lie
-            (``LayerStates.inputs``), ``page_table`` int32 [B, P] among them.
-        mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of
-            them.
+        past: [B] rows that every new token of a sequence attends to: numbers, or int32 on the
+            device if the host does not have them yet.
+        counts: [B] how many of the S tokens are real, not padding: numbers or int32, as ``past``.
+        state_inputs: the graph inputs that locate the sequences' states
+            (``LayerStates.inputs``), ``page_table`` int32 [B, P] included.
+        mask: bool [B, S, M]: attention to the last M rows; the new tokens are the last S of them.
         positions: int32 [3, B, S].
-        is_prompt: ``mask`` is lower-triangular, and of draft features only rows whose logits are
-            wanted are read.
+        is_prompt: ``mask`` is lower-triangular, and draft features are read only at rows whose
+            logits are wanted.
     """
 
     past: Sequence[int] | Tensor
@@ -54,7 +53,7 @@ class AttentionMetadata:
 
     @classmethod
     def single(cls, past: int, pages: Tensor, mask: Tensor, positions: Tensor) -> AttentionMetadata:
-        """One sequence without padding:
+        """Describe one sequence without padding.
 
         ``pages`` int32 [1, P], ``mask`` bool [S, M], ``positions`` int32 [3, S].
         """
@@ -62,8 +61,9 @@ class AttentionMetadata:
         return cls([past], [mask.shape[0]], states, mask[None], positions[:, None])
 
     def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
-        """The graph's context inputs; ``logit_rows`` [B, R], integers, are the tokens whose
-        logits are wanted.
+        """Return the graph's context inputs.
+
+        ``logit_rows`` integers [B, R]: the tokens whose logits are wanted.
         """
         return {
             "position_ids": self.positions,
@@ -80,13 +80,13 @@ def _int32(numbers: Sequence[int] | Tensor) -> Tensor:
 
 
 def causal_mask(num_tokens: int) -> Tensor:
-    """bool [S, S], lower-triangular: the tree of a plain run of tokens."""
+    """Return the lower-triangular mask of consecutive tokens, bool [S, S]."""
     rows = torch.arange(num_tokens)
     return rows[:, None] >= rows
 
 
 def all_rows(batch: int, count: int) -> Tensor:
-    """int32 [B, count]: the logits of every row are wanted. Shared: only to be read."""
+    """Return ``logit_rows`` int32 [B, count] that select every row. Shared: read-only."""
     return _counted(count).expand(batch, -1)
 
 
@@ -97,11 +97,11 @@ def _counted(count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a forward of the target runs over.
+    """The inputs of a target forward.
 
     Attributes:
-        embeds: [B, S, H]. metadata: where they stand. logit_rows: integers [B, R].
-        visual_levels: [L, B, S, H], zero at rows of text; None where all are.
+        embeds: [B, S, H]. metadata: of these rows. logit_rows: integers [B, R].
+        visual_levels: [L, B, S, H], zero at text rows; None if all rows are text.
     """
 
     embeds: Tensor
@@ -134,11 +134,12 @@ class TargetRunner:
 
     @property
     def mixes(self) -> bool:
-        """Whether prompts can run beside rows that decode (``forward_mixed``)."""
+        """Whether prompts can be batched with decoding rows (``forward_mixed``)."""
         return self._session.capabilities.mixes
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
-        """Capture forwards of up to ``most`` rows of prompts and others while ``has_room``;
+        """Capture forwards of up to ``most`` rows, prompts included, while ``has_room``.
+
         ``table_len``: pages in a page table.
         """
         self._session.capture_rows(most, table_len, has_room)
@@ -151,8 +152,10 @@ class TargetRunner:
         visual_levels: Tensor | None = None,
         reduce: Reduction | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run ``Rows`` of these: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None
-        without a draft). ``reduce``: what to make of the logits, and return instead.
+        """Run one forward.
+
+        Returns logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None without a draft).
+        ``reduce``: a reduction of the logits, returned in their place.
         """
         inputs = self._inputs(Rows(embeds, metadata, logit_rows, visual_levels))
         if metadata.is_prompt:
@@ -166,8 +169,10 @@ class TargetRunner:
     def forward_mixed(
         self, prompts: Rows, steps: Rows, reduce: Reduction | None
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-        """Run rows of prompts and of sequences that decode in one forward, which reads the weights
-        once; what ``forward`` returns of each. ``reduce``: what to make of the logits of ``steps``.
+        """Run prompt rows and decoding rows in one forward, which reads the weights once.
+
+        Returns what ``forward`` returns, for ``prompts`` and for ``steps``. ``reduce``: a reduction
+        of the logits of ``steps``.
         """
         parts = [self._inputs(prompts), self._inputs(steps)]
         of_prompts, of_steps = self._session.run_mixed(parts, [None, reduce])
@@ -191,8 +196,8 @@ class TargetRunner:
 class DraftRunner:
     """The fuse and draft graphs and the states of the draft's layers.
 
-    A level of a tree reads the rows of the levels above before anything is committed, so the
-    draft's states are paged.
+    A level of a tree reads the uncommitted rows of the levels above, so the draft's states are
+    paged.
     """
 
     def __init__(
@@ -212,11 +217,11 @@ class DraftRunner:
         states.bind(draft)
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
-        """As ``TargetRunner.capture_rows``, of the draft's forwards over prompts."""
+        """Capture draft forwards over prompts, as ``TargetRunner.capture_rows`` does."""
         self._draft.capture_rows(most, table_len, has_room)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Features [..., Hd] of aux hidden states [..., k * H]."""
+        """Fuse aux hidden states [..., k * H] to features [..., Hd]."""
         features = self._fuse.run({"aux_hidden_states": aux_hidden_states.flatten(0, -2)})[
             "features"
         ]
@@ -225,8 +230,9 @@ class DraftRunner:
     def forward(
         self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run ``embeds`` and ``features [B, S, Hd]``; logits f32 [B, R, Vd] and the next
-        features [B, S, Hd], of a prompt [B, R, Hd].
+        """Run the draft over ``embeds`` and ``features`` [B, S, Hd].
+
+        Returns logits f32 [B, R, Vd] and the next features [B, S, Hd], for a prompt [B, R, Hd].
         """
         inputs = {"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)}
         run = self._draft.run_prompt if metadata.is_prompt else self._draft.run
@@ -234,5 +240,5 @@ class DraftRunner:
         return outputs["logits"], outputs["features_out"]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Target token ids of draft token ids: i + d2t[i]."""
+        """Map draft token ids to target token ids: i + d2t[i]."""
         return draft_ids if self._target_ids is None else self._target_ids[draft_ids]

@@ -1,4 +1,4 @@
-"""Rows of a sequence that are one batch row of a forward."""
+"""Segment: rows of a sequence that form one batch row of a forward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["Segment", "cut", "last_segments"]
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows ``[start, start + count)`` of a sequence; ``is_last``: of those in a forward."""
+    """Rows ``[start, start + count)`` of a sequence.
+
+    ``is_last``: it is the sequence's last segment in the forward.
+    """
 
     sequence: SequenceState
     start: int
@@ -29,7 +32,7 @@ class Segment:
 def cut(
     chunks: Sequence[tuple[SequenceState, int]], max_segments: int | None = None
 ) -> list[Segment]:
-    """The next rows of each sequence, cut so that little is padding."""
+    """Split the next rows of each sequence into segments with little padding."""
     width = segment_width([count for _, count in chunks], max_segments)
     return [
         Segment(s, s.length + start, min(width, count - start), start + width >= count)
@@ -39,5 +42,5 @@ def cut(
 
 
 def last_segments(segments: Sequence[Segment]) -> list[int]:
-    """Indices of the last segment of each sequence."""
+    """Return the index of the last segment of each sequence."""
     return [i for i, segment in enumerate(segments) if segment.is_last]

@@ -1,9 +1,9 @@
-"""PageManager: the pages and per-sequence states of sequences, and what the prefix cache keeps.
+"""PageManager: pages and per-sequence states of sequences, and of the prefix cache.
 
-Whoever asks for room gets that of cached prefixes, the least recently used first. What is launched
-ahead of the host asks nobody to give anything back, so as many pages as it may want are made free
-before (``free_ahead``): else decoding would wait for the host as soon as the cache has filled all
-pages, which is the normal state of a server.
+A reservation evicts cached prefixes if needed, the least recently used first. A step that is
+launched ahead of the host evicts nothing. So ``free_ahead`` frees the pages that it may need. On a
+server the prefix cache normally fills all pages. Without ``free_ahead``, every step would then wait
+for the host.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ __all__ = ["PageManager"]
 
 
 class PageManager:
-    """Gives room to sequences and takes it back. Not thread-safe: the scheduler's own."""
+    """Allocates and releases memory of sequences. Not thread-safe: only the scheduler uses it."""
 
     def __init__(self, states: LayerStates, prefixes: PrefixCache | None) -> None:
-        """``prefixes``: None: nothing is kept of sequences that have ended."""
+        """Create a manager. ``prefixes``: None: pages of ended sequences are not kept."""
         self._states = states
         self._prefixes = prefixes
 
     def may_begin(self, sequence: SequenceState, running: Sequence[SequenceState]) -> bool:
-        """As ``prefix_cache.may_begin``."""
+        """Return whether ``sequence`` may start now (``prefix_cache.may_begin``)."""
         with_snapshot = self._states.has_snapshots
         return may_begin(sequence, running, self._prefixes, with_snapshot=with_snapshot)
 
     def begin(self, sequence: SequenceState, num_rows: int) -> bool:
-        """Give ``sequence`` its known beginning, and pages for ``num_rows`` rows; nothing, and
-        False, where these are lacking.
+        """Give ``sequence`` its cached prefix, and pages for ``num_rows`` rows.
+
+        If pages are lacking, it gets nothing; returns False.
         """
         if self._prefixes is not None:
             prefix = self._prefixes.find(sequence, with_snapshot=self._states.has_snapshots)
@@ -44,8 +45,9 @@ class PageManager:
         return False
 
     def reserve(self, sequence: SequenceState, num_rows: int) -> bool:
-        """Give ``sequence`` pages for ``num_rows`` rows, cached prefixes evicted where need be;
-        False where that is not enough.
+        """Reserve pages for ``num_rows`` rows of ``sequence``, and evict cached prefixes if needed.
+
+        Returns False if that is not enough.
         """
         lacking = self._states.lacking(sequence, num_rows)
         if lacking > 0 and self._prefixes is not None:
@@ -57,18 +59,20 @@ class PageManager:
         return True
 
     def free_ahead(self, pool: PagePool, num_sequences: int, num_rows: int) -> None:
-        """Evict cached prefixes until ``pool`` has pages for ``num_rows`` more rows of each of
-        ``num_sequences``, or nothing is left to evict.
+        """Evict cached prefixes until ``pool`` has pages for rows that are launched ahead.
+
+        That is ``num_rows`` more rows of each of ``num_sequences``. Stops when nothing is left to
+        evict.
         """
         if self._prefixes is not None:
             wanted = num_sequences * -(-num_rows // pool.page_size)
             self._prefixes.evict(max(wanted - pool.num_free, 0))
 
     def chunk_end(self, sequence: SequenceState, budget: int) -> int:
-        """Where a chunk of ``budget`` rows at most ends.
+        """Return the end row of a chunk of at most ``budget`` rows.
 
-        Where states are to be saved, that is where a page does, and the prompt's last page that can
-        be reused is not passed.
+        If states are saved, a chunk ends at a page border. It does not pass the border of the
+        prompt's last reusable page.
         """
         stop = min(sequence.length + budget, sequence.num_prefill)
         if self._saves:
@@ -79,20 +83,21 @@ class PageManager:
 
     @property
     def _saves(self) -> bool:
-        """Whether per-sequence states are saved for prompts that begin alike."""
+        """Whether per-sequence states are saved for prompts with the same prefix."""
         return self._prefixes is not None and self._states.has_snapshots
 
     def save_where_pages_end(self, sequences: Sequence[SequenceState]) -> None:
-        """Save the per-sequence states of those whose rows fill their pages."""
+        """Save the per-sequence states of sequences whose rows end at a page border."""
         for s in sequences if self._saves else ():
             if s.length % s.pool.page_size == 0 and (snapshot := self._snapshot(s)) is not None:
                 s.keep_snapshot(snapshot)
 
     def _snapshot(self, sequence: SequenceState) -> Snapshot | None:
-        """A copy of its states; None where there is no room for it.
+        """Copy the per-sequence states of ``sequence``; None if there is no room.
 
-        Few prompts begin with half an answer: of an answer the newest copy alone is kept, and only
-        those of prompts take the room of others, the least recently used or their own first one.
+        Few prompts start with a part of an answer, so only the newest copy of an answer is kept.
+        A copy of a prompt may replace another one: the least recently used of the cache, or the
+        first one of its own sequence.
         """
         assert self._prefixes is not None
         if sequence.in_answer:
@@ -106,20 +111,20 @@ class PageManager:
         return snapshot
 
     def remember(self, sequence: SequenceState) -> None:
-        """Keep what the rows of ``sequence`` fill, for prompts that begin alike."""
+        """Keep the filled pages of ``sequence`` for prompts with the same prefix."""
         if self._prefixes is not None:
             self._prefixes.remember(sequence)
 
     def retire(self, sequence: SequenceState) -> None:
-        """Take back what ``sequence`` has; what its pages hold stays known until it is needed."""
+        """Release the memory of ``sequence``; the prefix cache keeps its filled pages."""
         self.remember(sequence)
         self.release(sequence)
 
     def release(self, sequence: SequenceState) -> None:
-        """Take back what ``sequence`` has; what its pages hold is not reused."""
+        """Release the memory of ``sequence``; the content of its pages is not reused."""
         self._states.release(sequence)
 
     def clear(self) -> None:
-        """Forget cached prefixes."""
+        """Drop all cached prefixes."""
         if self._prefixes is not None:
             self._prefixes.clear()

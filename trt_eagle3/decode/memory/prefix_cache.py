@@ -1,10 +1,10 @@
-"""Pages of past prompts, kept for prompts that begin alike.
+"""PrefixCache: pages of past prompts, kept for prompts with the same prefix.
 
-A page is known by what stands in it and all before it: tokens, rope positions and, at visual rows,
-the digest of the image. The row after it counts too, because the draft's last row of a page has the
-embedding of that token: so the draft's keys and values, made from the target's features, are good
-wherever the page is. Where no draft followed, a page lacks those, and serves only others that no
-draft follows, until a sequence has filled the same with them.
+The key of a page covers its content and all content before it: tokens, rope positions and, at
+visual rows, the digest of the image. It also covers the row after the page: the draft's last row
+of a page has the embedding of its token. So the draft's keys and values, made from the target's
+features, are valid wherever the key matches. A page that was filled without the draft serves only
+sequences without a draft. A page with the same key and the draft's rows replaces it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ __all__ = ["PrefixCache", "may_begin", "page_keys"]
 _NO_SNAPSHOTS: Mapping[int, Snapshot] = MappingProxyType({})
 
 
-_WORTH_PAGES = 16  # of a text that is prefilled for another sequence
+_WORTH_PAGES = 16  # least pages of a text that is worth waiting for another sequence's prefill
 
 
 def page_keys(sequence: SequenceState, num_rows: int, page_size: int) -> list[bytes]:
-    """A key for each page that the first ``num_rows`` rows fill, so that a row is known after it.
+    """Return a key for each page that the first ``num_rows`` rows fill.
 
-    A page's key goes on from that of the page before, and the sequence remembers them.
+    The row after a page must be known too. A page's key extends the key of the previous page. The
+    keys are cached in ``sequence.page_keys``.
     """
     known = sequence.page_keys
     count = min(num_rows, sequence.num_tokens - 1) // page_size
@@ -58,7 +59,7 @@ def page_keys(sequence: SequenceState, num_rows: int, page_size: int) -> list[by
 
 
 def _media_of_rows(sequence: SequenceState, stop: int) -> list[bytes]:
-    """The digest of what stands at each row, empty at text."""
+    """Return the media digest of each row, empty at text rows."""
     prompt = sequence.prompt
     owners = [b""] * max(stop, len(prompt.token_ids))
     digests = [digest for digest, count in prompt.media for _ in range(count)]
@@ -74,12 +75,11 @@ def may_begin(
     *,
     with_snapshot: bool = False,
 ) -> bool:
-    """Whether the turn of ``sequence`` has come, as far as its reader and its prompt go;
-    ``with_snapshot``: as of ``PrefixCache.find``.
+    """Return whether ``sequence`` may start now. A backpressured sequence may not.
 
-    Where the very same prompt is being prefilled for another one, it waits for that one's pages:
-    of several answers to one prompt, one computes it. Short texts are not worth the wait, and what
-    ``cache`` knows already needs none.
+    If the same prompt is being prefilled for another sequence, it waits to reuse those pages. So
+    of several answers to one prompt, one prefills it. It does not wait for a short text, or if
+    ``cache`` has the pages already. ``with_snapshot``: as for ``PrefixCache.find``.
     """
     prompt = sequence.prompt
     worth = len(prompt.token_ids) > _WORTH_PAGES * sequence.pool.page_size or bool(prompt.media)
@@ -96,17 +96,16 @@ def may_begin(
 
 
 class PrefixCache:
-    """Keeps pages besides the sequences that filled them; lets the least recently used go when
-    others need them.
+    """Keeps filled pages of sequences, and evicts the least recently used on demand.
 
-    Beside the last of some pages it keeps a snapshot of the per-sequence states after it.
+    For some pages it also keeps a snapshot of the per-sequence states after the page.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        self._drafted = set[int]()  # pages that the draft's rows fill, too
+        self._drafted = set[int]()  # pages that the draft's rows fill too
         self._snapshots = OrderedDict[bytes, Snapshot]()  # least recently used first
 
     def __len__(self) -> int:
@@ -123,20 +122,21 @@ class PrefixCache:
         return len(self._snapshots)
 
     def find(self, sequence: SequenceState, *, with_snapshot: bool = False) -> Prefix:
-        """The longest known beginning of ``sequence`` that leaves a row to be computed;
-        ``with_snapshot``: one whose snapshot is known too.
+        """Find the longest cached prefix of ``sequence`` that leaves at least one row to compute.
+
+        ``with_snapshot``: only a prefix whose snapshot is cached too.
         """
         keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
         return self.match(keys, with_snapshot=with_snapshot, drafted=sequence.drafting)
 
     def knows(self, sequence: SequenceState, *, with_snapshot: bool = False) -> bool:
-        """Whether ``find`` would find all that can be known of ``sequence``."""
+        """Return whether ``find`` would find all pages that can be cached for ``sequence``."""
         keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
         is_known = all(self._knows(key, drafted=sequence.drafting) for key in keys)
         return is_known and not (with_snapshot and keys and keys[-1] not in self._snapshots)
 
     def remember(self, sequence: SequenceState) -> None:
-        """Keep what the rows of ``sequence`` fill."""
+        """Keep the pages that the rows of ``sequence`` fill."""
         keys = page_keys(sequence, sequence.num_written, self._pool.page_size)
         count = len(keys)
         pages, snapshots = sequence.pages.held[:count], sequence.take_snapshots(count)
@@ -145,8 +145,9 @@ class PrefixCache:
     def match(
         self, keys: Sequence[bytes], *, with_snapshot: bool = False, drafted: bool = False
     ) -> Prefix:
-        """The longest known beginning of ``keys``, as for ``find``; ``drafted``: of pages that the
-        draft's rows fill, too.
+        """Find the longest cached prefix of ``keys``, as for ``find``.
+
+        ``drafted``: only pages that the draft's rows fill too.
         """
         known = list(takewhile(lambda key: self._knows(key, drafted=drafted), keys))
         if with_snapshot:
@@ -165,13 +166,13 @@ class PrefixCache:
         *,
         drafted: bool = False,
     ) -> None:
-        """Keep filled ``pages``; those whose content is known stay as they are, unless the draft's
-        rows fill the new ones alone (``drafted``).
+        """Keep filled ``pages``. A cached page stays, unless only the new one has draft rows.
 
-        ``snapshots``, by the number of pages before them, belong to the cache from now on.
+        ``drafted``: the draft's rows fill the new pages. ``snapshots``: by the number of pages
+        before them; the cache takes ownership.
 
-        A page counts as used after its followers, so that the end of a prompt is evicted before its
-        beginning.
+        A page counts as used later than the pages after it. So the end of a prompt is evicted
+        before its start.
         """
         for key, page in reversed(list(zip(keys, pages, strict=True))):
             if self._knows(key, drafted=drafted):
@@ -185,10 +186,10 @@ class PrefixCache:
         return key in self._pages and (not drafted or self._pages[key] in self._drafted)
 
     def _put(self, key: bytes, page: int, *, drafted: bool) -> None:
-        """Let ``page`` stand for ``key``, in place of one that no draft has filled."""
+        """Cache ``page`` under ``key``; it replaces a page without the draft's rows."""
         self._pool.keep(page)
         if key in self._pages:
-            self._let_go(self._pages[key])
+            self._release_page(self._pages[key])
         self._pages[key], self._keys[page] = page, key
         if drafted:
             self._drafted.add(page)
@@ -201,19 +202,19 @@ class PrefixCache:
         self._snapshots.move_to_end(key)
 
     def evict_snapshot(self) -> bool:
-        """Release the least recently used snapshot; whether there was one."""
+        """Release the least recently used snapshot; returns whether there was one."""
         if not self._snapshots:
             return False
         self._snapshots.popitem(last=False)[1].release()
         return True
 
     def evict(self, count: int) -> None:
-        """Free ``count`` pages, or as many as no sequence uses."""
+        """Free ``count`` pages, or all that no sequence uses if fewer."""
         for page in self._pool.idle_since(count):
             self._forget(page)
 
     def clear(self) -> None:
-        """Give back every page."""
+        """Release every page."""
         for page in list(self._keys):
             self._forget(page)
 
@@ -222,9 +223,9 @@ class PrefixCache:
         del self._pages[key]
         if key in self._snapshots:
             self._snapshots.pop(key).release()
-        self._let_go(page)
+        self._release_page(page)
 
-    def _let_go(self, page: int) -> None:
+    def _release_page(self, page: int) -> None:
         del self._keys[page]
         self._drafted.discard(page)
         self._pool.release(page)

@@ -1,13 +1,13 @@
-"""States of recurrent layers: an entry per sequence, read by a forward and written anew.
+"""RecurrentStates: states of recurrent layers, one entry per sequence.
 
-A forward reads a sequence's entry and writes another: the state after the rows that stay in any
-case (all rows of a prompt, the root of a tree). The device replays what else was accepted on the
-written entry, which becomes the sequence's. Nothing is kept per drafted token but the rows that a
-replay takes. An entry that was read stays as it was, so a snapshot is a second owner of it, and a
-forward that failed can be run again.
+A forward reads a sequence's entry and writes another one: the state after the rows that stay in
+any case (all rows of a prompt, the root of a tree). The device then replays the other accepted rows
+on the written entry, which becomes the current one. Per drafted token, only the rows that a replay
+needs are kept. The entry that was read is not changed. So a snapshot is a second owner of it, and a
+failed forward can be repeated.
 
-Which entry the next forward reads does not depend on what was accepted. So the host swaps the
-entries before it knows that.
+Which entry the next forward reads does not depend on the accepted tokens. So the host swaps entries
+before it reads these tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from trt_eagle3.spec import StateKind, StateSpec
 __all__ = ["RecurrentStates"]
 
 _NO_TOKEN = 0  # the entry of a sequence without rows; never written
-_PADDING = 1  # the entry that batch rows of padding write
-_REPLAYED_BYTES = 256 << 20  # of states that are replayed at once
+_PADDING = 1  # the entry that padding rows write
+_REPLAYED_BYTES = 256 << 20  # bytes of states that are replayed at once
 
 _REPLAYS: Mapping[StateKind, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = {
     "window": commit_window,
@@ -41,25 +41,25 @@ _REPLAYS: Mapping[StateKind, Callable[[Tensor, Tensor, Tensor, Tensor], None]] =
 
 
 class _Entries:
-    """Which entries are free, and how many own each of the others."""
+    """The free entries, and the owner counts of the others."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count - 1, _PADDING, -1))
         self._owners = [1, 1] + [0] * (count - 2)
 
     def take(self) -> int:
-        """A free entry."""
+        """Allocate a free entry."""
         entry = self._free.pop()
         self._owners[entry] = 1
         return entry
 
     def share(self, entry: int) -> int:
-        """``entry``, with one owner more."""
+        """Add an owner to ``entry``; returns it."""
         self._owners[entry] += 1
         return entry
 
     def drop(self, entry: int) -> None:
-        """One owner less."""
+        """Remove an owner from ``entry``; without an owner it becomes free."""
         self._owners[entry] -= 1
         if self._owners[entry] == 0:
             self._free.append(entry)
@@ -67,7 +67,7 @@ class _Entries:
 
 @dataclass
 class _Held:
-    """A sequence's entries: the one that is read, and the one that a forward writes."""
+    """A sequence's entries: the one that a forward reads, and the one that it writes."""
 
     read: int
     write: int
@@ -81,7 +81,7 @@ class _EntrySnapshot:
         self._states: RecurrentStates | None = states
 
     def release(self) -> None:
-        """Give the entry back, once."""
+        """Release the entry; must be called only once."""
         assert self._states is not None, "released already"
         self._states.forget(self.entry)
         self._states = None
@@ -89,10 +89,10 @@ class _EntrySnapshot:
 
 @dataclass(frozen=True)
 class _Layers:
-    """The states of one kind and shape, of all layers.
+    """The states of one kind, shape and type, of all layers.
 
     Attributes:
-        buffer: [layers, E, *shape].
+        buffer: [layers, E, *shape], with E entries.
     """
 
     specs: tuple[StateSpec, ...]
@@ -105,8 +105,9 @@ class _Layers:
         return found
 
     def replay(self, rows: Mapping[str, Tensor], entries: Tensor, path: Tensor) -> None:
-        """Bring ``entries`` int32 [B] further along ``path`` int32 [B, K]: rows of the forward,
-        negative behind the last.
+        """Advance ``entries`` int32 [B] along ``path`` int32 [B, K].
+
+        ``path``: rows of the forward; numbers after the last are negative.
         """
         size = max(_REPLAYED_BYTES // (self.buffer[0, 0].nbytes * len(entries)), 1)
         for start in range(0, len(self.specs), size):
@@ -128,7 +129,7 @@ class RecurrentStates:
         """Allocate ``num_entries`` of each of ``states``.
 
         Raises:
-            UserError: there is not enough memory.
+            UserError: not enough memory.
         """
         self._device = torch.device(device)
         self._room = num_snapshots
@@ -140,11 +141,11 @@ class RecurrentStates:
 
     @property
     def max_tree_nodes(self) -> int:
-        """Nodes of a tree at most: a forward gives what replays as many rows."""
+        """Most nodes of a tree: a forward outputs replay data for that many rows."""
         return TREE_ROWS
 
     def bind(self, session: Session) -> None:
-        """Give the buffers to a session of the graph, as inputs and outputs."""
+        """Bind the buffers to a session of the graph, as inputs and outputs."""
         for layers in self._layers:
             for name, buffer in layers.bindings():
                 session.bind(name, buffer)
@@ -155,7 +156,7 @@ class RecurrentStates:
         certain: Sequence[int],
         size: int | None = None,
     ) -> dict[str, Tensor]:
-        """``state_reads``, ``state_writes`` and ``certain``, int32 [size] each."""
+        """Return ``state_reads``, ``state_writes`` and ``certain``, int32 [size] each."""
         held = [self._held[s] for s in sequences]
         padding = (size or len(held)) - len(held)
         numbers = [
@@ -167,25 +168,26 @@ class RecurrentStates:
         return dict(zip(("state_reads", "state_writes", "certain"), there, strict=True))
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
-        """Keep what ``replay`` takes of the last forward's outputs."""
+        """Keep the last forward's outputs that ``replay`` needs."""
         self._rows = outputs
 
     def reserve(self, sequence: SequenceState) -> None:
-        """Give ``sequence`` the entry of no token, unless it has one."""
+        """Give ``sequence`` an entry in the state before any token, unless it has one."""
         if sequence not in self._held:
             write = self._entries.take()
             self._held[sequence] = _Held(self._entries.share(_NO_TOKEN), write)
 
     def release(self, sequence: SequenceState) -> None:
-        """Take the entries of ``sequence`` back, if it has any."""
+        """Release the entries of ``sequence``, if it has any."""
         held = self._held.pop(sequence, None)
         if held is not None:
             self._entries.drop(held.read)
             self._entries.drop(held.write)
 
     def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
-        """Bring the entries that the forward of ``inputs`` wrote further along the first
-        ``counts`` int64 [B] nodes of ``path`` int64 [B, D].
+        """Advance the entries that the forward of ``inputs`` wrote along the accepted path.
+
+        ``path`` int64 [B, D]: its first ``counts`` int64 [B] nodes are accepted.
         """
         if path.shape[1] > 1:
             place = torch.arange(path.shape[1], device=path.device)
@@ -194,21 +196,21 @@ class RecurrentStates:
                 layers.replay(self._rows, inputs["state_writes"], moves)
 
     def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
-        """Let the entry that the last forward wrote be the one that the next reads."""
+        """Make the entry that the last forward wrote the one that the next forward reads."""
         for sequence in sequences:
             held = self._held[sequence]
             self._entries.drop(held.read)
             held.read, held.write = held.write, self._entries.take()
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
-        """Share the entry of ``sequence``; None where as many snapshots are kept as may be."""
+        """Share the entry of ``sequence``; None if the limit of snapshots is reached."""
         if self._room == 0:
             return None
         self._room -= 1
         return _EntrySnapshot(self, self._entries.share(self._held[sequence].read))
 
     def restore(self, sequence: SequenceState, snapshot: Snapshot) -> None:
-        """Let ``sequence`` begin with the state that ``snapshot`` holds."""
+        """Start ``sequence`` with the state that ``snapshot`` holds."""
         assert isinstance(snapshot, _EntrySnapshot)
         self.reserve(sequence)
         held = self._held[sequence]
@@ -216,13 +218,13 @@ class RecurrentStates:
         held.read = self._entries.share(snapshot.entry)
 
     def forget(self, entry: int) -> None:
-        """A snapshot of ``entry`` was released."""
+        """Release a snapshot's ownership of ``entry``."""
         self._entries.drop(entry)
         self._room += 1
 
 
 def _alike(states: Sequence[StateSpec]) -> list[tuple[StateSpec, ...]]:
-    """Those of one kind, shape and type."""
+    """Group states by kind, shape and type."""
     found: dict[tuple[object, ...], list[StateSpec]] = {}
     for state in states:
         found.setdefault((state.kind, state.shape, state.dtype), []).append(state)
@@ -234,7 +236,7 @@ def _allocated(states: tuple[StateSpec, ...], count: int, device: torch.device) 
     dtype = dtype_named(states[0].dtype).torch
     try:
         return _Layers(states, torch.zeros(shape, dtype=dtype, device=device))
-    except RuntimeError as error:  # a CPU's, and torch.OutOfMemoryError is one too
+    except RuntimeError as error:  # out of memory on the CPU; torch.OutOfMemoryError is one too
         raise UserError(
             f"{states[0].name}: {count} entries of {len(states)} layers need more memory than "
             "there is. Rebuild with a smaller limits.max_batch_size."

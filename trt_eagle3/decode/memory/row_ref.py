@@ -1,5 +1,6 @@
-"""Rows that lie in tensors of several sequences, and how they are gathered: a view of each row, and
-a launch for it, would cost the host more than the device.
+"""RowRef: rows in tensors that several sequences share, gathered with few launches.
+
+A view and a launch per row would cost the host more time than the device.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class RowRef(NamedTuple):
 
 
 def rows_of(tensor: Tensor, rows: Sequence[int], dim: int = 0) -> Tensor:
-    """``tensor`` at ``rows`` of ``dim``; itself where these are all, in their order."""
+    """Return ``tensor`` at ``rows`` of ``dim``; ``tensor`` itself if these are all, in order."""
     if list(rows) == list(range(tensor.shape[dim])):
         return tensor
     return tensor.index_select(dim, to_device(torch.tensor(rows), tensor.device))
 
 
 def gather_rows(refs: Sequence[RowRef]) -> Tensor:
-    """[len(refs), ...]: the rows in their order; perhaps a view."""
+    """Gather the rows in order, [len(refs), ...]; the result may be a view."""
     parts, places = _parts(refs)
     every = parts[0] if len(parts) == 1 else torch.cat(parts)
     index = [places[id(ref.tensor), ref.row] for ref in refs]
@@ -38,8 +39,9 @@ def gather_rows(refs: Sequence[RowRef]) -> Tensor:
 
 
 def gather_padded(refs: Sequence[Sequence[RowRef]], width: int) -> Tensor:
-    """[len(refs), width, ...]: the rows of each, of which none has more than ``width``, and
-    anything behind.
+    """Gather up to ``width`` rows for each entry of ``refs``, [len(refs), width, ...].
+
+    Padding rows have arbitrary content.
     """
     any_row = next(row for of_one in refs for row in of_one)
     padded = [[*of_one, *[any_row] * (width - len(of_one))] for of_one in refs]
@@ -48,7 +50,7 @@ def gather_padded(refs: Sequence[Sequence[RowRef]], width: int) -> Tensor:
 
 
 def _parts(refs: Sequence[RowRef]) -> tuple[list[Tensor], dict[tuple[int, int], int]]:
-    """Views of the runs of rows that are wanted, each row once, and where it stands in them."""
+    """Return views of runs of the rows, each row once, and each row's index in these runs."""
     tensors = {id(ref.tensor): ref.tensor for ref in refs}
     wanted: dict[int, set[int]] = {key: set() for key in tensors}
     for ref in refs:
@@ -63,7 +65,7 @@ def _parts(refs: Sequence[RowRef]) -> tuple[list[Tensor], dict[tuple[int, int], 
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of every run of numbers that follow each other in ``rows``, ascending."""
+    """Return first and last number of every run of consecutive numbers in ``rows`` (ascending)."""
     ends = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
     return [
         (rows[start], rows[stop - 1])

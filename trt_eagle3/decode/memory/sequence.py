@@ -1,4 +1,4 @@
-"""A sequence in the making: what it says, and what the caches hold of it."""
+"""SequenceState: the decoding state of one request: its tokens, and its rows in the caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["DraftState", "SequenceState", "Snapshot"]
 
 
 class Snapshot(Protocol):
-    """A copy of a sequence's per-sequence states; who holds it releases it."""
+    """A copy of a sequence's per-sequence states. The owner must release it."""
 
     def release(self) -> None:
         """Free the copy."""
@@ -32,11 +32,12 @@ class Snapshot(Protocol):
 
 @dataclass(frozen=True)
 class DraftState:
-    """What the draft knows after its last committed row; it lies in tensors of several sequences.
+    """The draft's output at its last committed row, in tensors that several sequences share.
 
     Attributes:
         length: committed rows, equal to the target's.
-        all_logits: f32 [B, Vd] of the last rows. all_features: [B, Hd] of them. row: which is its.
+        all_logits: f32 [B, Vd] of the last rows. all_features: [B, Hd] of the same rows.
+        row: this sequence's row in both.
     """
 
     length: int
@@ -46,42 +47,43 @@ class DraftState:
 
     @property
     def logits(self) -> Tensor:
-        """f32 [Vd] of the last committed row."""
+        """Logits f32 [Vd] of the last committed row."""
         return self.all_logits[self.row]
 
     @property
     def features(self) -> Tensor:
-        """[Hd] of the last committed row."""
+        """Features [Hd] of the last committed row."""
         return self.all_features[self.row]
 
     @staticmethod
     def gather(states: Sequence[DraftState]) -> tuple[Tensor, Tensor]:
-        """Logits f32 [B, Vd] and features [B, Hd] of ``states``."""
+        """Gather logits f32 [B, Vd] and features [B, Hd] of ``states``."""
         logits = gather_rows([RowRef(s.all_logits, s.row) for s in states])
         return logits, gather_rows([RowRef(s.all_features, s.row) for s in states])
 
 
 @dataclass(eq=False)
 class SequenceState:
-    """One sequence.
+    """The decoding state of one request.
 
     Attributes:
-        drafting: whether the draft follows it. backpressured: whether its reader lags behind.
-        created: by ``time.perf_counter``. queue_seconds: from then to its admission, None before.
-        turn_start: how many tokens it had when it was admitted.
-        grammar: of ``sampling.grammar``, at its beginning. end_ids: the model's tokens that end the
-            answer.
+        drafting: whether the draft runs for it. backpressured: whether its reader lags behind.
+        created: time by ``time.perf_counter``. queue_seconds: from then to its admission; None
+            before.
+        turn_start: number of its tokens when it was admitted.
+        grammar: of ``sampling.grammar``, in its start state. end_ids: the model's tokens that end
+            the answer.
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
-        logprobs: of each of ``tokens``, where the request wants them.
-        length: rows in the target's cache. draft: the draft's state, once the prompt is through.
+        logprobs: of each of ``tokens``, if the request wants them.
+        length: rows in the target's cache. draft: the draft's state; None before the end of the
+            prefill.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
-        deferred: aux hidden states of the rows that the draft lacks, where it was not worth asking.
-        page_keys: of the pages that prompt and answer fill, as far as anybody asked
-            (``prefix_cache.page_keys``).
+        deferred: aux hidden states of the rows that the draft lacks, from steps without a tree.
+        page_keys: keys of filled pages, as far as computed (``prefix_cache.page_keys``).
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
-        num_reused_rows: of the prompt, that the prefix cache had before the first token.
+        num_reused_rows: prompt rows that the prefix cache had before the first token.
         num_prompt: tokens of the prompt.
-        epoch: how often its rows were forgotten: a pass that runs knows by it whom it was for.
+        epoch: how often its rows were released. A forward in flight of an older epoch is void.
     """
 
     prompt: Prompt
@@ -118,25 +120,26 @@ class SequenceState:
 
     @property
     def num_prefill(self) -> int:
-        """Rows to be in the cache before decoding goes on: the prompt, and after a preemption
-        the answer so far.
+        """Rows that the cache needs before decoding continues.
+
+        The prompt, and after a preemption also the answer so far.
         """
         return self.num_prompt + max(len(self.tokens) - 1, 0)
 
     @property
     def prefilled(self) -> bool:
-        """Whether it has a root to decode from."""
+        """Whether it has a root: all rows before its last token are in the cache."""
         tokens = self.tokens
         return bool(tokens) and self.length >= self.num_prompt + len(tokens) - 1
 
     @property
     def turn_length(self) -> int:
-        """Tokens since it was admitted."""
+        """Tokens since its admission."""
         return len(self.tokens) - self.turn_start
 
     @property
     def num_written(self) -> int:
-        """Rows that are in every cache that wants them."""
+        """Rows that are in the target's cache and, while it drafts, also in the draft's."""
         return min(self.length, self.draft_length) if self.drafting else self.length
 
     @property
@@ -145,7 +148,7 @@ class SequenceState:
         return self.num_prompt + len(self.tokens)
 
     def ids(self, start: int, stop: int) -> Tensor:
-        """int64 [stop - start]: tokens of prompt and answer."""
+        """Return tokens ``start`` to ``stop`` - 1 of prompt and answer, int64 [stop - start]."""
         num_prompt = self.num_prompt
         if stop <= num_prompt:
             return self.prompt.token_ids[start:stop]
@@ -155,19 +158,20 @@ class SequenceState:
         )
 
     def append_tokens(self, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Append to the answer."""
+        """Append ``tokens`` to the answer, and update the sampler."""
         self.tokens += tokens
         self.logprobs += logprobs
         self.sampler.remember(tokens)
 
     def failure(self) -> EngineFailedError:
-        """Why it says nothing: its logits cannot be processed, its grammar cannot go on, or its
-        logits are not finite.
+        """Return the error of a sequence that emits no token.
+
+        Its logits cannot be processed, its grammar failed, or its logits are not finite.
         """
         if self.sampler.failure is not None:
             failure = EngineFailedError(
-                f"its logits cannot be processed ({clip(self.sampler.error)}). Ask without "
-                "penalties, logit_bias and min_tokens."
+                f"its logits cannot be processed ({clip(self.sampler.error)}). Send the request "
+                "without penalties, logit_bias and min_tokens."
             )
             failure.__cause__ = self.sampler.failure
             return failure
@@ -176,28 +180,29 @@ class SequenceState:
                 f"the grammar cannot go on ({clip(self.sampler.error)}). Simplify it."
             )
         return EngineFailedError(
-            "the target's logits are not finite numbers: its activations overflowed. Of a float16 "
+            "the target's logits are not finite numbers: its activations overflowed. In a float16 "
             "build, set engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 "
             "validate BUNDLE"
         )
 
     def adopt(self, pages: Sequence[int]) -> None:
-        """Begin with the rows in ``pages``, which hold the first ones already."""
+        """Start with ``pages``, which already hold the first rows."""
         self.pages.adopt(pages)
         self.length = self.draft_length = len(pages) * self.pool.page_size
 
     @property
     def in_answer(self) -> bool:
-        """Whether rows of the answer are among its rows."""
+        """Whether its rows include rows of the answer."""
         return self.length > self.num_prompt
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a copy of the per-sequence states as they are: where a page ends."""
+        """Keep a copy of the current per-sequence states. The rows end at a page border."""
         self.snapshots[self.length // self.pool.page_size] = snapshot
 
     def drop_snapshots(self, *, in_answer: bool) -> bool:
-        """Release those of the answer, or else the first one of the prompt; whether there was
-        one.
+        """Release snapshots; returns whether there was one to release.
+
+        ``in_answer``: all snapshots of the answer; otherwise only the sequence's first one.
         """
         in_prompt = self.num_prompt // self.pool.page_size
         ends = sorted(self.snapshots)
@@ -207,11 +212,11 @@ class SequenceState:
         return bool(dropped)
 
     def take_snapshots(self, num_pages: int) -> dict[int, Snapshot]:
-        """Hand over the snapshots of the first ``num_pages`` pages."""
+        """Return the snapshots of the first ``num_pages`` pages. The caller owns them."""
         return {n: self.snapshots.pop(n) for n in sorted(self.snapshots) if n <= num_pages}
 
     def reset(self) -> None:
-        """Give all pages back and forget the rows; its output tokens stay."""
+        """Release all pages and rows; the output tokens stay."""
         self.pages.truncate(0)
         self.epoch += 1
         for snapshot in self.snapshots.values():

@@ -1,9 +1,9 @@
-"""The states of a graph's layers: what they keep of each sequence between forwards.
+"""LayerStates: what a graph's layers keep of each sequence between forwards.
 
-Paged states have a row per token, in pages that target and draft share. Per-sequence states have
-one entry per sequence, which every token changes: those of recurrent layers. A forward starts from
-what was committed before it. Where it verifies a tree, ``commit`` says on the device which of its
-new rows stay; of a prompt all stay. ``swap_entries`` then makes the written entries the sequences'.
+Paged states have a row per token, in pages that target and draft share. Per-sequence states, those
+of recurrent layers, have one entry per sequence, which every token changes. A forward starts from
+the committed state. After it verified a tree, ``commit`` selects on the device which new rows stay.
+All rows of a prompt stay. Then ``swap_entries`` makes the written entries the current ones.
 
 Shapes: B sequences of a padded batch, D nodes of a path.
 """
@@ -29,10 +29,10 @@ __all__ = ["LayerStates", "PagedStates", "PerSequenceStates", "Prefix", "layer_s
 
 @dataclass(frozen=True)
 class Prefix:
-    """A known beginning of a sequence.
+    """A cached prefix of a sequence.
 
     Attributes:
-        pages: that hold its rows, all of them full.
+        pages: the full pages that hold its rows.
         snapshot: of the per-sequence states after these rows; None in a model without such states.
     """
 
@@ -41,7 +41,7 @@ class Prefix:
 
 
 class PagedStates:
-    """States with one row per token, in the pages of the sequence (``sequence.pages``)."""
+    """States with one row per token, in the sequence's pages (``sequence.pages``)."""
 
     def __init__(
         self, states: Sequence[StateSpec], num_slots: int, device: torch.device | str = "cpu"
@@ -50,22 +50,24 @@ class PagedStates:
         self._tables = BatchTable(device)
 
     def bind(self, session: Session) -> None:
-        """Give the buffers to a session of the graph, as inputs and outputs."""
+        """Bind the buffers to a session of the graph, as inputs and outputs."""
         for name, buffer in self._cache.bindings():
             session.bind(name, buffer)
 
     def inputs(
         self, sequences: Sequence[SequenceState], num_rows: Sequence[int], size: int | None = None
     ) -> dict[str, Tensor]:
-        """``page_table`` int32 [size, P]: the pages of the first ``num_rows`` [B] rows.
+        """Return ``page_table`` int32 [size, P]: the pages of the first ``num_rows`` [B] rows.
 
         ``size``: B or more, B by default.
         """
         return {"page_table": self._tables.of([s.pages for s in sequences], num_rows, size)}
 
     def move(self, page_table: Tensor, source: Tensor, destination: Tensor, page_size: int) -> None:
-        """Copy rows ``source`` of the sequences of ``page_table`` int32 [B, P] to ``destination``
-        (integers [B, K], on its device), as if at once.
+        """Copy rows ``source`` to rows ``destination`` of the sequences of ``page_table``.
+
+        All rows are read before any is written. ``page_table``: int32 [B, P]. ``source``,
+        ``destination``: integers [B, K], on the same device.
         """
         slots = []
         for rows in (source, destination):
@@ -78,17 +80,17 @@ class PagedStates:
 class PerSequenceStates(Protocol):
     """States with one entry per sequence, which every token changes.
 
-    A forward leaves the entry that it reads as it was, writes another one, and gives what each row
-    adds, to replay those that stay.
+    A forward reads one entry and writes another. It also outputs what each row adds, so that
+    accepted rows can be replayed.
     """
 
     @property
     def max_tree_nodes(self) -> int:
-        """Nodes of a tree that can be replayed, at most."""
+        """Most nodes of a tree that can be replayed."""
         ...
 
     def bind(self, session: Session) -> None:
-        """Give the buffers to a session of the graph, as inputs and outputs."""
+        """Bind the buffers to a session of the graph, as inputs and outputs."""
         ...
 
     def inputs(
@@ -97,49 +99,51 @@ class PerSequenceStates(Protocol):
         certain: Sequence[int],
         size: int | None = None,
     ) -> Mapping[str, Tensor]:
-        """The graph's inputs that say which entry each batch row of the next forward has.
+        """Return the graph inputs that name the entry of each batch row in the next forward.
 
-        ``certain`` [B]: first new rows of each that stay whatever the forward says. ``size``: B or
-        more, B by default; those past B are padding.
+        ``certain`` [B]: leading new rows that stay in any case. ``size``: B or more, B by default;
+        rows past B are padding.
         """
         ...
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
-        """Keep what ``replay`` takes of a forward's outputs."""
+        """Keep the outputs of a forward that ``replay`` needs."""
         ...
 
     def reserve(self, sequence: SequenceState) -> None:
-        """Give ``sequence`` an entry, that of no token, unless it has one."""
+        """Give ``sequence`` an entry in the state before any token, unless it has one."""
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """Take the entry of ``sequence`` back, if it has one."""
+        """Release the entry of ``sequence``, if it has one."""
         ...
 
     def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
-        """Bring the entries that the last forward wrote along the first ``counts`` int64 [B] nodes
-        of ``path`` int64 [B, D]. ``inputs``: of that forward.
+        """Advance the entries that the last forward wrote along the accepted path.
+
+        ``inputs``: of that forward. ``path`` int64 [B, D]: its first ``counts`` int64 [B] nodes
+        are accepted.
         """
         ...
 
     def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
-        """Let the entry that the last forward wrote be the one that the next reads."""
+        """Make the entry that the last forward wrote the one that the next forward reads."""
         ...
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
-        """Copy the entry of ``sequence``; None where there is no room for one more copy."""
+        """Copy the entry of ``sequence``; None if there is no room for another copy."""
         ...
 
     def restore(self, sequence: SequenceState, snapshot: Snapshot) -> None:
-        """Give ``sequence`` an entry with the content of ``snapshot``, which stays as it is."""
+        """Give ``sequence`` an entry with the content of ``snapshot``. The snapshot stays valid."""
         ...
 
 
 class LayerStates:
-    """All states of one graph, of both kinds.
+    """All states of one graph, paged and per-sequence.
 
-    Target and draft share the pages of a sequence, so one of their ``LayerStates``, the target's,
-    reserves, restores and releases for both.
+    Target and draft share the pages of a sequence. So only the target's ``LayerStates`` reserves,
+    restores and releases, for both.
     """
 
     def __init__(self, paged: PagedStates, per_sequence: PerSequenceStates | None = None) -> None:
@@ -148,7 +152,7 @@ class LayerStates:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether a known beginning can be reused only where the states after it were saved."""
+        """Whether reusing a cached prefix requires a snapshot of the states after it."""
         return self._per_sequence is not None
 
     def check_tree(self, num_nodes: int) -> None:
@@ -158,7 +162,7 @@ class LayerStates:
             assert num_nodes <= most, f"a tree of {num_nodes} nodes, at most {most} can be replayed"
 
     def bind(self, session: Session) -> None:
-        """Give the buffers to a session of the graph."""
+        """Bind the buffers to a session of the graph."""
         self._paged.bind(session)
         if self._per_sequence is not None:
             self._per_sequence.bind(session)
@@ -170,17 +174,17 @@ class LayerStates:
         size: int | None = None,
         certain: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
-        """The graph's inputs that say where the states of ``sequences`` [B] lie.
+        """Return the graph inputs that locate the states of ``sequences`` [B].
 
         ``num_rows`` [B]: rows of each that the forward reads or writes. ``size``: B or more, B by
-        default; those past B are padding. ``certain`` [B]: first new rows of each that stay
-        whatever the forward says; a tree's root by default.
+        default; rows past B are padding. ``certain`` [B]: leading new rows that stay in any case;
+        by default 1, a tree's root.
         """
         found = self._paged.inputs(sequences, num_rows, size)
         return {**found, **self._entries(sequences, certain or [1] * len(sequences), size)}
 
     def padding(self, size: int, pages: Tensor) -> dict[str, Tensor]:
-        """``inputs`` of ``size`` batch rows of padding, with the page table ``pages``."""
+        """Return ``inputs`` for ``size`` padding rows with the page table ``pages``."""
         return {"page_table": pages, **self._entries([], [], size)}
 
     def _entries(
@@ -191,18 +195,19 @@ class LayerStates:
         return self._per_sequence.inputs(sequences, certain, size)
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
-        """Keep what ``commit`` takes of a forward's outputs."""
+        """Keep the outputs of a forward that ``commit`` needs."""
         if self._per_sequence is not None:
             self._per_sequence.take(outputs)
 
     def lacking(self, sequence: SequenceState, num_rows: int) -> int:
-        """Pages that must become free before ``sequence`` can have ``num_rows`` rows; 0 or less
-        where it can.
+        """Return how many pages must become free before ``sequence`` can have ``num_rows`` rows.
+
+        0 or less: it can have them now.
         """
         return sequence.pages.lacking(num_rows)
 
     def reserve(self, sequence: SequenceState, num_rows: int) -> None:
-        """Give ``sequence`` room for ``num_rows`` rows.
+        """Reserve memory for ``num_rows`` rows of ``sequence``.
 
         Raises:
             UserError: there are not enough pages.
@@ -221,13 +226,13 @@ class LayerStates:
         *,
         in_place: bool,
     ) -> None:
-        """Keep the accepted rows of the last forward, which had ``inputs``; ``swap_entries``
-        follows.
+        """Keep the accepted rows of the last forward; call ``swap_entries`` afterwards.
 
         Args:
+            inputs: of the last forward.
             first: int32 [B] rows of each sequence before the forward.
-            path: int64 [B, D] new rows, ascending, of which the first ``counts`` int64 [B] stay.
-            in_place: the rows of every path stand at the front already.
+            path: int64 [B, D] new rows, ascending; the first ``counts`` int64 [B] stay.
+            in_place: the rows of every path are already in front.
         """
         if not in_place:
             place = torch.arange(path.shape[1], device=path.device)
@@ -238,16 +243,16 @@ class LayerStates:
             self._per_sequence.replay(inputs, path, counts)
 
     def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
-        """Let what the last forward of ``sequences`` led to be their per-sequence states."""
+        """Make the per-sequence states that the last forward wrote the current ones."""
         if self._per_sequence is not None:
             self._per_sequence.swap_entries(sequences)
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
-        """Copy the per-sequence states; None where there are none, or no room for a copy."""
+        """Copy the per-sequence states; None if there are none, or no room for a copy."""
         return None if self._per_sequence is None else self._per_sequence.save(sequence)
 
     def restore(self, sequence: SequenceState, prefix: Prefix) -> None:
-        """Let ``sequence``, which has no rows yet, begin with those of ``prefix``."""
+        """Start ``sequence``, which has no rows yet, with the rows of ``prefix``."""
         sequence.adopt(prefix.pages)
         if not sequence.tokens:
             sequence.num_reused_rows = sequence.length
@@ -255,8 +260,9 @@ class LayerStates:
             self._per_sequence.restore(sequence, prefix.snapshot)
 
     def release(self, sequence: SequenceState) -> None:
-        """Forget all rows of ``sequence``; its output tokens stay, so that they can be computed
-        again.
+        """Release all rows of ``sequence``.
+
+        Its output tokens stay, so that their rows can be recomputed.
         """
         if self._per_sequence is not None:
             self._per_sequence.release(sequence)
@@ -273,14 +279,15 @@ def layer_states(
     """Allocate the states of a graph (``Session.states``).
 
     Args:
-        num_slots: rows of the paged ones, page 0 included.
-        max_sequences: that run at once. num_snapshots: of per-sequence states, kept at most.
+        num_slots: rows of the paged states, page 0 included.
+        max_sequences: sequences that run at once. num_snapshots: most snapshots of per-sequence
+            states.
     Raises:
-        UserError: a graph that lists no states; not enough memory.
+        UserError: the graph lists no states, or there is not enough memory.
     """
     if not states:
         raise UserError(
-            "this bundle's graphs list no states of their layers: an older version built it. "
+            "this bundle's graphs list no layer states: an older version built it. "
             "Rebuild: trt-eagle3 build --config <its config>"
         )
     paged = [state for state in states if state.kind == "paged"]

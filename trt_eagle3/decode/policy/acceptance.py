@@ -1,4 +1,4 @@
-"""Acceptance: rates by tree level, as moving averages that decay to an optimistic prior."""
+"""Acceptance: acceptance rates by tree level: moving averages that decay to an optimistic prior."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST = 0.98
 
 
 class Acceptance:
-    """By level: P(the level holds the target's token | the levels above do)."""
+    """Acceptance rate by level: P(the level holds the target's token | the levels above do)."""
 
     def __init__(self) -> None:
         self._accepted: dict[Level, float] = {}
@@ -38,25 +38,25 @@ class Acceptance:
             self._tried[level] = keep * self._tried.get(level, 0.0) + tried
 
     def fade(self, steps: int) -> None:
-        """Let all observations decay by ``steps`` steps."""
+        """Decay all observations by ``steps`` steps."""
         keep = (1.0 - _FADE) ** steps
         for level in self._tried:
             self._accepted[level] *= keep
             self._tried[level] *= keep
 
     def tried(self, level: Level) -> float:
-        """Observations of ``level`` that still count."""
+        """Return the decayed number of observations of ``level``."""
         return self._tried.get(level, 0.0)
 
     def rate(self, level: Level) -> float:
-        """The rate of ``level``.
+        """Return the rate of ``level``.
 
         An unobserved level takes the rate of the level above, or of another width at its depth.
         """
         return self._posterior(level, self._prior(level))
 
     def expected_tokens(self, levels: Sequence[Level]) -> float:
-        """Mean tokens that a sequence emits per tree of ``levels``, bonus token included."""
+        """Return the expected tokens per tree of ``levels``, bonus token included."""
         total = reached = 1.0
         for level in levels:
             reached *= self.rate(level)
@@ -79,9 +79,9 @@ class Acceptance:
 
 
 def _of_width(rate: float, width: int, wanted: int) -> float:
-    """The rate of ``wanted`` siblings if ``width`` siblings have ``rate``.
+    """Convert the ``rate`` of ``width`` siblings to that of ``wanted`` siblings.
 
-    The odds of the r-th best token are taken to fall as 1 / r^2.
+    The odds of the r-th best token are assumed to fall as 1 / r^2.
     """
     missed = max(1.0 - rate, 1.0 - _MOST)
     return float(1.0 - missed ** (_odds(wanted) / _odds(width)))

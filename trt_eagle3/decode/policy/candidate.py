@@ -1,4 +1,4 @@
-"""TreeCandidate: a policy chooses among no tree, smaller trees and the configured one."""
+"""TreeCandidate: the choices of a policy: no tree, smaller trees and the configured one."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class TreeCandidate:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that a sequence verifies, root included."""
+        """Verified nodes per sequence, root included."""
         return self.tree.num_nodes if self.tree else 1
 
 
 def candidates_of(config: SpeculationConfig) -> list[TreeCandidate]:
-    """No tree first, then trees of growing size up to the configured one."""
+    """Return candidates of growing size: no tree first, the configured tree last."""
     sizes = candidate_sizes(configured_tree(config).num_nodes)
     trees = [shrunk(config, size) for size in sizes]
     return [TreeCandidate(tree, levels_of(tree)) for tree in trees]
 
 
 def candidate_sizes(most: int) -> list[int]:
-    """Tree sizes in nodes: 1 (no tree), then steps of about 1.4 up to ``most``."""
+    """Return tree sizes in nodes: 1 (no tree), then factors of about 1.4 up to ``most``."""
     sizes = {1, most}
     size = 2
     while size < most:
@@ -51,7 +51,7 @@ def candidate_sizes(most: int) -> list[int]:
 
 
 def shrunk(config: SpeculationConfig, num_nodes: int) -> AnyTree | None:
-    """The configured tree cut to its ``num_nodes`` likeliest nodes; None for 1."""
+    """Cut the configured tree to its ``num_nodes`` likeliest nodes; None for 1."""
     if num_nodes == 1:
         return None
     if config.mode == "dynamic":
@@ -60,9 +60,9 @@ def shrunk(config: SpeculationConfig, num_nodes: int) -> AnyTree | None:
 
 
 def levels_of(tree: AnyTree | None) -> tuple[Level, ...]:
-    """The levels of a tree; empty for None.
+    """Return the levels of a tree; empty for None.
 
-    A dynamic tree chooses siblings while it grows, so its nodes are taken as evenly spread.
+    A dynamic tree chooses siblings while it grows, so an even spread of its nodes is assumed.
     """
     if tree is None:
         return ()

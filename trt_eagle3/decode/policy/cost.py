@@ -9,20 +9,20 @@ from itertools import pairwise
 __all__ = ["StepCost", "load_bucket"]
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Upper bounds of the load buckets (running sequences). A bucket shares one overhead per tree."""
+"""Upper bounds of the load buckets (running sequences). Each bucket has one overhead per tree."""
 _STEPS = 256.0
 """Steps in the moving average of an overhead."""
 _PRIOR_STEPS = 8.0
-"""Steps that the nearest tree's overhead weighs for a tree that was not served yet."""
+"""Weight, in steps, of the nearest tree's overhead for a tree that was not served yet."""
 _BESIDE_PROMPTS = 0.25
 """Weight of a step with prompts, or of the step after it. A step is launched while the previous
-one runs, so its seconds contain part of the previous step. Over many steps that averages out."""
+one runs, so its seconds contain part of the previous step. Over many steps this averages out."""
 _OUTLIER = 4.0
-"""A step counts for at most this many times its expected seconds: captures and pauses."""
+"""A step counts for at most this many times its expected seconds. It bounds captures and pauses."""
 
 
 def load_bucket(num_running: int) -> int:
-    """The upper bound of the load bucket of ``num_running``."""
+    """Return the upper bound of the load bucket of ``num_running``."""
     return LOADS[min(bisect_left(LOADS, num_running), len(LOADS) - 1)]
 
 
@@ -50,25 +50,25 @@ class StepCost:
         return bool(self._table) or self._unit > 0.0
 
     def prime(self, num_nodes: int, batch_size: int, seconds: float) -> None:
-        """Enter a step that was measured at start. ``num_nodes``: of each sequence's tree."""
+        """Add a step that was measured at start. ``num_nodes``: of each sequence's tree."""
         row = {**self._table.get(num_nodes, {}), batch_size: seconds}
         self._table[num_nodes] = dict(sorted(row.items()))
         self._table = dict(sorted(self._table.items()))
         self._known_alone.clear()
 
     def prime_prompts(self, num_rows: int, seconds: float) -> None:
-        """Enter a prefill of ``num_rows`` that was measured at start."""
+        """Add a prefill of ``num_rows`` that was measured at start."""
         self._prompt_row = seconds / num_rows
 
     def seconds(self, num_nodes: int, batch_size: int, num_running: int) -> float:
-        """Expected seconds of a step without prompts. Relative until ``is_known``."""
+        """Return the expected seconds of a step without prompts. Relative until ``is_known``."""
         mean = self._mean(load_bucket(num_running), num_nodes)
         return max(self._alone(num_nodes, batch_size) + mean, 0.1 * self._alone(1, 1))
 
     def observe(
         self, num_nodes: int, batch_size: int, num_running: int, prompt_rows: int, seconds: float
     ) -> None:
-        """Learn from a served step. Steps with prompts need a known cost of prompt rows."""
+        """Add a served step. Steps with prompts count only if the cost of prompt rows is known."""
         beside = prompt_rows > 0 or self._after_prompts
         self._after_prompts = prompt_rows > 0
         if beside and not self._prompt_row:
@@ -89,18 +89,18 @@ class StepCost:
         known[num_nodes] = mean + (overhead - mean) * weight / steps, steps
 
     def without_prompts(self, seconds: float, prompt_rows: int) -> float:
-        """``seconds`` of a step minus the cost of its prompt rows."""
+        """Return ``seconds`` of a step minus the cost of its prompt rows."""
         return seconds - self._prompt_row * prompt_rows
 
     def _mean(self, load: int, num_nodes: int) -> float:
-        """The overhead of a tree at ``load``; if it was not served there, of the nearest size."""
+        """Return a tree's overhead at ``load``; if it was not served there, the nearest size's."""
         known = self._overhead.get(load)
         if not known:
             return 0.0
         return known[min(known, key=lambda size: abs(size - num_nodes))][0]
 
     def _alone(self, num_nodes: int, batch_size: int) -> float:
-        """Seconds by the table."""
+        """Return seconds by the table."""
         key = num_nodes, batch_size
         if key not in self._known_alone:
             self._known_alone[key] = self._interpolated(num_nodes, batch_size)
@@ -114,7 +114,7 @@ class StepCost:
 
 
 def _usual(num_nodes: int, batch_size: int) -> float:
-    """Seconds over those of an autoregressive step of one sequence, if nothing was measured.
+    """Estimate seconds relative to an autoregressive step of one sequence, without measurements.
 
     Fitted to an 8B pair with a chain on an H200 (docs/measurements.md).
     """
@@ -125,7 +125,8 @@ def _usual(num_nodes: int, batch_size: int) -> float:
 def _on_line(points: Mapping[int, float], x: int) -> float:
     """Interpolate ``points`` (ascending) linearly.
 
-    Before them the first value holds. Beyond them the last slope continues, unless it falls.
+    Before the first point its value holds. Beyond the last point the last slope continues, unless
+    it is negative.
     """
     known = list(points.items())
     if len(known) == 1 or x <= known[0][0]:

@@ -49,12 +49,12 @@ class StepStats:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that each sequence verified, root included."""
+        """Verified nodes of each sequence, root included."""
         return self.tree.num_nodes if self.tree else 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that all sequences emitted."""
+        """Tokens that the step emitted."""
         return sum((n or 0) + 1 for n in self.accepted)
 
 
@@ -63,41 +63,41 @@ class Policy(Protocol):
 
     @property
     def speculates(self) -> bool:
-        """Whether any choice is a tree."""
+        """Whether the policy may choose a tree."""
         ...
 
     @property
     def needs_costs(self) -> bool:
-        """Whether it needs ``prime`` to choose well."""
+        """Whether the policy needs ``prime`` to choose well."""
         ...
 
     def choose(self, batch: BatchState) -> AnyTree | None:
-        """The tree for ``batch``; None: no speculation."""
+        """Choose the tree for ``batch``; None: no speculation."""
         ...
 
     def should_draft(self, batch: BatchState) -> bool:
-        """Whether to run the draft over a new prompt. ``batch``: with the new sequence."""
+        """Return whether to draft a new sequence. ``batch``: includes the new sequence."""
         ...
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
-        """All trees that it may choose at ``batch_size``, to be captured; likeliest first."""
+        """Return all trees that it may choose at ``batch_size``, for capture; likeliest first."""
         ...
 
     def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
-        """Enter a step that was measured at start, with short contexts."""
+        """Add a step that was measured at start, with short contexts."""
         ...
 
     def prime_prompts(self, num_rows: int, seconds: float) -> None:
-        """Enter a prefill that was measured at start."""
+        """Add a prefill that was measured at start."""
         ...
 
     def record(self, stats: StepStats) -> None:
-        """Learn from a step."""
+        """Update the policy with a finished step."""
         ...
 
 
 class FixedPolicy:
-    """Always one tree. None: no speculation."""
+    """Always chooses the same tree. None: no speculation."""
 
     needs_costs = False
 
@@ -110,22 +110,22 @@ class FixedPolicy:
         return self._tree is not None
 
     def choose(self, batch: BatchState) -> AnyTree | None:
-        """The tree, if a sequence has a draft."""
+        """Return the tree, if any sequence has a draft."""
         return self._tree if batch.num_drafting else None
 
     def should_draft(self, _batch: BatchState) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def trees_at(self, _batch_size: int) -> Sequence[AnyTree | None]:
-        """Its tree, and None for sequences near the length limit."""
+        """Return the tree, and None for sequences near the length limit."""
         return (None,) if self._tree is None else (self._tree, None)
 
     def prime(self, *_: object) -> None:
-        """Nothing is learnt."""
+        """Do nothing."""
 
     def prime_prompts(self, *_: object) -> None:
-        """Nothing is learnt."""
+        """Do nothing."""
 
     def record(self, _stats: StepStats) -> None:
-        """Nothing is learnt."""
+        """Do nothing."""

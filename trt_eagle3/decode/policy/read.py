@@ -15,7 +15,7 @@ __all__ = ["read_policy"]
 
 
 def read_policy(bundle: Path, config: SpeculationConfig, device: str) -> Policy:
-    """The policy of ``config``. It starts with the costs that ``bench --tune`` measured, if any.
+    """Make the policy of ``config``, with the costs that ``bench --tune`` measured, if any.
 
     Raises:
         UserError: as for ``read_table``.

@@ -1,10 +1,10 @@
-"""SpeculationPolicy: the tree of the next step by goodput.
+"""SpeculationPolicy: choose the tree of the next step by goodput.
 
-    goodput(tree) = tokens that a step is expected to emit / seconds that it is expected to take
+    goodput(tree) = expected tokens of a step / expected seconds of a step
 
 The best tree is served. It changes only for a gain of ``_GAIN``. Acceptance starts from an
 optimistic prior, so a new engine drafts at first. Observations decay, so a draft that was switched
-off is tried again. An account bounds the loss of drafting against autoregressive decoding.
+off is probed again. An account bounds the loss of drafting against autoregressive decoding.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from trt_eagle3.decode.speculation.tree import AnyTree
 __all__ = ["SpeculationPolicy"]
 
 _GAIN = 1.03
-"""Least gain in goodput for a change of tree: costs are not known better."""
+"""Least gain in goodput for a change of tree; it reflects the uncertainty of costs."""
 _DECIDE_EVERY = 8
 """Steps between decisions. Every step decides while the first level has few observations."""
 _EXPLORED = 32
-"""First tokens that are drafted before the policy may choose no tree: until then costs alone
-would decide, and a draft that they speak against would never be tried."""
+"""First tokens that are drafted before the policy may choose no tree. Otherwise costs alone could
+exclude a draft before its acceptance is measured."""
 _HARDLY_KNOWN = 32.0
-"""Every step decides below this number of observations of a first level."""
+"""Below this number of observations of a first level, every step decides."""
 _PROBE_SHARE = 0.005
 """Share of the steps that probes of other candidates may lose while a tree is served."""
 _PROBE_STEPS = 8
 """Steps of a probe."""
 _FIRST_STEPS = 32
-"""Steps before the first probe, so that a short first answer is drafted throughout."""
+"""Steps before the first probe, so that all of a short first answer is drafted."""
 _LEAST_LOSS = 0.1
-"""Least share of goodput that a probe is charged: costs are not known better."""
+"""Least share of goodput that a probe is charged; it reflects the uncertainty of costs."""
 _LOSS_SHARE = 0.015
 """Share of the steps that drafting may lose against autoregressive decoding."""
 _LOSS_CREDIT = 16.0
@@ -52,7 +52,7 @@ class SpeculationPolicy:
     speculates = True
 
     def __init__(self, candidates: Sequence[TreeCandidate]) -> None:
-        """``candidates``: no tree first, the configured tree last."""
+        """Create a policy. ``candidates``: no tree first, the configured tree last."""
         self.cost = StepCost()
         self.acceptance = Acceptance()
         self._candidates = candidates
@@ -61,18 +61,18 @@ class SpeculationPolicy:
         self._admitted: dict[int, bool] = {}  # by load bucket, until the next decision
         self._steps = 0
         self._explored = 0  # first tokens that were drafted
-        # the first probe serves no tree, and is paid in advance
+        # the first probe serves no tree, and its credit is granted in advance
         self._probed, self._probe_left, self._probe_credit = -1, 0, float(_PROBE_STEPS)
         self._balance = _LOSS_CREDIT  # autoregressive steps that may still be lost
         self._blocked = False
 
     @property
     def needs_costs(self) -> bool:
-        """Whether no step was measured yet."""
+        """Whether no step has been measured yet."""
         return not self.cost.is_known
 
     def choose(self, batch: BatchState) -> AnyTree | None:
-        """The tree for ``batch``; None: no speculation."""
+        """Choose the tree for ``batch``; None: no speculation."""
         if not batch.num_drafting:
             return None
         if batch.seeded:
@@ -87,7 +87,7 @@ class SpeculationPolicy:
         return self._candidates[self._served[load]].tree
 
     def should_draft(self, batch: BatchState) -> bool:
-        """Whether to run the draft over a new prompt. ``batch``: with the new sequence."""
+        """Return whether to draft a new sequence. ``batch``: includes the new sequence."""
         if batch.seeded or self._explored < _EXPLORED:
             return True
         load = load_bucket(batch.num_running)
@@ -100,22 +100,22 @@ class SpeculationPolicy:
         return self._admitted[load]
 
     def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
-        """Every candidate's tree, highest expected goodput first."""
+        """Return every candidate's tree, highest expected goodput first."""
         found = self._goodputs(BatchState(batch_size, batch_size, batch_size))
         order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
         return [self._candidates[i].tree for i in order]
 
     def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
-        """Enter a step that was measured at start, with short contexts."""
+        """Add a step that was measured at start, with short contexts."""
         if tree in self._index:
             self.cost.prime(tree.num_nodes if tree else 1, batch_size, seconds)
 
     def prime_prompts(self, num_rows: int, seconds: float) -> None:
-        """Enter a prefill that was measured at start."""
+        """Add a prefill that was measured at start."""
         self.cost.prime_prompts(num_rows, seconds)
 
     def record(self, stats: StepStats) -> None:
-        """Learn from a step; decide and probe when it is time."""
+        """Update acceptance and costs from a step; decide and probe when due."""
         index, batch = self._index.get(stats.tree), stats.batch
         if index is None or not batch.size:
             return
@@ -151,7 +151,7 @@ class SpeculationPolicy:
             self._served[load] = best
 
     def _goodputs(self, batch: BatchState) -> list[float]:
-        """Expected tokens per second of each candidate."""
+        """Return the expected tokens per second of each candidate."""
         found = []
         for candidate in self._candidates:
             more = self.acceptance.expected_tokens(candidate.levels) - 1.0
@@ -176,7 +176,7 @@ class SpeculationPolicy:
         self._blocked = self._balance < (_LOSS_CREDIT / 2 if self._blocked else 0.0)
 
     def _probe(self, batch: BatchState) -> None:
-        """While a tree is served, serve each other candidate for a few steps now and then."""
+        """Serve another candidate for a few steps, in rotation, if a tree is served now."""
         served = self._served[load_bucket(batch.num_running)]
         if not served or self._probe_left:
             return

@@ -56,12 +56,12 @@ class TuningTable(_Record):
 def read_table(
     bundle: Path, config: SpeculationConfig, most_nodes: int, device: str
 ) -> TuningTable | None:
-    """The table of a bundle; None if it was never tuned.
+    """Read the table of a bundle; None if it was never tuned.
 
     A table of another machine is used with a warning. ``most_nodes``: size of the configured tree.
 
     Raises:
-        UserError: a damaged table, or one that was measured for another speculation.
+        UserError: the table is damaged, or was measured for another speculation config.
     """
     file = bundle / TUNING_FILE
     again = f"Measure again: trt-eagle3 bench {bundle} --tune"

@@ -1,6 +1,6 @@
-"""An answer in the making, as its reader sees it.
+"""Answer: a stream of chunks from the core to the reader of a request.
 
-The core writes, the reader reads, in any thread or event loop.
+The core writes. The reader reads, in any thread or event loop.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from trt_eagle3.decode.request.request import Chunk, FinishReason, Generation
 __all__ = ["Answer", "Sink", "wake_readers"]
 
 _log = logging.getLogger("trt_eagle3")
-_MAX_UNREAD = 32  # chunks; a reader further behind than this makes its sequence wait
+_MAX_UNREAD = 32  # chunks; with this many unread, a sequence is backpressured
 
 
 Sink = Callable[[Sequence["Answer"]], object]
-"""Is told which answers have chunks or an end, and takes them later (``Answer.take``): the decoding
-thread calls it, so it returns at once."""
+"""Called with the answers that have new chunks or an end. It must return at once, because the
+decoding thread calls it. It reads the chunks later (``Answer.take``)."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LoopReader:
-    """A reader in an event loop, which waits for ``news``."""
+    """A reader in an event loop that waits for ``news``."""
 
     loop: asyncio.AbstractEventLoop
     news: asyncio.Event
 
 
 class Answer:
-    """Iterate over it, plainly or with ``async for``, for ``Chunk``s; its ``generation`` says what
-    there is so far.
+    """A stream of ``Chunk``s; iterate over it with ``for`` or ``async for``.
 
-    Leaving the iteration early, or letting go of the answer, cancels the request.
+    ``generation`` is the result so far. Leaving the iteration before the end, or dropping the last
+    reference to the answer, cancels the request.
     """
 
     def __init__(self, wake: Callable[[], None], keeps: object = None) -> None:
-        """``wake``: tells the core that there is something to look at.
+        """Create an empty answer.
 
-        ``keeps``: what must live as long as this.
+        ``wake``: wakes the core after a change, such as a cancellation. ``keeps``: an object that
+        must live as long as the answer.
         """
         self.cancelled = False
-        self.failure: Exception | None = None  # of its sink: nothing more can be handed on
+        self.failure: Exception | None = None  # of its sink; no more chunks can be sent
         self.prompt_tokens = self.reused_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.output: Output | None = None
@@ -63,22 +64,23 @@ class Answer:
         self._num_awaiting = 0
         self._behind = False
         lock = threading.RLock()
-        self._changed = threading.Condition(lock)  # of threads that read
-        self._ended = threading.Condition(lock)  # of those that wait for the end
+        self._changed = threading.Condition(lock)  # for reading threads
+        self._ended = threading.Condition(lock)  # for threads that wait for the end
         self._loop_readers: list[_LoopReader] = []
         self._sink: Sink | None = None
         self._reader_lags = False
 
     @property
     def seconds(self) -> float:
-        """Since the request came."""
+        """Seconds since the request was submitted."""
         return time.perf_counter() - self._start
 
     @property
     def lagging(self) -> bool:
-        """Whether the reader is so far behind that there is no hurry, and has not caught up since.
+        """Whether the reader lags far behind.
 
-        One who waits for the end is not.
+        It starts at ``_MAX_UNREAD`` unread chunks, and ends at half of them. A reader that waits
+        for the end does not lag.
         """
         unread = len(self._chunks)
         self._behind = unread >= _MAX_UNREAD or (self._behind and unread > _MAX_UNREAD // 2)
@@ -86,17 +88,18 @@ class Answer:
 
     @property
     def error(self) -> Exception | None:
-        """What its reader is told in place of an end."""
+        """The error that the reader gets in place of an end; None without an error."""
         return self._error
 
     @property
     def over(self) -> bool:
-        """Whether nothing will be added, and nothing is held for it any more."""
+        """Whether the answer is complete, and its memory in the engine is released."""
         return self._over
 
     def put(self, chunk: Chunk) -> float:
-        """Add a chunk (the core's side, which wakes readers later: ``wake_readers``); returns the
-        seconds since the one before.
+        """Add a chunk; returns the seconds since the previous one.
+
+        Only the core calls this. It wakes readers later (``wake_readers``).
         """
         now = time.perf_counter()
         seconds = now - self._last_time
@@ -110,24 +113,24 @@ class Answer:
         return seconds
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more will come (the core's side, as ``put``)."""
+        """Mark the answer as complete. Only the core calls this, as ``put``."""
         with self._changed:
             self._error, self._over = error, True
 
     def send_to(self, sink: Sink) -> None:
-        """Let ``sink`` take the chunks, for a reader elsewhere (``set_lag``)."""
+        """Send the chunks to ``sink``, for a remote reader (``set_lag``)."""
         self._sink = sink
         sink([self])
 
     def set_lag(self, lags: bool) -> None:
-        """Whether a reader elsewhere is far behind (``send_to``)."""
+        """Set whether a remote reader lags far behind (``send_to``)."""
         self._reader_lags = lags
         if not lags:
             self._wake()
 
     def take(self) -> tuple[list[Chunk], bool]:
-        """The chunks that are there, and whether there will be no others (``send_to``)."""
-        over = self._over  # read first: once it is over, they are all there
+        """Take all available chunks; returns them, and whether they are the last (``send_to``)."""
+        over = self._over  # read first: after the end no chunk is added
         return [self._chunks.popleft() for _ in range(len(self._chunks))], over
 
     def _wake_threads(self) -> None:
@@ -137,12 +140,12 @@ class Answer:
                 self._ended.notify_all()
 
     def cancel(self) -> None:
-        """Ask for no more; its pages are given back before the engine's next step."""
+        """Cancel the request; its pages are released before the engine's next step."""
         self.cancelled = True
         self._wake()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is over, without reading; returns whether it is."""
+        """Wait for the end without reading; returns whether it was reached."""
         with self._ended:
             self._num_awaiting += 1
             try:
@@ -151,7 +154,7 @@ class Answer:
                 self._num_awaiting -= 1
 
     def read_at_end(self) -> None:
-        """Say that its reader comes when it is over: until then nobody lags."""
+        """Declare that the reader reads only at the end, so it never lags."""
         with self._changed:
             self._num_awaiting += 1
 
@@ -166,7 +169,7 @@ class Answer:
                 yield chunk
         finally:
             if not self._over:
-                # and no wait: this may be the thread that decodes, collecting garbage
+                # without a wait: garbage collection may run this on the decoding thread
                 self.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[Chunk]:
@@ -175,7 +178,7 @@ class Answer:
         try:
             while True:
                 reader.news.clear()
-                over = self._over  # read before the chunks: once it is over, they are all there
+                over = self._over  # read before the chunks: after the end no chunk is added
                 while (chunk := self._next()) is not None:
                     yield chunk
                 if over:
@@ -187,7 +190,7 @@ class Answer:
                 self.cancel()
 
     def _next(self) -> Chunk | None:
-        """The next chunk; None at the end."""
+        """Take the next chunk; None if there is none."""
         with self._changed:
             if self._chunks:
                 lagged = self.lagging
@@ -200,8 +203,10 @@ class Answer:
             return None
 
     def with_waiting(self, chunk: Chunk) -> Chunk:
-        """``chunk``, which was read, with those that wait behind it: a reader who comes late has as
-        little to do as one who is in time. What ends the answer without a text stays apart.
+        """Join ``chunk``, which was read, with the chunks that are queued after it.
+
+        So a late reader has no more work than a timely one. The chunk of a cancellation is not
+        joined.
         """
         found = [chunk]
         while self._chunks and self._chunks[0].finish_reason != "cancelled":
@@ -211,7 +216,7 @@ class Answer:
         return chunk if len(found) == 1 else Chunk.joined(found)
 
     def finish(self) -> Generation:
-        """Read to the end, and wake for nothing before it."""
+        """Wait for the end, then read all chunks; returns the result."""
         try:
             self.wait()
         finally:
@@ -223,7 +228,7 @@ class Answer:
 
     @property
     def generation(self) -> Generation:
-        """What has been generated so far."""
+        """The result so far."""
         output, lengths = self.output, self._accepted_lengths
         tokens = tuple(output.token_ids) if output else ()
         first = self._first_time
@@ -245,19 +250,20 @@ class Answer:
 
 
 def wake_readers(answers: Iterable[Answer]) -> None:
-    """Wake who reads ``answers``, which have chunks or an end that nobody was told of: a thread
-    where it is the reader, and an event loop or a sink once, however many are read there. Answers
-    whose sink fails have a ``failure``.
+    """Wake the readers of ``answers``, which have new chunks or an end.
 
-    Waking a loop writes to a socket, after which Python may switch to the reader: a core that woke
-    one reader after another would wait for each of them.
+    Each event loop and each sink is woken once for all its answers. If a sink fails, its answers
+    get a ``failure``.
+
+    Waking a loop writes to a socket, after which Python may switch to the reader. If the core woke
+    readers one by one, it could wait for each of them.
     """
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Answer, asyncio.Event]]] = {}
     sinks: dict[Sink, list[Answer]] = {}
     for answer in answers:
         if answer._sink is not None:
             if answer._over:
-                answer._wake_threads()  # that wait for the end
+                answer._wake_threads()  # threads may wait for the end
             sinks.setdefault(answer._sink, []).append(answer)
             continue
         answer._wake_threads()
@@ -266,14 +272,14 @@ def wake_readers(answers: Iterable[Answer]) -> None:
     for sink, answers_of_sink in sinks.items():
         try:
             sink(answers_of_sink)
-        except Exception as error:  # the core ends these answers; others have their news
+        except Exception as error:  # the core ends these answers; other answers are not affected
             _log.exception("a sink of answers failed")
             for answer in answers_of_sink:
                 answer.failure = error
     for loop, found in loops.items():
         try:
             loop.call_soon_threadsafe(_set_all, [news for _, news in found])
-        except RuntimeError:  # the loop was closed under its readers, who have left then
+        except RuntimeError:  # the loop is closed, so its readers have left
             for answer, _ in found:
                 answer.cancelled = True
 

@@ -1,4 +1,4 @@
-"""A conversation with tools, asked and answered in Python."""
+"""Chat: the request and the parsed answer of a conversation with tools (``LLM.chat``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ChatAnswer", "ChatTools", "chat_request"]
 
 @dataclass(frozen=True)
 class ChatTools:
-    """What may be called, and how; fields as OpenAI's.
+    """The tools that the model may call. Fields as in OpenAI's API.
 
     Attributes:
         tools: OpenAI's objects, ``{"type": "function", "function": {...}}``.
@@ -34,7 +34,7 @@ class ChatTools:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """An answer, and the message that it is."""
+    """An answer, and the message parsed from it."""
 
     message: AssistantMessage
     generation: Generation
@@ -48,10 +48,10 @@ def chat_request(
     *,
     speculation: bool = True,
 ) -> tuple[Request, MessageParser]:
-    """The request of a conversation, and what parses its answer.
+    """Make the request of a conversation, and the parser of its answer.
 
     Raises:
-        UserError: what is wrong with the messages or the tools.
+        UserError: the messages or the tools are invalid.
     """
     options = dict(tools.template_options or {})
     conversation = Conversation(

@@ -1,4 +1,4 @@
-"""Prompts that are more than a text or messages: with tools, or without a chat template."""
+"""Prompts with tools (``Conversation``), and prompts without a chat template (``RawPrompt``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHOICES = ("auto", "none", "required")
 
 @dataclass(frozen=True)
 class RawPrompt:
-    """A prompt that no chat template touches: a text, whose control tokens are tokens, or ids."""
+    """A prompt without chat template: token ids, or a text whose control tokens are parsed."""
 
     content: str | tuple[int, ...]
 
@@ -35,7 +35,7 @@ class Conversation:
         parallel_tool_calls: whether a required answer may hold more than one call.
         template_options: further variables of the chat template, such as ``enable_thinking``.
     Raises:
-        UserError: a choice that is none, or names no tool.
+        UserError: ``tool_choice`` is neither a known choice nor the name of a tool.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -62,17 +62,17 @@ class Conversation:
         return () if self.tool_choice == "none" else self.tools
 
     def parser(self, answer_format: AnswerFormat) -> MessageParser:
-        """For the answer."""
+        """Make the parser of the answer."""
         return MessageParser(self.offered, answer_format)
 
     def constrained(self, sampling: SamplingParams, answer_format: AnswerFormat) -> SamplingParams:
-        """``sampling`` with the grammar that the choice of tools asks for.
+        """Return ``sampling`` with the grammar that the choice of tools requires.
 
-        Where answers begin with reasoning, the grammar begins behind it.
+        If answers start with reasoning, the grammar starts after it.
 
         Raises:
-            UserError: a tool's schema is too large or the format cannot express it, or a grammar
-                is combined with a tool that must be called.
+            UserError: a tool's schema is too large, the format cannot express it, or a grammar is
+                combined with a tool that must be called.
         """
         grammar, reasoning = self._grammar(sampling.grammar, answer_format), answer_format.reasoning
         if grammar is not None and reasoning.mode == "open" and not grammar.after:
@@ -106,7 +106,7 @@ class Conversation:
         return None
 
     def _answer_or_calls(self, answer: Grammar, answer_format: AnswerFormat) -> Grammar:
-        """JSON of a schema, unless the model calls tools instead."""
+        """Allow JSON of a schema, or tool calls in its place."""
         if not self.offered:
             return answer
         if answer.kind != "json_schema":
@@ -130,6 +130,6 @@ def _tag(tool: Tool, answer_format: AnswerFormat, *, strict: bool) -> Structural
 
 
 def _triggers(answer_format: AnswerFormat) -> dict[str, Any]:
-    """The trigger of constrained calls, and the triggers that free text may not contain."""
+    """Return the trigger of constrained calls, and the triggers that free text must not contain."""
     first, *others = answer_format.tools.triggers
     return {"trigger": first, "never": others}

@@ -1,4 +1,4 @@
-"""How a checkpoint's authors sample from it: the ``generation_config.json`` of a bundle."""
+"""Default sampling of a checkpoint, from a bundle's ``generation_config.json``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FILTERS = ("top_k", "top_p", "min_p")
 
 
 def default_sampling(bundle: Path) -> SamplingParams:
-    """Temperature, filters and repetition penalty as ``generation_config.json`` has them.
+    """Read temperature, filters and repetition penalty from ``generation_config.json``.
 
-    As with transformers: without ``do_sample`` it is greedy, and a temperature that is not named
-    is 1. Filters that are not named do nothing. Greedy where a bundle has no such file.
+    As in transformers, sampling is greedy without ``do_sample``, and a missing temperature is 1.
+    Missing filters are off. Sampling is greedy if the bundle has no such file.
 
     Raises:
         UserError: the file is broken, or a value is outside its range.

@@ -1,4 +1,4 @@
-"""From the tokens of a sequence to the text of its answer, and when that is at its end."""
+"""Output: turn the tokens of a sequence into text, and detect the end of the answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Output"]
 
 
 class Output:
-    """The answer to one request, token by token.
+    """The text of one answer, built token by token.
 
-    Text that may become a stop text is held back until it cannot.
+    Text that may be the start of a stop text is held back until that is decided.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Output:
 
     @property
     def text(self) -> str:
-        """All that was returned."""
+        """All text returned so far."""
         return "".join(self._parts)
 
     def take(
@@ -47,11 +47,11 @@ class Output:
         full: bool = False,
         drafted: bool = False,
     ) -> Chunk:
-        """What one forward's tokens add, cut at an end token, a stop text or the limit.
+        """Add one forward's tokens, cut at an end token, a stop text or the limit.
 
         Args:
-            logprobs: of each of them, where they are wanted.
-            full: no more will fit.
+            logprobs: of each token, if wanted.
+            full: the sequence has no room for more tokens.
             drafted: the forward verified drafts.
         """
         kept: list[int] = []
@@ -65,15 +65,15 @@ class Output:
         if self.finish_reason is None and full:
             text += self._end("length")
         self._parts.append(text)
-        said = tuple(logprobs[: len(kept)])
-        self.logprobs += said
+        kept_logprobs = tuple(logprobs[: len(kept)])
+        self.logprobs += kept_logprobs
         lengths = (len(kept),) if drafted else ()
-        return Chunk(tuple(kept), text, self.finish_reason, said, lengths)
+        return Chunk(tuple(kept), text, self.finish_reason, kept_logprobs, lengths)
 
     def _push(self, token: int) -> str:
-        """The text that is certain after ``token``."""
+        """Add ``token``; returns the text that is now final."""
         self._held += self._decoder.push(token)
-        if self._early(token):  # nothing ends it, and no text is held back
+        if self._early(token):  # the answer cannot end here, so no text is held back
             text, self._held = self._held, ""
             return text
         if token in self._ends:
@@ -88,7 +88,7 @@ class Output:
         return text
 
     def _early(self, token: int) -> bool:
-        """Whether ``token`` comes before an end may; one that a grammar demands always may."""
+        """Return whether the answer must not end yet; an end token of a grammar always ends it."""
         return len(self.token_ids) < self._min_tokens and token not in self._grammar_ends
 
     def _end(self, reason: FinishReason) -> str:
@@ -101,7 +101,7 @@ class Output:
         return text
 
     def _cut(self) -> str | None:
-        """The text before the first stop text, if there is one."""
+        """Return the text before the first stop text; None without a stop text."""
         places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if not places:
             return None
@@ -110,7 +110,7 @@ class Output:
         return text
 
     def _may_stop(self) -> int:
-        """How many characters at the end begin some stop text."""
+        """Return how many characters at the end may start a stop text."""
         if not self._stops:
             return 0
         longest = max((len(stop) for stop in self._stops), default=1) - 1

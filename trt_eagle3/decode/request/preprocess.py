@@ -1,7 +1,7 @@
-"""Preprocessing: a request to tokens, positions and decoded images, beside the thread that decodes.
+"""Preprocessing: turn requests into tokens, positions and decoded images, on separate threads.
 
-Requests that may wait have their own threads. A text takes milliseconds; images, or the turn of a
-new grammar, may take many seconds. So no text waits behind them.
+A text takes milliseconds. Images and new grammars may take many seconds. So they have their own
+threads, and no text waits for them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from trt_eagle3.multimodal import ModelInputs, Processor
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
+__all__ = ["PreprocessResult", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
 
 _TOKENISING = 2  # threads that prepare texts while the core decodes
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request, its prompt as target and draft see it, and its grammar at its beginning; the
-    vision tower has not run yet.
+    """A request, its prompt for target and draft, and its grammar in the start state.
+
+    The vision tower has not run yet.
     """
 
     request: Request
@@ -40,12 +41,12 @@ class PreparedRequest:
     grammar: GrammarState | None = None
 
 
-Outcome = PreparedRequest | Exception
-"""What becomes of a request before it is decoded: a failure is data, and travels like a success."""
+PreprocessResult = PreparedRequest | Exception
+"""Result of preprocessing: a prepared request, or the error that refused it."""
 
 
 class PromptPreprocessor:
-    """Makes prompts of requests, by the rules and limits of one bundle; thread-safe."""
+    """Makes prompts of requests by the rules and limits of one bundle; thread-safe."""
 
     def __init__(
         self,
@@ -57,8 +58,10 @@ class PromptPreprocessor:
         *,
         digests: bool = False,
     ) -> None:
-        """``grammars``: called for the first grammar. ``digests``: of images and videos, for a
-        prefix cache.
+        """Create a preprocessor.
+
+        ``grammars``: returns the compiler; called when a request has a grammar. ``digests``:
+        compute digests of images and videos, for a prefix cache.
         """
         self._spec = spec
         self._processor = processor
@@ -67,8 +70,8 @@ class PromptPreprocessor:
         self._device = device
         self._digests = digests
 
-    def run(self, request: Request, caller: Caller = NO_CALLER) -> Outcome:
-        """Prepare ``request``; whatever is wrong with it is the outcome."""
+    def run(self, request: Request, caller: Caller = NO_CALLER) -> PreprocessResult:
+        """Prepare ``request``; an error is returned, not raised."""
         try:
             caller.check()
             _check_ids(request.sampling, self._spec.vocab_size)
@@ -79,7 +82,7 @@ class PromptPreprocessor:
             return as_failure(error)
 
     def may_wait(self, request: Request) -> bool:
-        """Whether preparing ``request`` may take long: images, videos or a new grammar."""
+        """Return whether preparing ``request`` may take long: images, videos or a new grammar."""
         grammar = request.sampling.grammar
         return request.has_media or (grammar is not None and not self._grammars().knows(grammar))
 
@@ -94,10 +97,10 @@ class PromptPreprocessor:
         )
 
     def model_inputs(self, request: Request, caller: Caller = NO_CALLER) -> ModelInputs:
-        """Tokens, positions and patches, checked against the bundle's limits.
+        """Return tokens, positions and patches, checked against the bundle's limits.
 
         Raises:
-            UserError: what is wrong with the prompt.
+            UserError: the prompt is invalid or too large.
             RequestCancelledError: ``caller`` left.
         """
         processor, limits = self._processor, self._limits
@@ -122,12 +125,12 @@ class PromptPreprocessor:
         return inputs
 
     def prompt(self, inputs: ModelInputs) -> Prompt:
-        """The prompt as target and draft see it."""
+        """Make the prompt for target and draft."""
         visuals = inputs.visuals
         media: tuple[tuple[bytes, int], ...] = ()
         if visuals and self._digests:
             media = media_digests(visuals, self._spec.require_vision().spatial_merge_size ** 2)
-        if self._device == "cuda":  # here, so that the thread that decodes has nothing to copy
+        if self._device == "cuda":  # pinned here, so that the decoding thread does not copy them
             visuals = tuple(visual.pinned() for visual in visuals)
         return Prompt(
             token_ids=inputs.token_ids,
@@ -153,7 +156,9 @@ class PreprocessStage:
     """A preprocessor with two queues and their threads: texts, and requests that may wait."""
 
     def __init__(self, preprocessor: PromptPreprocessor, max_waiting: int) -> None:
-        """``max_waiting``: number of requests that may wait at once for a remote host, or for the
+        """Create the stage.
+
+        ``max_waiting``: number of requests that may wait at once for a remote host, or for the
         processes that decode images and try grammars.
         """
         self._preprocessor = preprocessor
@@ -165,14 +170,14 @@ class PreprocessStage:
 
     @property
     def seconds(self) -> float:
-        """Since a text was last prepared or, if later, the oldest arrived; 0 if none waits."""
+        """Seconds since a text was last prepared or, if later, the oldest arrived; 0 if idle."""
         return self._progress.seconds
 
-    def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
+    def submit(self, request: Request, caller: Caller) -> Future[PreprocessResult]:
         """Queue a request. The future never fails; its result may be an error.
 
         Raises:
-            OverloadedError: no thread starts.
+            OverloadedError: no thread could be started.
         """
         if self._preprocessor.may_wait(request):
             return self._queue(self._others, request, caller)
@@ -181,7 +186,9 @@ class PreprocessStage:
         future.add_done_callback(lambda _: self._count_text(-1))
         return future
 
-    def _queue(self, pool: ThreadPoolExecutor, request: Request, caller: Caller) -> Future[Outcome]:
+    def _queue(
+        self, pool: ThreadPoolExecutor, request: Request, caller: Caller
+    ) -> Future[PreprocessResult]:
         try:
             return pool.submit(self._preprocessor.run, request, caller)
         except RuntimeError as error:
@@ -199,6 +206,6 @@ class PreprocessStage:
                 self._progress.start()
 
     def close(self) -> None:
-        """Take no more; what is queued still comes out, cancelled or not."""
+        """Accept no more requests. Queued requests still get a result."""
         for pool in (self._texts, self._others):
             pool.shutdown(wait=False)

@@ -1,6 +1,7 @@
-"""A prompt as target and draft see it.
+"""Prompt: the tokens, positions and visual embeddings of a prompt.
 
-Shapes: P prompt rows, of which N are visual, S rows of a part, H target hidden, L deepstack levels.
+Shapes: P prompt rows, N visual ones among them, S rows of a part, H target hidden, L deepstack
+levels.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["Prompt", "Vision", "media_digests"]
 
 @dataclass(frozen=True)
 class Vision:
-    """What the vision tower makes of a prompt: ``embeds`` [N, H] and ``deepstack`` [L, N, H]."""
+    """Output of the vision tower for a prompt: ``embeds`` [N, H], ``visual_levels`` [L, N, H]."""
 
     embeds: Tensor
     visual_levels: Tensor
@@ -31,11 +32,10 @@ class Prompt:
 
     Attributes:
         token_ids: int64 [P]. position_ids: int32 [3, P]. visual_rows: bool [P].
-        rope_delta: what a row's index lacks to its rope position after the prompt.
-        media: what stands at the visual rows: a digest of each image or video, in order, with its
-            number of rows.
+        rope_delta: rope position minus row index, for rows after the prompt.
+        media: digest and number of visual rows of each image or video, in order.
         visuals: the images and videos themselves, in order.
-        vision: what the vision tower makes of them; None before it ran and after it was released.
+        vision: output of the vision tower; None before it ran and after it was released.
     """
 
     token_ids: Tensor
@@ -47,53 +47,52 @@ class Prompt:
     vision: Vision | None = None
 
     def with_vision(self, vision: Vision | None) -> Prompt:
-        """The same prompt with other visual embeddings, or without any."""
+        """Return the same prompt with other visual embeddings, or without any."""
         return replace(self, vision=vision)
 
     @property
     def _encoded(self) -> Vision:
-        assert self.vision is not None, "visual rows are wanted before the vision tower has run"
+        assert self.vision is not None, "visual rows are read before the vision tower has run"
         return self.vision
 
     @property
     def visual_embeds(self) -> Tensor:
-        """[N, H]."""
+        """Visual embeddings [N, H]."""
         return self._encoded.embeds
 
     @property
     def visual_levels(self) -> Tensor:
-        """[L, N, H]."""
+        """Deepstack levels [L, N, H]."""
         return self._encoded.visual_levels
 
     def put_visual(self, embeds: Tensor, start: int) -> None:
-        """Write visual embeddings over ``embeds [S, H]``, which are those of rows from ``start``
-        on.
-        """
+        """Write visual embeddings over ``embeds`` [S, H] of the rows from ``start`` on."""
         rows, first = self._visual(start, len(embeds))
         if len(rows):
             found = self._encoded.embeds[first : first + len(rows)].to(embeds.dtype)
             embeds.index_copy_(0, to_device(rows, embeds.device), found)
 
     def put_visual_levels(self, rows: Tensor, start: int) -> None:
-        """Write deepstack levels into ``rows [L, S, H]``, which stand at rows from ``start`` on."""
+        """Write deepstack levels into ``rows`` [L, S, H] of the rows from ``start`` on."""
         visual, first = self._visual(start, rows.shape[1])
         if len(visual):
             found = self._encoded.visual_levels[:, first : first + len(visual)].to(rows.dtype)
             rows.index_copy_(1, to_device(visual, rows.device), found)
 
     def has_visual(self, start: int, count: int) -> bool:
-        """Whether visual rows are among ``count`` rows from ``start`` on."""
+        """Return whether any of ``count`` rows from ``start`` on is visual."""
         return bool(self.visual_rows[start : start + count].any())
 
     def _visual(self, start: int, count: int) -> tuple[Tensor, int]:
-        """int64: those of ``count`` rows from ``start`` on that are visual, counted from there; how
-        many are before them.
+        """Return the visual rows among ``count`` rows from ``start`` on, and how many are before.
+
+        Rows are int64, relative to ``start``.
         """
         rows = self.visual_rows[start : start + count].nonzero().flatten()
         return rows, int(self.visual_rows[:start].sum())
 
     def positions(self, start: int, stop: int) -> Tensor:
-        """int32 [3, stop - start]: rope positions of rows, those after the prompt included."""
+        """Return rope positions of rows, also after the prompt, int32 [3, stop - start]."""
         num_prompt = self.position_ids.shape[1]
         if stop <= num_prompt:
             return self.position_ids[:, start:stop]
@@ -110,8 +109,8 @@ class Prompt:
 
 
 def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[bytes, int], ...]:
-    """A digest of each image or video in order, and its rows in the prompt.
+    """Return the digest of each image or video in order, and its number of rows in the prompt.
 
-    ``merged``: patches of a row.
+    ``merged``: patches per row.
     """
     return tuple((visual.digest, len(visual.pixels) // merged) for visual in visuals)

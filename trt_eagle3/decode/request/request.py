@@ -1,4 +1,4 @@
-"""What is asked of an engine, and what comes back."""
+"""Request, Chunk and Generation: the input and output of an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "Request",
 ]
 
-_MAX_LOGGED_LEN = 10_000  # characters of a prompt in a log
+_MAX_LOGGED_LEN = 10_000  # most characters of a prompt in a log
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, as ``multimodal.Processor.messages`` takes it."""
@@ -32,18 +32,18 @@ PromptSource = str | Messages | Conversation | RawPrompt
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to answer it.
+    """One prompt, and the options of its answer.
 
     Attributes:
-        prompt: a user's text, chat messages (``multimodal.Processor.messages``), or what
-            ``conversation`` has.
+        prompt: a user's text, chat messages (``multimodal.Processor.messages``), or a prompt of
+            ``conversation``.
         images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
-        sampling: how tokens are chosen and when the answer ends; greedy unless told otherwise.
-        speculation: draft with the bundle's draft: the same answer (when sampled, the same
-            distribution), only faster.
-        client: who asks, if known: what decodes images is shared among clients.
+        sampling: how tokens are sampled and when the answer ends; greedy by default.
+        speculation: use the bundle's draft. The answer is the same (when sampled, the same
+            distribution), but faster.
+        client: name of the client, if known; clients share image decoding fairly.
     Raises:
-        UserError: a value of another type or outside its range, by name.
+        UserError: a value is of another type or outside its range; names the field.
     """
 
     prompt: PromptSource
@@ -62,8 +62,8 @@ class Request:
             object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
         if not isinstance(self.prompt, str) and (self.images or self.videos):
             raise UserError(
-                "images and videos: of a list of messages they stand in the messages. Put them "
-                "there."
+                "images and videos: expected none beside a list of messages. Put them into the "
+                "messages."
             )
         if not isinstance(self.speculation, bool):
             raise UserError(f"speculation: expected true or false, got {self.speculation!r:.40}")
@@ -74,7 +74,7 @@ class Request:
 
     @property
     def prompt_text(self) -> str:
-        """The prompt for a log: a text as it is, all else as JSON, in one bounded line."""
+        """The prompt as one bounded log line: a text unchanged, anything else as JSON."""
         match self.prompt:
             case str() as text:
                 return clip(text, _MAX_LOGGED_LEN)
@@ -83,7 +83,7 @@ class Request:
 
     @property
     def has_media(self) -> bool:
-        """Whether the prompt has images or videos: parts of messages that are no texts."""
+        """Whether the prompt has images or videos: message parts that are not text."""
         prompt = self.prompt
         if isinstance(prompt, str | RawPrompt):
             return bool(self.images or self.videos)
@@ -97,13 +97,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one target pass added.
+    """The part of an answer that one target forward added.
 
     Attributes:
-        token_ids: the tokens that it emitted. text: what of the text is now certain.
+        token_ids: the emitted tokens. text: the text that is now final.
         finish_reason: None until the last chunk.
-        logprobs: of each token, where the request asked for them; empty otherwise.
-        accepted_lengths: as ``Generation``'s; empty where the forward verified no drafts.
+        logprobs: of each token, if requested; otherwise empty.
+        accepted_lengths: as in ``Generation``; empty if the forward verified no drafts.
     """
 
     token_ids: tuple[int, ...]
@@ -114,7 +114,7 @@ class Chunk:
 
     @staticmethod
     def joined(chunks: Sequence[Chunk]) -> Chunk:
-        """What several passes added, one after the other."""
+        """Join consecutive chunks."""
         return Chunk(
             tuple(token for chunk in chunks for token in chunk.token_ids),
             "".join(chunk.text for chunk in chunks),
@@ -130,14 +130,14 @@ class Generation:
 
     Attributes:
         token_ids: generated ids, the end token included.
-        finish_reason: ``stop`` at an end token or stop text, ``length`` at a limit; None while it
-            is in the making.
+        finish_reason: ``stop`` at an end token or stop text, ``length`` at a limit,
+            ``cancelled``; None while it is incomplete.
         accepted_lengths: tokens emitted by each target forward that verified drafts, the bonus
-            token included; of the last one those that the answer keeps.
-        acceptance_length: their mean; None where no forward verified drafts.
-        tokens_per_second: of the tokens after the first; None where there is one token.
-        logprobs: of each token, where the request asked for them; empty otherwise.
-        reused_tokens: of the prompt, that the prefix cache had.
+            token included. The last one counts only tokens that the answer keeps.
+        acceptance_length: their mean; None if no forward verified drafts.
+        tokens_per_second: of the tokens after the first; None with fewer than two tokens.
+        logprobs: of each token, if requested; otherwise empty.
+        reused_tokens: prompt tokens that the prefix cache had.
     """
 
     text: str
@@ -153,6 +153,6 @@ class Generation:
 
     @property
     def num_forwards(self) -> int:
-        """Target forwards behind the prompt's; each without a draft emitted one token."""
-        plain = max(len(self.token_ids) - 1, 0) - sum(self.accepted_lengths)
-        return len(self.accepted_lengths) + plain
+        """Target forwards after the prompt's; each without a draft emitted one token."""
+        undrafted = max(len(self.token_ids) - 1, 0) - sum(self.accepted_lengths)
+        return len(self.accepted_lengths) + undrafted

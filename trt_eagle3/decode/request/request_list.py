@@ -1,4 +1,4 @@
-"""The arguments of ``LLM.generate`` as requests: one, or one for each prompt of a list."""
+"""Convert the arguments of ``LLM.generate`` to requests: one, or one per prompt of a list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Videos = Sequence[VideoSource] | None
 
 
 def is_one_prompt(prompt: object) -> TypeGuard[PromptSource]:
-    """Whether ``prompt`` is a text or a conversation, and no list of them."""
+    """Return whether ``prompt`` is a text or a conversation, not a list of them."""
     if not isinstance(prompt, list | tuple):
         return True
     return all(isinstance(part, Mapping) for part in prompt)
@@ -31,10 +31,10 @@ def one_request(
     speculation: bool,
     options: SamplingOptions,
 ) -> Request:
-    """The request of one prompt; what is wrong with a value, ``Request`` says.
+    """Make the request of one prompt; ``Request`` checks the values.
 
     Raises:
-        UserError: a value of another type or outside its range, by name.
+        UserError: a value is of another type or outside its range; names the field.
     """
     if not isinstance(sampling, SamplingParams):
         raise UserError(f"sampling: expected SamplingParams, got {type(sampling).__name__}")
@@ -49,10 +49,13 @@ def requests_of(
     speculation: bool,
     options: SamplingOptions,
 ) -> list[Request]:
-    """A request for each of ``prompts``; images, videos and sampling are shared out among them.
+    """Make a request for each of ``prompts``.
+
+    Images, videos and sampling have one entry per prompt. A single ``SamplingParams`` is used for
+    all prompts.
 
     Raises:
-        UserError: as for one; a list with more or fewer entries than there are prompts.
+        UserError: as for ``one_request``, or a list has another number of entries than ``prompts``.
     """
     each = zip(
         prompts,
@@ -76,7 +79,7 @@ def _samplings(
 
 
 def _for_each(name: str, values: Any, count: int) -> Sequence[Any]:
-    """``values``, one for each of ``count`` prompts; None for each where there are none."""
+    """Check that ``values`` has one entry per prompt; None becomes a list of None."""
     if values is None:
         return [None] * count
     if not isinstance(values, list | tuple):
@@ -93,5 +96,5 @@ def _for_each(name: str, values: Any, count: int) -> Sequence[Any]:
 
 
 def _images(value: Any) -> Any:
-    """Those of one prompt: a single image stands for a list of one (a list may be a video)."""
+    """Return the images of one prompt as a list; a single image becomes a list of one."""
     return value if value is None or isinstance(value, list | tuple) else [value]

@@ -1,4 +1,4 @@
-"""Stopwatch: how long something has been going on."""
+"""Stopwatch: measures elapsed seconds."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """Any thread may read it, and no lock is taken: so also while the one that started it hangs."""
+    """Measures seconds since its start. Lock-free, so any thread can read it, also in a hang."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Stopped. ``clock``: seconds since any moment."""
+        """Create a stopped stopwatch. ``clock``: returns monotonic seconds."""
         self._clock = clock
         self._begin: float | None = None
 
     def start(self) -> None:
-        """Begin at 0, whether it runs or not."""
+        """Start at 0, also if it runs already."""
         self._begin = self._clock()
 
     def stop(self) -> None:
-        """Go back to 0, and stay there."""
+        """Stop, and reset to 0."""
         self._begin = None
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and not stopped since."""
+        """Whether it runs."""
         return self._begin is not None
 
     @property
     def seconds(self) -> float:
-        """Since it was started; 0 while it is stopped."""
+        """Seconds since its start; 0 while it is stopped."""
         begin = self._begin  # read once: another thread may stop it meanwhile
         return 0.0 if begin is None else self._clock() - begin

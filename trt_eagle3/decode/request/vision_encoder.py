@@ -1,5 +1,6 @@
-"""The images and videos of a prompt to its visual embeddings: the vision graph, the sizes that its
-runs are padded to, and the encoder over both.
+"""VisionEncoder: encode the images and videos of a prompt to visual embeddings.
+
+Also the runner of the vision graph, and the sizes that its runs are padded to.
 
 Shapes: n patches, N visual tokens, H target hidden, L deepstack levels.
 """
@@ -26,12 +27,11 @@ __all__ = ["PatchBuckets", "VisionEncoder", "VisionRunner"]
 
 @dataclass(frozen=True)
 class PatchBuckets:
-    """How many patches a run of the vision graph has, so that images of about one size share a
-    captured graph.
+    """Padded patch counts of the vision graph, so that images of similar size share a capture.
 
     Attributes:
-        limit: pad to no more than these. unit: patches are padded by multiples of it.
-        pad: the graph's inputs besides the patches, for so many patches
+        limit: most patches after padding. unit: padding is a multiple of it.
+        pad: pads the graph's other inputs to a patch count
             (``families.family.FamilyVision.padded``).
     """
 
@@ -41,16 +41,16 @@ class PatchBuckets:
 
     @property
     def sizes(self) -> list[int]:
-        """Patches of the runs that are captured, the most first."""
+        """Patch counts that are captured, the largest first."""
         counts = range(self.unit, min(self.limit, PATCHES.limit) + 1, self.unit)
         return sorted({self.size_of(count) for count in counts}, reverse=True)
 
     def size_of(self, count: int) -> int:
-        """To how many patches ``count`` are padded."""
+        """Return the padded patch count of ``count`` patches."""
         return count + self._added(count)
 
     def padded(self, patches: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The graph's inputs, with as many patches as the bucket of ``patches`` has."""
+        """Return the graph inputs, padded to the bucket of ``patches``."""
         count, added = len(patches), self._added(len(patches))
         # padding by 0 copies
         filled = functional.pad(patches, (0, 0, 0, added)) if added else patches
@@ -67,11 +67,12 @@ class VisionRunner:
     def __init__(
         self, session: Session, *, merge_size: int, buckets: PatchBuckets | None = None
     ) -> None:
-        """Call ``session``.
+        """Create a runner of ``session``.
 
         Args:
             merge_size: patches along each side of a visual token.
-            buckets: pad the patches of a run, so that CUDA graphs fit again.
+            buckets: sizes that patches are padded to, so that CUDA graphs are reused; None: no
+                padding.
         """
         self._session = session
         self._merged = merge_size**2
@@ -87,14 +88,13 @@ class VisionRunner:
             inputs = self._buckets.padded(patches, rows)
         outputs = self._session.run(inputs)
         visual_levels = outputs.get("deepstack")
-        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
-        # run
+        # copies: a prompt keeps them until its prefill, and the graph may run again before that
         embeds = outputs["visual_embeds"][:count].clone()
         return embeds, None if visual_levels is None else visual_levels[:, :count].clone()
 
 
 class VisionEncoder:
-    """Runs a bundle's vision tower, which is opened for the first image."""
+    """Runs a bundle's vision tower, which is opened at the first image."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class VisionEncoder:
         device: str,
         tower: Callable[[], VisionRunner],
     ) -> None:
-        """``tower``: called for every prompt with images."""
+        """Create an encoder. ``tower``: called for every prompt with images."""
         self._spec = spec
         self._dtype = dtype
         self._device = device
         self._tower = tower
 
     def encode(self, prompt: Prompt) -> Vision:
-        """Visual embeddings and deepstack levels of ``prompt``, on the bundle's device.
+        """Return visual embeddings and deepstack levels of ``prompt``, on the bundle's device.
 
         Raises:
             DeviceMemoryError: they need more memory than is free.

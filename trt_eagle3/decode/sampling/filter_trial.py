@@ -1,9 +1,9 @@
-"""Whether keeping drafts to a grammar pays, tried as answers go.
+"""FilterTrial: measure while serving whether filtering drafts by a grammar pays.
 
-Drafts that are kept to it cost every cycle of a batch: the host must know what was said, and
-compute masks, before anything is proposed. A draft that follows the target proposes little that is
-forbidden, and one that follows nothing gains nothing. So drafts are kept to a grammar only where it
-forbids many of them, and only as long as answers come faster for it.
+Filtering costs time in every cycle of a batch: before anything is proposed, the host must have the
+last tokens and compute masks. A good draft proposes few forbidden tokens. A useless draft gains
+nothing from the filter. So drafts are filtered only if the grammar forbids many drafted tokens. The
+filter must also raise the tokens per tree.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 __all__ = ["FilterTrial"]
 
-_TREES = 8  # of a look at drafts as they are, and of one at drafts that are kept to the grammar
-_REST = 128  # trees until the next look
-_FEW_FORBIDDEN = 0.2  # share of drafted tokens
-_GAIN = 1.1  # in tokens of a tree
+_TREES = 8  # trees of a trial without the filter, and of a trial with it
+_REST = 128  # trees until the next trial
+_FEW_FORBIDDEN = 0.2  # share of drafted tokens below which the filter is off
+_GAIN = 1.1  # least gain in tokens per tree
 
 
 @dataclass
@@ -26,10 +26,10 @@ class _Sum:
 
 
 class FilterTrial:
-    """Of one grammar: all answers with it share what they find.
+    """The trial of one grammar. All answers with this grammar share it.
 
     Attributes:
-        wanted: keep the next drafts to it.
+        wanted: whether to filter the next drafts.
     """
 
     def __init__(self) -> None:
@@ -38,8 +38,10 @@ class FilterTrial:
         self._rest = 0
 
     def add(self, forbidden: float, num_tokens: int, *, filtered: bool) -> None:
-        """A tree of which it forbade the share ``forbidden``, and ``num_tokens`` were emitted;
-        ``filtered``: its draft was kept to the grammar.
+        """Add a verified tree.
+
+        ``forbidden``: share of its drafted tokens that the grammar forbids. ``num_tokens``: emitted
+        tokens. ``filtered``: whether its draft was filtered.
         """
         if self._rest:
             self._rest -= 1
@@ -53,12 +55,12 @@ class FilterTrial:
         if self._as_is.trees < _TREES:
             return
         if self._as_is.forbidden < _FEW_FORBIDDEN * self._as_is.trees:
-            self._settle(wanted=False)
+            self._decide(wanted=False)
         elif self._kept.trees < _TREES:
             self.wanted = True
         else:
             before = self._as_is.tokens / self._as_is.trees
-            self._settle(wanted=self._kept.tokens >= _GAIN * before * self._kept.trees)
+            self._decide(wanted=self._kept.tokens >= _GAIN * before * self._kept.trees)
 
-    def _settle(self, *, wanted: bool) -> None:
+    def _decide(self, *, wanted: bool) -> None:
         self.wanted, self._rest = wanted, _REST

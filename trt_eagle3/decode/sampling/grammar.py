@@ -1,4 +1,4 @@
-"""Grammar: what an answer must look like, as a request states it."""
+"""Grammar: the form that a request demands of its answer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["MAX_SOURCE_BYTES", "Grammar", "GrammarKind", "StructuralTag"]
 GrammarKind = Literal["json_schema", "regex", "choice", "ebnf", "tags"]
 
 MAX_SOURCE_BYTES = 256 << 10
-"""Of a schema, pattern or grammar; larger ones are refused unread."""
+"""Largest schema, pattern or grammar; larger ones are refused before they are parsed."""
 
 
 @dataclass(frozen=True)
 class StructuralTag:
-    """A part of an answer that stands between two texts: a call of a tool, above all.
+    """A part of an answer between two texts, usually a tool call.
 
     Attributes:
-        begin, end: the texts around it, ``begin`` with the grammar's ``trigger`` at its start.
-        content: what stands between them: JSON Schema as JSON text, or parts
+        begin, end: the texts around it. ``begin`` starts with the grammar's ``trigger``.
+        content: the form of the text between them: JSON Schema as JSON text, or parts
             (``multimodal.tool_formats.parts``).
     """
 
@@ -33,7 +33,7 @@ class StructuralTag:
     end: str
 
     def to_form(self) -> list[Any]:
-        """Its JSON form."""
+        """Convert to its JSON form."""
         content = self.content
         return [
             self.begin,
@@ -44,15 +44,17 @@ class StructuralTag:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer must look like. Made by the class methods below.
+    """The form of an answer. Use the class methods below to make one.
 
     Attributes:
-        kind: how ``source`` is to be read. source: JSON Schema, regular expression, JSON list of
-            texts, Lark or GBNF grammar, or, of tags, their JSON form.
-        field: what a request calls it; errors name it.
-        after: free text goes before it, up to and with this text (``</think>``); empty: nothing.
+        kind: type of ``source``.
+        source: JSON Schema, regular expression, JSON list of texts, Lark or GBNF grammar, or the
+            JSON form of tags.
+        field: its name in the request, for error messages.
+        after: text that ends the free text before the grammar, such as ``</think>``; empty: no free
+            text before it.
     Raises:
-        UserError: a value of another type, an empty or too large one, by the name of its field.
+        UserError: a value is of another type, empty or too large; names the field.
     """
 
     kind: GrammarKind
@@ -69,24 +71,25 @@ class Grammar:
     def json_schema(
         cls, schema: Mapping[str, Any] | bool | str, field: str = "json_schema"
     ) -> Grammar:
-        """JSON that ``schema`` (JSON Schema, read or as text) allows."""
+        """Allow JSON that satisfies ``schema`` (JSON Schema, parsed or as text)."""
         return cls("json_schema", _json_text(schema, field), field)
 
     @classmethod
     def json_object(cls, field: str = "response_format") -> Grammar:
-        """Any JSON object."""
+        """Allow any JSON object."""
         return cls("json_schema", '{"type": "object"}', field)
 
     @classmethod
     def regex(cls, pattern: str, field: str = "regex") -> Grammar:
-        """A text that ``pattern`` (Rust's syntax: no look-around, no back references) matches as a
-        whole.
+        """Allow a text that ``pattern`` matches as a whole.
+
+        The syntax is Rust's: no look-around, no back references.
         """
         return cls("regex", pattern, field)
 
     @classmethod
     def choice(cls, choices: Sequence[str], field: str = "choice") -> Grammar:
-        """One of ``choices``, nothing else."""
+        """Allow exactly one of ``choices``."""
         texts = list(choices) if isinstance(choices, list | tuple) else []
         if not texts or not all(isinstance(text, str) and text for text in texts):
             raise UserError(f"{field}: expected a list of texts that are not empty")
@@ -94,7 +97,7 @@ class Grammar:
 
     @classmethod
     def ebnf(cls, text: str, field: str = "grammar") -> Grammar:
-        """A context-free grammar: Lark's syntax (rule ``start``), or GBNF (rule ``root``)."""
+        """Allow a context-free grammar: Lark's syntax (rule ``start``), or GBNF (rule ``root``)."""
         return cls("ebnf", text, field)
 
     @classmethod
@@ -109,12 +112,12 @@ class Grammar:
         answer: str | None = None,
         field: str = "tools",
     ) -> Grammar:
-        """Free text in which ``trigger`` stands only where one of ``tags`` begins.
+        """Allow free text in which ``trigger`` occurs only at the start of one of ``tags``.
 
         Args:
-            never: texts that the free text may not contain.
-            required: nothing but tags, at least one. parallel: more than one tag is allowed.
-            answer: JSON Schema of what may stand in place of required tags, as JSON text.
+            never: texts that the free text must not contain.
+            required: allow only tags, at least one. parallel: allow more than one tag.
+            answer: JSON Schema, as JSON text, of an answer that may replace the required tags.
         """
         forms: list[list[Any]] = []
         size = 0
@@ -135,15 +138,16 @@ class Grammar:
         return cls("tags", json.dumps(form), field)
 
     def preceded_by(self, text: str) -> Grammar:
-        """The same behind free text that ends with ``text``: a Thinking checkpoint's
-        ``</think>``.
+        """Return the same grammar after free text that ends with ``text``.
+
+        A Thinking checkpoint's text is ``</think>``.
         """
         return replace(self, after=text)
 
 
 def _check_size(size: int, field: str) -> None:
     if size > MAX_SOURCE_BYTES:
-        raise UserError(f"{field}: {size} bytes, at most {MAX_SOURCE_BYTES} are read. Send less.")
+        raise UserError(f"{field}: {size} bytes, expected at most {MAX_SOURCE_BYTES}. Send less.")
 
 
 def _json_text(value: object, field: str) -> str:

@@ -1,5 +1,6 @@
-"""From a request's grammar to a matcher: tried in a process of its own, compiled, kept for the next
-request.
+"""GrammarCompiler: make a matcher of a request's grammar.
+
+A grammar is first tried in a separate process, then compiled, and cached for later requests.
 """
 
 from __future__ import annotations
@@ -29,39 +30,42 @@ if TYPE_CHECKING:
 __all__ = ["GrammarCompiler"]
 
 _T = TypeVar("_T")
-_KEPT = 64  # compiled grammars of some hundred KiB each, and as many refusals
+_KEPT = 64  # cached grammars, some hundred KiB each, and as many refusals
 _REASON_LEN = 300  # characters
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A grammar at its beginning, and what its answers find out."""
+    """A grammar in its start state, and its filter trial."""
 
     matcher: LLMatcher
     trial: FilterTrial = field(default_factory=FilterTrial)
 
 
 class GrammarCompiler:
-    """Makes matchers over one vocabulary; thread-safe. Nothing runs until the first grammar
-    comes, or ``warm_up``.
+    """Makes matchers over one vocabulary; thread-safe.
 
-    A grammar is compiled in some milliseconds. One that takes more time or memory than
-    ``grammar_worker`` allows is refused within a second. Known grammars wait for nothing; others
-    are tried one at a time, clients in turn.
+    The process starts with the first grammar, or with ``warm_up``. A grammar compiles in some
+    milliseconds. If it needs more time or memory than ``grammar_worker`` allows, it is refused
+    within a second. Cached grammars need no wait. Others are tried one at a time, in fair turns
+    among clients.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int]) -> None:
-        """``vocab_size``: of the target's logits. ``end_ids``: the model's end tokens."""
+        """Create a compiler.
+
+        ``vocab_size``: of the target's logits. ``end_ids``: the model's end tokens.
+        """
         self._source = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = tuple(end_ids)
         self._worker = WorkerProcess(grammar_worker.__file__, "grammar", self._preface)
         self._turns = FairTurns(1)
         self._compiled_by_key = _Recent[_Compiled]()
-        self._refusals_by_key = _Recent[str]()  # apart: bad grammars must not evict good ones
+        self._refusals_by_key = _Recent[str]()  # separate: bad grammars must not evict good ones
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether ``state`` returns at once."""
+        """Return whether ``grammar`` is cached, so that ``state`` returns at once."""
         return self._known(grammar) is not None
 
     def state(
@@ -72,11 +76,12 @@ class GrammarCompiler:
         min_tokens: int = 0,
         ignore_eos: bool = False,
     ) -> GrammarState:
-        """``grammar`` at its beginning.
+        """Return ``grammar`` in its start state.
 
         Raises:
-            UserError: it is none, allows nothing, or takes too much time or memory; by its field.
-            OverloadedError: it could not be tried now; it may well be sound.
+            UserError: it is invalid, allows nothing, or takes too much time or memory; names the
+                field.
+            OverloadedError: it could not be tried now; it may be valid.
             RequestCancelledError: ``caller`` left.
             EnvironmentMissingError: llguidance is not installed, or no process can be started.
         """
@@ -97,7 +102,7 @@ class GrammarCompiler:
         )
 
     def warm_up(self) -> None:
-        """Read the vocabulary and start the process now, rather than with the first grammar."""
+        """Read the vocabulary and start the process now, not with the first grammar."""
         self.state(Grammar.json_object())
 
     def close(self) -> None:
@@ -105,7 +110,7 @@ class GrammarCompiler:
         self._worker.close()
 
     def _known(self, grammar: Grammar) -> _Compiled | str | None:
-        """The compiled grammar, or why it is refused; None if neither is cached."""
+        """Return the compiled grammar, or why it is refused; None if neither is cached."""
         key = _key(grammar)
         return self._compiled_by_key.get(key) or self._refusals_by_key.get(key)
 
@@ -123,10 +128,10 @@ class GrammarCompiler:
         fields = {"kind": grammar.kind, "source": grammar.source, "after": grammar.after}
         answer = self._worker.ask(json.dumps(fields).encode(), caller.cancelled)
         if answer is None:
-            raise OverloadedError("The process that tries grammars ended. Try again.")
+            raise OverloadedError("grammar: the process that tries grammars ended. Try again.")
         if answer.get("ended") == signal.SIGALRM:
             raise OverloadedError(
-                f"This machine had no time to try the grammar in {grammar_worker.WALL_S:g} s. "
+                f"grammar: this machine had no time to try it in {grammar_worker.WALL_S:g} s. "
                 "Try again."
             )
         if "ended" in answer:
@@ -158,7 +163,7 @@ class GrammarCompiler:
 
     @property
     def _grammar_ends(self) -> list[int] | None:
-        """Tokens that end a grammar's text; None: the tokenizer's own, as no config names one."""
+        """Tokens that end a grammar's text; None: the tokenizer's own, as the config names none."""
         return list(self._end_ids) or None
 
     def _preface(self) -> bytes:
@@ -178,7 +183,7 @@ def _key(grammar: Grammar) -> _Key:
 
 
 class _Recent(Generic[_T]):
-    """A cache of the values used last; thread-safe."""
+    """A cache of the most recently used values; thread-safe."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[_Key, _T] = OrderedDict()
@@ -198,11 +203,12 @@ class _Recent(Generic[_T]):
 
 
 def _reason(message: str) -> str:
-    """llguidance's message as one line: of a bad pattern what is wrong with it, without the drawing
-    of where.
+    """Return llguidance's message as one line.
+
+    Of a bad pattern's message only the error remains, without the drawing of its position.
     """
     _, pattern, rest = message.partition("regex parse error:")
     wrong = rest.partition("error: ")[2].partition("\n")[0]
     if pattern and wrong:
-        return f"no regular expression: {clip(wrong)}"
+        return f"not a regular expression: {clip(wrong)}"
     return clip(" ".join(message.replace("<non-verbose/>", "").split()), _REASON_LEN)

@@ -1,9 +1,10 @@
-"""Masks of drafted trees, by llguidance's own threads: which tokens grammars allow at every node.
+"""Grammar masks of drafted trees: the tokens allowed at every node, computed by llguidance.
 
-A matcher computes the masks of a run of tokens in one call, without Python's lock, into memory that
-the device copies from. A chain is one run. A tree is several: its first path from the root to a
-leaf, then of each other path the nodes that no earlier one has. The first runs of all trees are
-computed together, then their second ones. Only nodes that can be accepted have a mask.
+llguidance's own threads compute the masks of a run of tokens in one call, without Python's lock.
+They write into memory that the device copies from. A chain is one run. A tree has several runs: its
+first path from the root to a leaf, then the new nodes of each other path. The first runs of all
+trees are computed in one batch, then the second runs, and so on. Only nodes that can be accepted
+have a mask.
 
 Shapes: n trees, T tree nodes, R masks, W = ceil(V / 32) words of a mask of V tokens.
 """
@@ -26,21 +27,21 @@ _MAX_THREADS = 8
 NO_MASK = -1
 
 Job = tuple[GrammarState, Sequence[int], Sequence[int]]
-"""A state, the tokens of a tree's nodes, parents first (the root's stands in the answer already),
-and the parents (the root's is -1)."""
+"""A state, the tokens of a tree's nodes, and their parents (the root's is -1). Parents come first.
+The answer already contains the root's token."""
 
 
 def fill_next(state: GrammarState, row: Words) -> None:
-    """Write what ``state`` allows next into ``row`` int32 [W], on the host."""
+    """Write the tokens that ``state`` allows next into ``row`` int32 [W], on the host."""
     if fill_trees([(state, [-1], [-1])], row[None]) == [[NO_MASK]]:
         row.fill(ALL_ALLOWED)
 
 
 def fill_roots(states: Iterable[GrammarState], masks: Words) -> None:
-    """Compute ahead what each state allows next: ``fill_trees`` then finds it in the matchers.
+    """Compute ahead what each state allows next. The matchers cache it for ``fill_trees``.
 
     Args:
-        masks: int32 [R, W], a row for each state at least; what is written there has no use.
+        masks: int32 [R, W], at least one row per state; used as scratch memory.
     """
     entries = [(state.matcher, row) for row, state in enumerate(states) if state.live]
     if entries:
@@ -48,13 +49,14 @@ def fill_roots(states: Iterable[GrammarState], masks: Words) -> None:
 
 
 def fill_trees(jobs: Sequence[Job], masks: Words) -> list[list[int]]:
-    """Write what the grammars of n trees allow after their nodes into ``masks`` int32 [R, W], on
-    the host, without gaps; R: as many as all trees have nodes.
+    """Write the masks of n trees into ``masks`` int32 [R, W], on the host.
+
+    Masks fill the first rows without gaps. R: at least the number of nodes of all trees.
 
     Returns:
-        [n][T]: the row of each node's mask, the first ones of ``masks``. ``NO_MASK`` where any
-        token is allowed: at a node that cannot be accepted, at an end token (nothing that follows
-        is read), and in a tree whose grammar is finished or has failed (``GrammarState.error``).
+        [n][T]: the row of each node's mask. ``NO_MASK`` if any token is allowed: at a node that
+        cannot be accepted, at an end token (later tokens are not used), and in a tree whose grammar
+        is finished or has failed (``GrammarState.error``).
     """
     words, width = masks.reshape(-1).data, masks.shape[1]
     walks = [_Walk(*job, words, width) for job in jobs]
@@ -78,10 +80,10 @@ def fill_trees(jobs: Sequence[Job], masks: Words) -> list[list[int]]:
 
 
 class _Walk:
-    """A matcher on its way through one tree, run by run.
+    """A walk of a matcher through one tree, run by run.
 
     Attributes:
-        run: tokens of the present run after its first node. row: of the first node's mask.
+        run: tokens of the current run after its first node. row: row of the first node's mask.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class _Walk:
         words: memoryview,
         width: int,
     ) -> None:
-        """``words`` int32 [R * W] of all masks; ``width``: W."""
+        """Create a walk. ``words``: int32 [R * W] of all masks. ``width``: W."""
         self.state, self._tokens, self._parents = state, tokens, parents
         self._words, self._width = words, width
         self._rows = [NO_MASK] * len(tokens)
@@ -103,8 +105,9 @@ class _Walk:
         self.row = 0
 
     def enter(self) -> bool:
-        """Let the matcher stand at the first node of the next run that can be accepted; False where
-        there are no more.
+        """Advance the matcher to the first node of the next run that can be accepted.
+
+        Returns False if there is no such run.
         """
         tokens = self._tokens
         for above, nodes in self._left:
@@ -121,7 +124,7 @@ class _Walk:
         return False
 
     def leave(self) -> None:
-        """Note which nodes of the run have masks now, and undo ``enter``."""
+        """Store the mask rows of the run's nodes, and roll the matcher back to the root."""
         first, *others = self._nodes
         self._rows[first] = row = self.row
         for node in others:
@@ -133,7 +136,7 @@ class _Walk:
             self.state.matcher.rollback(self._num_entered)
 
     def finish(self, masks: Words) -> list[int]:
-        """The row of each node's mask, after the last run."""
+        """Return the row of each node's mask, after the last run."""
         state = self.state
         if state.live and state.matcher.is_error():
             state.error = state.matcher.get_error()
@@ -150,8 +153,9 @@ class _Walk:
         return self._rows
 
     def _reaches(self, node: int, above: int) -> bool:
-        """Whether ``node`` can be accepted, and another token after it; ``above``: the row of its
-        parent's mask.
+        """Return whether ``node`` can be accepted and does not end the answer.
+
+        ``above``: the row of its parent's mask.
         """
         if above == NO_MASK:
             return False
@@ -164,14 +168,15 @@ class _Walk:
 
 
 def _memory(masks: Words) -> tuple[int, int, int]:
-    """Address, bytes of a row, rows."""
+    """Return address, bytes per row, and number of rows."""
     return masks.ctypes.data, 4 * masks.shape[1], len(masks)
 
 
 @lru_cache(maxsize=4096)
 def _runs(parents: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Paths from the root to each leaf: the nodes that earlier ones have in common with it, and its
-    own.
+    """Return the path from the root to each leaf, in two parts.
+
+    First the nodes that it shares with earlier paths, then its new nodes.
     """
     found, covered = [], set[int]()
     for leaf in sorted(set(range(len(parents))) - set(parents)):
@@ -189,5 +194,5 @@ def _runs(parents: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ..
 def _executor() -> LLExecutor:
     from llguidance import LLExecutor
 
-    # of a container's processors, not the machine's
+    # counts the container's processors, not the machine's
     return LLExecutor(max(min(len(os.sched_getaffinity(0)) - 1, _MAX_THREADS), 1))

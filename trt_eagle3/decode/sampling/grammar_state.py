@@ -1,7 +1,6 @@
-"""Where a sequence stands in its grammar, and which tokens that allows next.
+"""GrammarState: the state of a grammar after an answer's tokens, and the tokens allowed next.
 
-Shapes: T tree nodes, V vocab, W = ceil(V / 32) words of a mask, whose bit i of word w is token
-32 w + i.
+Shapes: T tree nodes, V vocab, W = ceil(V / 32) words of a mask. Bit i of word w is token 32 w + i.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["ALL_ALLOWED", "GrammarState", "Words"]
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
-"""Masks on the host: threads that torch knows nothing of write them."""
+"""Masks on the host, as numpy arrays: llguidance's own threads write them."""
 
 ALL_ALLOWED = -1
-"""Word of a mask."""
+"""Word of a mask that allows all its tokens."""
 
 
 class GrammarState:
@@ -30,9 +29,9 @@ class GrammarState:
 
     Attributes:
         vocab_size: V.
-        finished: an end token was emitted. error: why it can judge no more tokens; empty while it
-            can. trial: whether keeping drafts to it pays. filtered: the tree that is verified next
-            was kept to it.
+        finished: an end token was emitted. error: why the grammar failed; empty without an error.
+        trial: measures whether filtering drafts pays. filtered: the next tree to verify was
+            filtered by this grammar.
     """
 
     def __init__(
@@ -45,13 +44,15 @@ class GrammarState:
         ignore_eos: bool = False,
         trial: FilterTrial | None = None,
     ) -> None:
-        """``matcher``: this sequence's own, at its beginning. ``trial``: of all answers with this
-        grammar.
+        """Create a state.
+
+        ``matcher``: owned by this sequence, in its start state. ``min_tokens``, ``ignore_eos``: as
+        in ``SamplingParams``. ``trial``: shared by all answers with this grammar.
         """
         self.matcher = matcher
         self.trial = trial or FilterTrial()
         self.filtered = False
-        self._verified: float | None = None  # forbidden share of the tree that was judged last
+        self._verified: float | None = None  # forbidden share of the last verified tree
         self.vocab_size = vocab_size
         self._ends = frozenset(end_ids)
         self._min_tokens, self._ignore_eos = min_tokens, ignore_eos
@@ -60,7 +61,7 @@ class GrammarState:
         self.error = ""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """The answer has these tokens too."""
+        """Advance the state by tokens of the answer."""
         if self._verified is not None:
             self.trial.add(self._verified, len(tokens), filtered=self.filtered)
             self._verified, self.filtered = None, False
@@ -74,7 +75,7 @@ class GrammarState:
                 self.error = self.matcher.get_error() or f"token {token} was not allowed"
 
     def after(self, token: int) -> GrammarState | None:
-        """A copy that stands one token further; None where ``token`` is forbidden or the last."""
+        """Return a copy advanced by ``token``; None if it is forbidden or ends the answer."""
         if self.finished or self.error or token in self._ends:
             return None
         if self.matcher.validate_tokens([token]) != 1:
@@ -93,27 +94,29 @@ class GrammarState:
 
     @property
     def live(self) -> bool:
-        """Whether it says anything about what follows."""
+        """Whether it still constrains the next tokens."""
         return not (self.finished or self.error)
 
     def is_end(self, token: int) -> bool:
-        """Whether ``token`` ends the answer."""
+        """Return whether ``token`` ends the answer."""
         return token in self._ends
 
     def end_tree(self, forbidden: float | None) -> None:
-        """The masks of a tree are known; they forbid the share ``forbidden`` of what was drafted
-        after tokens that they allow. None: nothing was.
+        """Store the share of a tree's drafted tokens that its masks forbid.
+
+        ``forbidden``: counts only tokens whose parent is allowed. None: there was no such token.
         """
         self._verified = forbidden
 
     @property
     def postpones_end(self) -> bool:
-        """Whether end tokens may have to wait after the next token."""
+        """Whether end tokens may be forbidden after the next token."""
         return self._ignore_eos or self._count < self._min_tokens
 
     def postpone_end(self, row: Words, depth: int) -> None:
-        """Take the end tokens out of the mask ``row`` int32 [W] of a node of ``depth`` (the root's
-        is 0), if they have to wait there, and that leaves any token.
+        """Forbid the end tokens in the mask ``row`` int32 [W] of a node, if they come too early.
+
+        ``depth``: of the node; the root's is 0. A mask that allows only end tokens is not changed.
         """
         if not self._ignore_eos and self._count + depth >= self._min_tokens:
             return
@@ -125,6 +128,6 @@ class GrammarState:
 
 
 def _bit(token: int) -> int:
-    """Of its word, as int32."""
+    """Return the bit of ``token`` in its word, as int32."""
     bit = token & 31
     return 1 << bit if bit < 31 else -(1 << 31)

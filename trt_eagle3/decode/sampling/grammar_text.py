@@ -1,6 +1,6 @@
-"""A ``Grammar`` in the words of llguidance: JSON Schema with our options, regular expression, Lark.
+"""Convert a ``Grammar`` to llguidance's form: JSON Schema with our options, or Lark.
 
-Only the bounded process (``grammar_worker``) converts grammars of requests, so its limits apply.
+Only the sandbox process (``grammar_worker``) converts grammars of requests, so its limits apply.
 
 Syntax: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -19,7 +19,7 @@ from trt_eagle3.multimodal.tool_formats.qwen3_xml_grammar import call_parameters
 
 __all__ = ["grammar_text"]
 
-# between two JSON tokens: a model that goes on with white space for ever must come to an end
+# between two JSON tokens; bounded, because a model might emit white space without end
 _WHITE_SPACE = r"[ \t\n\r]{1,40}"
 _JSON_OPTIONS: dict[str, Any] = {
     "whitespace_pattern": _WHITE_SPACE,
@@ -29,7 +29,7 @@ _JSON_OPTIONS: dict[str, Any] = {
 
 
 def grammar_text(grammar: Grammar) -> str:
-    """What ``llguidance.LLMatcher`` takes.
+    """Convert ``grammar`` to the text that ``llguidance.LLMatcher`` takes.
 
     Raises:
         ValueError, TypeError: the source is not JSON, not a schema, or not a grammar.
@@ -59,7 +59,7 @@ def _inner(grammar: Grammar) -> dict[str, Any]:
 
 
 def _schema(source: str) -> Any:
-    """A schema with our options, whatever it says of its own."""
+    """Parse a schema and set our options; they override the schema's own."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
@@ -88,7 +88,7 @@ def _lark(source: str) -> str:
 
 
 def _tags(form: dict[str, Any]) -> str:
-    """Free text in which the trigger begins a tag, or nothing but tags."""
+    """Write free text in which the trigger starts a tag; if tags are required, only tags."""
     trigger = form["trigger"]
     writer = _PartWriter()
     rules = []
@@ -124,7 +124,7 @@ class _PartWriter:
         self.terminals: list[str] = []
 
     def written(self, parts: list[Any]) -> str:
-        """The right side of a rule."""
+        """Return the right side of a rule."""
         return " ".join(self._part(part) for part in parts if part)
 
     def _part(self, part: Any) -> str:
@@ -145,23 +145,23 @@ class _PartWriter:
                 ending = json.dumps(end, ensure_ascii=False) if end else ""
                 self.terminals.append(f"{name}: ({' & '.join(all_of)}) {ending}")
                 return name
-        raise AssertionError(f"no part of a grammar: {part!r:.80}")
+        raise AssertionError(f"not a part of a grammar: {part!r:.80}")
 
 
 _ANYTHING = r"/(.|\n)*/"
 
 
 def _without(text: str) -> str:
-    """The suffix that excludes ``text`` from a terminal."""
+    """Return the suffix that excludes ``text`` from a terminal."""
     return rf" & ~/(.|\n)*{_escaped(text)}(.|\n)*/"
 
 
 def _regex(pattern: str) -> str:
-    """A pattern between slashes; slashes in it are escaped if they are not yet."""
+    """Put a pattern between slashes, and escape its unescaped slashes."""
     inner = re.sub(r"\\.|/", lambda found: found[0].rjust(2, "\\"), pattern, flags=re.DOTALL)
     return f"/{inner}/"
 
 
 def _escaped(text: str) -> str:
-    """A regular expression of ``text`` alone."""
+    """Return a regular expression that matches only ``text``."""
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{{{ord(c):x}}}" for c in text)

@@ -1,10 +1,10 @@
-"""The process that tries grammars: a separate script.
+"""Script of the process that tries grammars.
 
-A grammar is untrusted code. Most compile in a millisecond; a few become automata of millions of
-states. So a fork of this process first reads, compiles and walks each grammar, and the kernel
-bounds the fork's processor time and memory. The script reads the tokenizer as one line of JSON,
-then one grammar per line, and writes one JSON answer per line. Input that arrives meanwhile, or the
-end of input, stops the present grammar.
+A grammar is untrusted input. Most compile in a millisecond; a few become automata of millions of
+states. So a fork of this process first reads, compiles and walks each grammar. The kernel bounds
+the fork's processor time and memory. The script reads the tokenizer as one line of JSON, then one
+grammar per line. It writes one JSON answer per line. New input, or the end of input, stops the
+current grammar.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 
 __all__: list[str] = []
 
-CPU_S = 0.6  # of one grammar, walk included
-WALL_S = 20.0  # of one grammar, on a busy machine
+CPU_S = 0.6  # processor seconds of one grammar, walk included
+WALL_S = 20.0  # seconds of one grammar, on a busy machine
 MEMORY_BYTES = 512 << 20  # beyond the tokenizer's
-STEP_S = 0.05  # maximum of a token in the walk: the engine waits for it
+STEP_S = 0.05  # most seconds of a token in the walk; the engine would wait for it
 WALK_TOKENS, WALKS = 24, 3
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 1000,
@@ -38,7 +38,7 @@ LIMITS: dict[str, Any] = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""llguidance's limits, here and in the engine."""
+"""llguidance's limits, used here and in the engine."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
         vocabulary["tokenizer"], n_vocab=vocabulary["size"], eos_token=vocabulary["ends"]
     )
     for line in sys.stdin.buffer:
-        if line == b"\n":  # cancels a grammar that is already answered
+        if line == b"\n":  # a cancel that arrived after the answer
             continue
         sys.stdout.buffer.write(_bounded(tokenizer, json.loads(line)) + b"\n")
         sys.stdout.buffer.flush()
@@ -84,7 +84,7 @@ def _bounded(tokenizer: Any, grammar: Any, stop: int = 0) -> bytes:
 
 
 def _bound() -> None:
-    """Bound this process by signals and limits that end it even inside native code."""
+    """Set signals and limits that end this process even inside native code."""
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     signal.setitimer(signal.ITIMER_REAL, WALL_S)
     with contextlib.suppress(ValueError, OSError, StopIteration):
@@ -95,7 +95,7 @@ def _bound() -> None:
 
 
 def _try(tokenizer: Any, grammar: dict[str, str]) -> dict[str, Any]:
-    """Answer for ``grammar``, the fields of a ``Grammar``.
+    """Try ``grammar``, the fields of a ``Grammar``; returns one of three answers.
 
     ``text``: llguidance's form of it. ``error``: why it is refused. ``slow``: seconds of a token.
     """
@@ -110,7 +110,7 @@ def _try(tokenizer: Any, grammar: dict[str, str]) -> dict[str, Any]:
 
 
 def _walk(tokenizer: Any, text: str) -> dict[str, Any]:
-    """``error`` or ``slow`` if the grammar fails; empty if it is sound."""
+    """Walk through the grammar with random tokens; returns ``error``, ``slow`` or nothing."""
     from llguidance import LLMatcher, LLParserLimits
 
     first = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS))

@@ -1,9 +1,9 @@
-"""From the target's logits to those that tokens are chosen by: bias, penalties, what is forbidden.
+"""Process the target's logits before sampling: bias, penalties, forbidden tokens.
 
-Order: ``logit_bias``, repetition penalty, presence and frequency penalties, then what
+Order: ``logit_bias``, repetition penalty, presence and frequency penalties, then the tokens that
 ``min_tokens`` and the grammar forbid. Penalties count the tokens on a node's own path.
 
-Shapes: B sequences, T tree nodes, V vocab, R masks, W = ceil(V / 32) words of one.
+Shapes: B sequences, T tree nodes, V vocab, R masks, W = ceil(V / 32) words of a mask.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """What grammars allow at those nodes of the trees of a batch that can be accepted; at any other
-    node nothing is forbidden.
+    """Grammar masks of a batch of trees. A node without a mask forbids nothing.
+
+    Only nodes that can be accepted have a mask.
 
     Attributes:
-        nodes: of each mask, the sequence of the batch and the node. bits: int32 [R, W], on the
-            device of the logits (``grammar_state``).
+        nodes: batch row and tree node of each mask.
+        bits: the masks, int32 [R, W], on the device of the logits (``grammar_state``).
     """
 
     nodes: Sequence[tuple[int, int]]
@@ -54,10 +55,11 @@ class AllowedTokens:
         found: Sequence[Sequence[int]],
         nodes: Sequence[Sequence[tuple[int, int]]],
     ) -> AllowedTokens | None:
-        """What ``grammar_masks.fill_trees`` has ``found`` [n][T]; None where it forbids nothing.
+        """Copy the masks of ``grammar_masks.fill_trees`` to ``device``; None if all is allowed.
 
         Args:
-            bits: int32 [R, W] on the host that it has written. nodes: [n][T] sequence and node.
+            bits: int32 [R, W] on the host, written by ``fill_trees``.
+            found: [n][T] result of ``fill_trees``. nodes: [n][T] batch row and tree node.
         """
         masked = {
             row: node
@@ -74,7 +76,7 @@ class AllowedTokens:
         return cls([masked[row] for row in used], on_device)
 
     def select(self, rows: Sequence[int]) -> AllowedTokens | None:
-        """The same of the sequences ``rows``; None where none has a grammar."""
+        """Return the masks of batch rows ``rows``; None if none has a grammar."""
         place = {row: i for i, row in enumerate(rows)}
         kept = [(i, place[row], node) for i, (row, node) in enumerate(self.nodes) if row in place]
         if not kept:
@@ -83,31 +85,31 @@ class AllowedTokens:
         return AllowedTokens([(row, node) for _, row, node in kept], self.bits[index])
 
     def places(self, num_nodes: int) -> Tensor:
-        """int64 [R]: which of the B * T rows of logits the masks are of."""
+        """Return the index of each mask's row among the B * T rows of logits, int64 [R]."""
         flat = [row * num_nodes + node for row, node in self.nodes]
         return to_device(torch.tensor(flat), self.bits.device)
 
     def mask_(self, logits: Tensor) -> Tensor:
-        """``logits`` [R, V], of which forbidden ones are set to -inf in place."""
+        """Set forbidden ``logits`` [R, V] to -inf in place."""
         return logits.masked_fill_(forbidden_tokens(self.bits, logits.shape[1]), -torch.inf)
 
 
 class History:
-    """What penalties must know of a sequence: its prompt, and how often its answer has a token."""
+    """The token counts of a sequence that penalties need: its prompt, and counts in its answer."""
 
     def __init__(self, sampling: SamplingParams, prompt_ids: Tensor, vocab_size: int) -> None:
-        """``prompt_ids`` int64 [P] on the host."""
+        """Create the history of a prompt. ``prompt_ids``: int64 [P] on the host."""
         self._sampling = sampling
         self._prompt_ids = prompt_ids
         self._vocab_size = vocab_size
-        self._early: list[int] = []  # tokens before anybody asked for penalties
-        # bool [V] in the prompt or answer, f32 [V] times in the answer
+        self._uncounted: list[int] = []  # tokens before the first use of penalties
+        # bool [V]: token is in prompt or answer; f32 [V]: its count in the answer
         self._seen: tuple[Tensor, Tensor] | None = None
 
     def remember(self, tokens: Sequence[int]) -> None:
-        """The answer has these tokens now."""
+        """Append tokens to the answer."""
         if self._seen is None:
-            self._early += tokens
+            self._uncounted += tokens
         elif tokens:
             anywhere, counts = self._seen
             index = torch.tensor(tokens).to(anywhere.device, non_blocking=True)
@@ -115,8 +117,10 @@ class History:
             counts.index_add_(0, index, torch.ones_like(index, dtype=counts.dtype))
 
     def penalise(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Penalties of what stands in prompt, answer, and on each node's own path; ``logits``
-        [T, V], ``tokens`` int64 [T] (the root's is in the answer), ``mask`` bool [T, T].
+        """Apply penalties for tokens in prompt, answer and on each node's own path.
+
+        ``logits``: [T, V]. ``tokens``: int64 [T]; the answer already contains the root's token.
+        ``mask``: bool [T, T].
         """
         anywhere, counts = self._seen or self._begin(logits.device)
         if len(tokens) > 1:
@@ -135,7 +139,7 @@ class History:
         in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
         in_prompt[self._prompt_ids] = True
         self._seen = in_prompt.to(device), torch.zeros(self._vocab_size, device=device)
-        self.remember(self._early)
+        self.remember(self._uncounted)
         return self._seen
 
 
@@ -146,11 +150,14 @@ def process_logits(
     mask: Tensor,
     allowed: AllowedTokens | None,
 ) -> Tensor:
-    """``logits`` f32 [B, T, V] as tokens are chosen by them; themselves where nothing changes them.
+    """Apply bias, penalties and masks to ``logits`` f32 [B, T, V].
+
+    Returns ``logits`` itself if nothing changes.
 
     Args:
-        tokens: int64 [B, T], the roots' are in the answers. mask: bool [B, T, T]: row i is true at
-            i and its ancestors. allowed: what grammars allow.
+        tokens: int64 [B, T]; the answers already contain the roots' tokens.
+        mask: bool [B, T, T]: row i is true at i and its ancestors.
+        allowed: tokens that the grammars allow; None without grammars.
     """
     logits = changed_logits(samplers, logits, tokens, mask)
     return logits if allowed is None else _masked(logits, allowed)
@@ -159,7 +166,7 @@ def process_logits(
 def changed_logits(
     samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, mask: Tensor
 ) -> Tensor:
-    """``process_logits`` without grammars; ``logits`` of any type."""
+    """Apply bias, penalties and ``min_tokens``, but no grammars; ``logits``: any type."""
     if not any(_has_changes(s) for s in samplers):
         return logits
     every = zip(samplers, logits.float(), tokens, mask, strict=True)
@@ -172,14 +179,15 @@ def _has_changes(sampler: Sampler) -> bool:
 
 
 def _may_be_early(sampler: Sampler) -> bool:
-    """Whether an end token here could come before ``min_tokens``; a grammar sees to it itself."""
+    """Return whether an end token could come before ``min_tokens``.
+
+    With a grammar, the grammar's mask handles it.
+    """
     return sampler.count < sampler.sampling.min_tokens and sampler.grammar is None
 
 
 def _changed_or_failed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-    """``_changed``; what that raises is its sequence's alone (``Sampler.failure``): others of the
-    batch go on.
-    """
+    """Apply ``_changed``; an exception fails only its own sequence (``Sampler.failure``)."""
     try:
         return _changed(sampler, logits, tokens, mask)
     except Exception as error:
@@ -188,7 +196,7 @@ def _changed_or_failed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: T
 
 
 def _changed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-    """``logits`` [T, V] with bias, penalties and without tokens that would end it too early."""
+    """Apply bias and penalties to ``logits`` [T, V]; mask end tokens before ``min_tokens``."""
     sampling = sampler.sampling
     if sampling.logit_bias:
         logits = logits + sampler.bias_on(logits.device)
@@ -203,24 +211,24 @@ def _changed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> 
 
 
 def _masked(logits: Tensor, allowed: AllowedTokens) -> Tensor:
-    """``logits`` [B, T, V] without the tokens that ``allowed`` forbids."""
+    """Mask the tokens that ``allowed`` forbids in ``logits`` [B, T, V]."""
     rows, places = logits.flatten(0, 1), allowed.places(logits.shape[1])
     kept = allowed.mask_(rows.index_select(0, places))
     return rows.index_copy(0, places, kept).view_as(logits)
 
 
 def unpacked_bits(bits: Tensor, vocab_size: int) -> Tensor:
-    """bool [..., V] of words int32 [..., W]."""
+    """Unpack words int32 [..., W] to bool [..., V]."""
     return ~forbidden_tokens(bits, vocab_size)
 
 
 def forbidden_tokens(bits: Tensor, vocab_size: int) -> Tensor:
-    """bool [..., V]: where words int32 [..., W] have no bit."""
+    """Return bool [..., V]: true where words int32 [..., W] have no bit."""
     of_bytes = bits.contiguous().view(torch.uint8)[..., None]
     return (of_bytes & _bits_of_byte(bits.device)).eq(0).flatten(-2)[..., :vocab_size]
 
 
 @lru_cache(maxsize=8)
 def _bits_of_byte(device: torch.device) -> Tensor:
-    """uint8 [8]."""
+    """Return the 8 single-bit bytes, uint8 [8]."""
     return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8).to(device)

@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens, of the target's own distribution at the nodes of their path.
+"""Log-probabilities of emitted tokens, from the target's raw distribution at their path's nodes.
 
 Raw: ``log_softmax`` of the target's logits before bias, penalties, grammar, temperature and
 filters (vLLM's ``raw_logprobs``).
@@ -24,8 +24,8 @@ class TokenLogprob:
     """The target's log-probability of an emitted token (``SamplingParams.logprobs``).
 
     Attributes:
-        logprob: natural logarithm; of the raw distribution. top: token ids and log-probabilities of
-            the likeliest tokens, best first.
+        logprob: natural logarithm, of the raw distribution.
+        top: token ids and log-probabilities of the likeliest tokens, best first.
     """
 
     token_id: int
@@ -34,16 +34,17 @@ class TokenLogprob:
 
 
 class LogprobsReadback:
-    """Log-probabilities of a step's tokens, on their way to the host with them."""
+    """Copies the log-probabilities of a step's tokens to the host."""
 
     def __init__(
         self, num_best: Sequence[int | None], logits: Tensor, path: Tensor, tokens: Tensor
     ) -> None:
-        """Begin the copies.
+        """Start the copies.
 
         Args:
-            num_best: likeliest tokens that each sequence wants beside its own; None: no
-                log-probabilities. The sequences are the first rows of ``logits`` f32 [B, T, V].
+            num_best: number of likeliest tokens that each sequence wants, in addition to the
+                emitted one; None: no log-probabilities.
+            logits: f32 [B, T, V]; the sequences are its first rows.
             path, tokens: int64 [B, D]: nodes and emitted tokens.
         """
         self._found = {
@@ -53,18 +54,21 @@ class LogprobsReadback:
         }
 
     def wait(self, row: int, count: int) -> tuple[TokenLogprob, ...]:
-        """Of the first ``count`` tokens of the sequence at ``row``; empty where it wants none."""
+        """Return those of the first ``count`` tokens at ``row``; empty if the row wants none."""
         values = self._found.get(row)
         return () if values is None else tuple(_unpacked(values.wait()[:count]))
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_best: int) -> list[TokenLogprob]:
-    """Of ``tokens`` int64 [n] after ``logits`` f32 [n, V], with the ``num_best`` likeliest."""
+    """Return the log-probabilities of ``tokens`` int64 [n], and of the ``num_best`` likeliest.
+
+    ``logits``: f32 [n, V].
+    """
     return _unpacked(_packed(logits, tokens, num_best).tolist())
 
 
 def _packed(logits: Tensor, tokens: Tensor, num_best: int) -> Tensor:
-    """float64 [n, 2 + 2 k]: token, its log-probability, those of the likeliest, and these."""
+    """Pack into float64 [n, 2 + 2 k]: token, its log-probability, the k best ones, their tokens."""
     values = logits.double()
     values = values - values.logsumexp(dim=1, keepdim=True)
     own = values.gather(1, tokens.clamp(min=0)[:, None])

@@ -1,11 +1,10 @@
-"""Sampling: accept probabilities and bonus tokens from the target's logits, at every node of a tree
-at once.
+"""Sampling: accept probabilities and bonus tokens from the target's logits at all tree nodes.
 
-A drafted token is a point mass, so a child is accepted with the target's probability of it; once it
-is rejected its mass is taken out and the rest renormalised for the next sibling (SpecInfer, arXiv
-2305.09781, section 4.3, with a deterministic draft). If all children are rejected, what is left is
-the target's distribution without them: its sample can be drawn for every node before it is known
-where the walk will end.
+A drafted token is a point mass, so a child is accepted with the target's probability of its token.
+If it is rejected, its mass is removed, and the rest is renormalised for the next sibling
+(SpecInfer, arXiv 2305.09781, section 4.3, with a deterministic draft). If all children are
+rejected, the target's distribution without them remains. So the bonus token of every node can be
+drawn before the end of the walk is known.
 
 Shapes: B sequences, T nodes of each, V vocab.
 """
@@ -29,20 +28,19 @@ from trt_eagle3.host_copy import to_device
 
 __all__ = ["Sampler", "VerifyResult", "agreeing", "target_probs", "verify_results"]
 
-# of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all
-# takes
+# likeliest tokens that ``top_p`` tries first; nearly always enough, and faster than a full sort
 _FEW = 1024
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What the target makes of trees, of one or of several of one shape.
+    """Accept probabilities and bonus tokens of one tree, or of several trees of one shape.
 
     Attributes:
         accept: float64 [..., T]: the target's probability of a node's token after its parent; the
-            root's means nothing.
-        bonus: int64 [..., T]: the token to emit where the walk ends, none of that node's children
-            among them.
+            root's value has no meaning.
+        bonus: int64 [..., T]: the token to emit if the walk ends at a node; never a token of that
+            node's children.
     """
 
     accept: Tensor
@@ -50,7 +48,7 @@ class VerifyResult:
 
 
 def agreeing(tokens: Tensor, parents: Tensor, target_ids: Tensor) -> Tensor:
-    """bool [B, T]: whether a node's token is the target's choice after its parent.
+    """Return bool [B, T]: whether a node's token is the target's choice after its parent.
 
     ``tokens``, ``parents``, ``target_ids``: int64 [B, T]; a root's parent is -1.
     """
@@ -58,10 +56,10 @@ def agreeing(tokens: Tensor, parents: Tensor, target_ids: Tensor) -> Tensor:
 
 
 def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """float64 [n, V] probabilities of ``logits`` f32 [n, V] (penalties applied) under temperature
-    and filters.
+    """Return probabilities float64 [n, V] under temperature and filters.
 
-    Tokens that tie at the edge of a filter all stay, whatever the order in which they were sorted.
+    ``logits``: f32 [n, V], penalties applied. Tokens that tie at the edge of a filter all stay, so
+    the result does not depend on the sort order.
     """
     if sampling.greedy:
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(
@@ -74,8 +72,7 @@ def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
         best = logits.topk(num_best, dim=1).values
         weights = weights.masked_fill_(logits < best[:, -1:], 0.0)
     if sampling.top_p < 1.0 and num_best:
-        # of those that tie with the last of the best, one stands for all: they have one value, so
-        # the edge is the same
+        # ``best`` has one of the tokens that tie at its end; they have one value, so one edge
         shares = _weights(best, most, sampling.temperature) / weights.sum(dim=1, keepdim=True)
         edge = best.gather(1, _num_within(shares, sampling.top_p) - 1)
         weights = weights.masked_fill_(logits < edge, 0.0)
@@ -91,21 +88,22 @@ def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def _weights(logits: Tensor, most: Tensor, temperature: float) -> Tensor:
-    """float64, in proportion to the probabilities; ``most``: the largest logit, whose is 1."""
-    # first the difference: a quotient then overflows to -inf only
+    """Return unnormalised probabilities, float64; ``most``: the largest logit, of weight 1."""
+    # subtract first, so that the division can overflow only to -inf
     return logits.double().sub_(most).div_(temperature).exp_()
 
 
 def _num_within(ordered: Tensor, mass: float) -> Tensor:
-    """int64 [n, 1]: how many of the probabilities of each row, descending, reach ``mass``; 1 in a
-    row that is not finite.
+    """Return how many leading probabilities of each row reach ``mass``, int64 [n, 1].
+
+    ``ordered``: descending. 1 for a row that is not finite.
     """
     return (ordered.cumsum(dim=1) - ordered < mass).sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def _likeliest(probs: Tensor, mass: float) -> Tensor:
-    """The largest values of each row, descending: at least as many as together reach ``mass``."""
-    # elsewhere the look at the sums would be a wait
+    """Return the largest values of each row, descending; their sum reaches ``mass``."""
+    # only on the CPU: on a GPU, reading the sums would be a wait
     if probs.device.type == "cpu" and probs.shape[1] > _FEW:
         few = probs.topk(_FEW, dim=1).values
         if bool((few.cumsum(dim=1)[:, -1] >= mass).all()):
@@ -114,11 +112,11 @@ def _likeliest(probs: Tensor, mass: float) -> Tensor:
 
 
 class Sampler:
-    """How one sequence chooses: its random numbers, its history, its grammar.
+    """The sampling state of one sequence: random numbers, history and grammar.
 
     Attributes:
         count: tokens of the answer. end_ids: tokens that end it.
-        failure: what its penalties or biases raised; None while they work.
+        failure: the exception that penalties or biases raised; None without one.
     """
 
     def __init__(
@@ -129,13 +127,15 @@ class Sampler:
         grammar: GrammarState | None = None,
         end_ids: Sequence[int] = (),
     ) -> None:
-        """``prompt_ids`` int64 [P] on the host. ``grammar``: of ``sampling.grammar``, at its
-        beginning.
+        """Create a sampler.
+
+        ``prompt_ids``: int64 [P] on the host. ``grammar``: of ``sampling.grammar``, in its start
+        state.
         """
         self.sampling = sampling
         seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
-        self._ahead = deque[float]()  # drawn, and not used yet
+        self._ahead = deque[float]()  # drawn, but not used yet
         self._vocab_size = vocab_size
         self.history = History(sampling, prompt_ids, vocab_size)
         self.grammar = grammar
@@ -146,24 +146,24 @@ class Sampler:
 
     @property
     def needs_probs(self) -> bool:
-        """Whether the likeliest token of the raw logits is not all that there is to know."""
+        """Whether more than the likeliest token of the raw logits is needed."""
         return self.sampling.changes_logits or not self.sampling.greedy
 
     @property
     def error(self) -> str:
-        """Why it can choose no more tokens; empty while it can."""
+        """Why no more tokens can be sampled; empty without an error."""
         if self.failure is not None:
             return f"{type(self.failure).__name__}: {self.failure}"
         return self.grammar.error if self.grammar is not None else ""
 
     def uniform(self) -> float:
-        """The next random number of this sequence in [0, 1)."""
+        """Consume the next random number of this sequence, in [0, 1)."""
         number = self.upcoming(1)[0]
         self.skip(1)
         return number
 
     def upcoming(self, count: int) -> list[float]:
-        """The next ``count`` random numbers, which stay the next ones."""
+        """Return the next ``count`` random numbers without consuming them."""
         lacking = count - len(self._ahead)
         if lacking > 0:
             drawn = torch.rand(lacking, generator=self._generator, dtype=torch.float64)
@@ -171,13 +171,13 @@ class Sampler:
         return list(islice(self._ahead, count))
 
     def skip(self, count: int) -> None:
-        """The next ``count`` random numbers have been used."""
+        """Consume the next ``count`` random numbers."""
         self.upcoming(count)
         for _ in range(count):
             self._ahead.popleft()
 
     def bias_on(self, device: torch.device) -> Tensor:
-        """f32 [V]: ``logit_bias``."""
+        """Return ``logit_bias`` as f32 [V] on ``device``."""
         if self._bias is None:
             bias = torch.zeros(self._vocab_size)
             for token, value in self.sampling.logit_bias.items():
@@ -186,8 +186,9 @@ class Sampler:
         return self._bias
 
     def first(self, logits: Tensor) -> Tensor:
-        """int64: the first token, from the prompt's last logits f32 [V]; where it ``needs_probs``,
-        else that is the likeliest.
+        """Sample the first token (int64) from the prompt's last logits f32 [V].
+
+        Only for a sampler that ``needs_probs``; otherwise it is the likeliest token.
         """
         no_tokens = torch.full((1,), -1, device=logits.device)
         mask = torch.ones(1, 1, dtype=torch.bool)
@@ -202,16 +203,14 @@ class Sampler:
         return found.bonus[0, 0]
 
     def remember(self, tokens: Sequence[int]) -> None:
-        """The answer has these tokens now."""
+        """Append tokens to the answer."""
         self.count += len(tokens)
         self.history.remember(tokens)
         if self.grammar is not None:
             self.grammar.advance(tokens)
 
-    def verdict(
-        self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
-    ) -> VerifyResult:
-        """Judge one tree: ``verify_results`` without the B."""
+    def verify(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> VerifyResult:
+        """Verify one tree: ``verify_results`` without the batch dimension."""
         found = verify_results([self], logits[None], tokens[None], parents[None], mask[None])
         return VerifyResult(found.accept[0], found.bonus[0])
 
@@ -225,14 +224,16 @@ def verify_results(
     allowed: AllowedTokens | None = None,
     draws: Sequence[float] | None = None,
 ) -> VerifyResult:
-    """Judge a tree of each of B sequences with the same filters.
+    """Verify a tree of each of B sequences with the same filters.
 
     Args:
-        logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
-            int64 [B, T].
+        logits: f32 [B, T, V].
+        tokens: int64 [B, T]; the answers already contain the roots' tokens.
+        parents: int64 [B, T].
         mask: bool [B, T, T]: row i is true at i and its ancestors.
-        allowed: what their grammars allow.
-        draws: a random number in [0, 1) of each, for its bonus token; None: its next one.
+        allowed: tokens that the grammars allow; None without grammars.
+        draws: a random number in [0, 1) per sequence, for its bonus token; None: consume the next
+            one.
     """
     device, (batch, num_nodes) = logits.device, tokens.shape
     parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
@@ -254,11 +255,12 @@ def verify_results(
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """int64 [n]: a sample of each row of ``weights`` float64 [n, V], not all of one sum;
-    ``uniform`` float64 [n, 1].
+    """Draw a sample of each row of ``weights`` float64 [n, V]; returns int64 [n].
+
+    Rows need not be normalised. ``uniform``: float64 [n, 1].
     """
     cumulative = weights.cumsum(dim=1)
     wanted = cumulative[:, -1:] * uniform
-    # rounding must not pass it
+    # the last token with weight: rounding must not go past it
     last = weights.shape[1] - 1 - (weights > 0).flip(1).to(torch.uint8).argmax(dim=1)
     return torch.minimum(torch.searchsorted(cumulative, wanted, right=True)[:, 0], last)

@@ -1,4 +1,4 @@
-"""SamplingParams: how the tokens of an answer are chosen, and when it ends."""
+"""SamplingParams: how the tokens of an answer are sampled, and when it ends."""
 
 from __future__ import annotations
 
@@ -13,44 +13,46 @@ from trt_eagle3.errors import UserError
 __all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams"]
 
 MAX_LOGPROBS = 20
-"""Best tokens whose log-probabilities can be asked for."""
-_LEAST_TOP_P = 1e-9  # a mass that the likeliest token reaches; OpenAI's clients may send 0
+"""Most of the likeliest tokens whose log-probabilities a request can get."""
+_LEAST_TOP_P = 1e-9  # replaces 0, which OpenAI's clients may send; keeps only the likeliest token
 MAX_BIASES = 1024
-"""Tokens of a request whose logits can be changed."""
+"""Most tokens in a request's ``logit_bias``."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen, and when the answer ends; greedy unless told otherwise.
+    """Sampling options of a request, and when its answer ends. Greedy by default.
 
-    ``logit_bias`` comes first, then penalties, then what grammar and ``min_tokens`` forbid, then
-    the filters in the order of the fields.
+    Order: ``logit_bias``, penalties, tokens forbidden by grammar and ``min_tokens``, then the
+    filters in the order of the fields.
 
     Attributes:
         temperature: divides the logits; 0 is greedy.
-        top_k: only tokens whose probability reaches the k-th largest; 0 is all.
-        top_p: of those, the likeliest ones that together reach this mass; 0 is the likeliest alone.
-        min_p: of those, tokens of at least this share of the largest probability.
+        top_k: keep tokens whose probability reaches the k-th largest; 0 keeps all.
+        top_p: of those, keep the likeliest tokens whose total probability reaches this; 0 keeps
+            only the likeliest.
+        min_p: of those, keep tokens of at least this share of the largest probability.
         repetition_penalty: logits of tokens in prompt or answer are divided by it if positive,
             multiplied if negative (CTRL, arXiv 1909.05858); 1 is none.
         presence_penalty: subtracted from the logits of tokens in the answer.
-        frequency_penalty: subtracted once for each time that a token stands in the answer.
-        logit_bias: added to the logits of tokens, by their ids.
-        seed: of this request's own random numbers; None draws one.
-        max_tokens: at most this many new tokens.
-        min_tokens: of so many, none ends the answer; one that a grammar demands does.
-        stop: texts that end the answer; they are not part of it.
-        stop_token_ids: tokens that end the answer besides the model's own; they are its last
-            tokens.
-        ignore_eos: go on past the model's end tokens; with a grammar, as long as that allows
-            anything else.
-        grammar: what the answer must look like. It is all of the grammar unless ``finish_reason``
-            is ``length``, or a stop text or stop token cut it.
-        logprobs: say the log-probability of every token and of so many of the likeliest, of the
-            target's own distribution: before bias, penalties, grammar, temperature and filters.
-            0 is of the token alone, None is none.
+        frequency_penalty: subtracted once per occurrence of a token in the answer.
+        logit_bias: added to the logits of tokens, by token id.
+        seed: of this request's own random numbers; None: a random seed.
+        max_tokens: most new tokens.
+        min_tokens: the first ``min_tokens`` tokens do not end the answer, unless the grammar
+            requires an end.
+        stop: texts that end the answer; the answer does not include them.
+        stop_token_ids: tokens that end the answer, in addition to the model's own. The answer
+            includes them.
+        ignore_eos: continue past the model's end tokens; with a grammar, while it allows any other
+            token.
+        grammar: the form of the answer. The answer is complete unless ``finish_reason`` is
+            ``length``, or a stop text or stop token cut it.
+        logprobs: return the log-probability of every token, and of this many of the likeliest.
+            They are of the target's raw distribution: before bias, penalties, grammar, temperature
+            and filters. 0: of the emitted token only; None: none.
     Raises:
-        UserError: a value outside its range or of another type, by name.
+        UserError: a value is outside its range or of another type; names the field.
     """
 
     temperature: float = 0.0
@@ -90,7 +92,7 @@ class SamplingParams:
         self._check_end()
 
     def _check_end(self) -> None:
-        """What ends the answer."""
+        """Check the fields that end the answer."""
         if not _is_whole(self.max_tokens) or self.max_tokens < 1:
             raise UserError(
                 f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
@@ -111,33 +113,31 @@ class SamplingParams:
             raise UserError(f"ignore_eos: expected true or false, got {self.ignore_eos!r:.40}")
 
     def updated(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """The same with some fields changed.
+        """Return a copy with some fields changed.
 
         Raises:
-            UserError: as for the constructor; a field that there is not.
+            UserError: as for the constructor, or the field does not exist.
         """
         unknown = [name for name in options if name not in self.__dataclass_fields__]
         if unknown:
             raise UserError(
-                f"{unknown[0]}: no such option. There are: {', '.join(self.__dataclass_fields__)}"
+                f"{unknown[0]}: no such option. Options: {', '.join(self.__dataclass_fields__)}"
             )
         return replace(self, **options)
 
     @property
     def greedy(self) -> bool:
-        """The likeliest token, always."""
+        """Whether the likeliest token is always chosen."""
         return self.temperature == 0.0
 
     @property
     def filters(self) -> tuple[float, int, float, float]:
-        """What makes probabilities of penalised logits: sequences that have it in common are
-        judged together.
-        """
+        """Temperature and filters. Sequences with equal values are verified in one batch."""
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     @property
     def penalised(self) -> bool:
-        """Whether earlier tokens matter."""
+        """Whether any penalty depends on earlier tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -146,7 +146,7 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the likeliest token of the target's logits may be none that is emitted."""
+        """Whether the emitted token may differ from the likeliest of the target's raw logits."""
         return (
             self.penalised
             or bool(self.logit_bias)
@@ -177,10 +177,10 @@ class SamplingOptions(TypedDict, total=False):
 
 
 def as_tuple(name: str, value: object) -> tuple[object, ...]:
-    """A list or tuple as a tuple; None is an empty one.
+    """Convert a list or tuple to a tuple; None becomes an empty one.
 
     Raises:
-        UserError: anything else, a single value in place of a list above all.
+        UserError: anything else, such as a single value in place of a list.
     """
     if not isinstance(value, list | tuple | types.NoneType):
         raise UserError(f"{name}: expected a list, got {type(value).__name__}. Put it in a list.")
@@ -188,11 +188,11 @@ def as_tuple(name: str, value: object) -> tuple[object, ...]:
 
 
 def _biases(value: object) -> Mapping[int, float]:
-    """``logit_bias`` as a copy that nobody else changes."""
+    """Check ``logit_bias``, and return a private copy."""
     if not isinstance(value, Mapping):
         raise UserError(f"logit_bias: expected token ids with numbers, got {type(value).__name__}")
     if len(value) > MAX_BIASES:
-        raise UserError(f"logit_bias: {len(value)} tokens, at most {MAX_BIASES} are taken")
+        raise UserError(f"logit_bias: {len(value)} tokens, expected at most {MAX_BIASES}")
     for token, bias in value.items():
         _check_whole("logit_bias", token, 0, 2**31 - 1)
         _check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
@@ -219,9 +219,9 @@ def _is_whole(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value of any type, in one line."""
+    """Show a value of any type in one line."""
     if isinstance(value, int) and abs(value) >= 10**40:
-        return "one of more than 40 digits"
+        return "a number of more than 40 digits"
     return f"{' '.join(repr(value).split()):.40}"
 
 

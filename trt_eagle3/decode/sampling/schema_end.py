@@ -13,10 +13,10 @@ __all__ = ["never_ends"]
 
 
 def never_ends(schema: Any) -> bool:
-    """Whether every value that ``schema`` allows is infinite, because the schema requires itself.
+    """Return whether ``schema`` requires itself, so that every allowed value is infinite.
 
-    Only keywords that require parts are read: required properties, items of lists that may not be
-    empty, and references. Other contradictions are left to the grammar compiler. Each part and each
+    Only keywords that require parts are read: required properties, items of lists that must not be
+    empty, and references. The grammar compiler finds other contradictions. Each part and each
     demand is visited once, so time is linear in the size of the schema.
     """
 
@@ -52,7 +52,7 @@ def never_ends(schema: Any) -> bool:
 
 
 def _demands(schema: Any, at: Callable[[str], Any]) -> Iterator[list[Any]]:
-    """Lists of schemas: a value of ``schema`` contains a value of one schema of each list."""
+    """Yield lists of schemas: a value of ``schema`` contains a value of one schema of each list."""
     if not isinstance(schema, Mapping):
         return
     reference = schema.get("$ref")
@@ -66,7 +66,7 @@ def _demands(schema: Any, at: Callable[[str], Any]) -> Iterator[list[Any]]:
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Schemas of the parts that every value of ``schema`` contains."""
+    """Yield the schemas of the parts that every value of ``schema`` contains."""
     every = schema.get("allOf")
     yield from every if isinstance(every, list) else ()
     if schema.get("type") in ("object", ["object"]):

@@ -1,4 +1,4 @@
-"""Emission: what one step of the scheduler did for one sequence."""
+"""Emission: the result of one scheduler step for one sequence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Emission", "joined"]
 
 @dataclass(frozen=True)
 class Emission:
-    """What a step did for one sequence.
+    """The result of a step for one sequence.
 
     Attributes:
-        tokens: newly emitted ones, those of a cycle behind the first token.
-        begins: whether the first of ``tokens`` is the sequence's first, from its prompt's last row.
-        full: it has as many tokens as a sequence can have.
-        steps: the deepest level of the tree that was verified; 0 where it decoded without a draft,
-            None where it was in no cycle.
-        error: why it cannot go on; it is out of the scheduler then.
+        tokens: newly emitted tokens: the first token, then those of the cycle.
+        begins: whether ``tokens`` starts with the sequence's first token, from its prompt's last
+            row.
+        full: whether the sequence has the most tokens that a sequence can have.
+        steps: the deepest level of the verified tree; 0 without a draft, None without a cycle.
+        error: why the sequence failed; it has left the scheduler. None: it did not fail.
     """
 
     sequence: SequenceState
@@ -32,7 +32,7 @@ class Emission:
 
     @property
     def parts(self) -> list[Emission]:
-        """An emission for each forward that emitted tokens: the prompt's, then the cycle's."""
+        """One emission per forward that emitted tokens: the prompt's, then the cycle's."""
         if not self.begins:
             return [self] if self.tokens else []
         first, rest = self.tokens[:1], self.tokens[1:]
@@ -44,8 +44,9 @@ class Emission:
 
 
 def joined(emissions: Iterable[Emission]) -> list[Emission]:
-    """One emission of every sequence, in the order of its first: a cycle's tokens follow the first
-    token that was read in the same step.
+    """Merge the emissions of each sequence, in the order in which each sequence first appears.
+
+    A first token comes before the cycle's tokens of the same step.
     """
     found: dict[int, Emission] = {}
     for later in emissions:

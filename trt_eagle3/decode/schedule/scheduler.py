@@ -1,10 +1,10 @@
 """Continuous batching: which sequences run in the next step, and on which pages.
 
-A step admits waiting sequences while pages and places last. It launches one prefill over a bounded
-number of prompt rows, and then a decoding step of all sequences that have a root, so that a long
-prompt delays them by no more than a chunk. Pages are taken as they are needed. When they run out,
-cached prefixes are evicted first. Then the newest sequence is preempted, and computed again later
-from the tokens that it has.
+A step admits waiting sequences while there are free pages and batch slots. It launches one prefill
+over a bounded number of prompt rows. Then it runs a decoding step of all prefilled sequences. So a
+long prompt delays them by one chunk at most. Pages are allocated on demand. When they run out,
+cached prefixes are evicted first. Then the newest sequence is preempted. It is recomputed later
+from its tokens.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from trt_eagle3.decode.step.prefill import Chunk, LaunchedPrefill
 
 __all__ = ["Batch", "Encoder", "Scheduler"]
 
-_PATIENCE_SECONDS = 1.0  # wait for a first token after which a request takes another's place
-_TURN_TOKENS = 128  # tokens that a sequence may emit before it is preempted for such a request
+_PATIENCE_SECONDS = 1.0  # wait for a first token after which a request may preempt another one
+_TURN_TOKENS = 128  # least tokens since admission before a sequence is preempted for such a request
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the next step runs beside the sequences that decode.
+    """The prompt rows of the next step, and the decoding sequences batched with them.
 
     Attributes:
-        chunks: prompts, and how many of their next rows.
-        beside: sequences whose step without a tree may run in the prompts' forward.
-        decodes: whether sequences decode.
+        chunks: prompts, each with the number of its next rows.
+        beside: decoding sequences whose step without a tree may run in the prompts' forward.
+        decodes: whether the step decodes any sequence.
     """
 
     chunks: Sequence[Chunk] = ()
@@ -48,10 +48,10 @@ class Batch:
 
 
 class Encoder(Protocol):
-    """Makes visual embeddings of a prompt's images (``vision_encoder.VisionEncoder``)."""
+    """Encodes a prompt's images to visual embeddings (``vision_encoder.VisionEncoder``)."""
 
     def encode(self, prompt: Prompt) -> Vision:
-        """Run the vision tower; what it raises fails this prompt alone."""
+        """Run the vision tower. An exception fails only this prompt."""
         ...
 
 
@@ -59,8 +59,8 @@ class Scheduler:
     """Steps many sequences through one decoder.
 
     Attributes:
-        num_draft_tokens: for each sequence that drafted in the last step's cycle, 0 where none did;
-            None where the step had no cycle.
+        num_draft_tokens: draft tokens per drafting sequence in the last step's cycle; 0 if none
+            drafted; None if the step had no cycle.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class Scheduler:
         prefix_cache: PrefixCache | None = None,
         vision: Encoder | None = None,
     ) -> None:
-        """``policy``: chooses the tree of each step; None: no speculation. ``vision``: encodes
-        images; None: prompts come with their embeddings.
+        """Create a scheduler over ``decoder``.
+
+        ``policy``: chooses the tree of each step; None: no speculation. ``vision``: encodes
+        images; None: prompts already contain their embeddings.
         """
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
@@ -85,10 +87,10 @@ class Scheduler:
         self._pages = PageManager(decoder.states, prefix_cache)
         self._max_batch_size = max_batch_size
         self.policy: Policy = policy or FixedPolicy(None)
-        self._step_end: float | None = None  # of the last step; None: the engine was idle since
-        self._stats: StepStats | None = None  # of the step under way
+        self._step_end: float | None = None  # of the last step; None: the engine was idle after it
+        self._stats: StepStats | None = None  # of the current step
         self._vision = vision
-        self._launched = LaunchedPrefill()  # whose first tokens are not read yet
+        self._launched = LaunchedPrefill()  # its first tokens are not read yet
 
     @property
     def idle(self) -> bool:
@@ -96,7 +98,7 @@ class Scheduler:
         return all(s.backpressured for s in (*self.running, *self.waiting))
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence; it gets a draft where the policy admits it."""
+        """Queue a sequence. The policy decides whether it is drafted."""
         if sequence.drafting:
             others = [*self.running, *self.waiting][: self._max_batch_size - 1]
             batch = [*others, sequence]
@@ -104,7 +106,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: SequenceState) -> None:
-        """Forget a sequence, wherever it is, and give its pages back."""
+        """Remove a running or waiting sequence, and release its pages."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._pages.retire(sequence)
@@ -114,10 +116,11 @@ class Scheduler:
             self._step_end = None
 
     def reset(self) -> list[SequenceState]:
-        """After a step that failed: forget cached prefixes and the step's sequences, and return
-        these; others wait on.
+        """Drop cached prefixes and the sequences of a failed step; returns these sequences.
+
+        Waiting sequences stay queued, unless none was running.
         """
-        # with none running, a waiting one was at fault
+        # with none running, a waiting sequence caused the failure
         self._launched = LaunchedPrefill()
         failed = self.running if self.running else self.waiting
         lost = list(failed)
@@ -128,13 +131,13 @@ class Scheduler:
         return lost
 
     def step(self) -> list[Emission]:
-        """Schedule a step, launch it and collect it; returns the emitted tokens, once of each
-        sequence, for the caller to ``remove`` those that are done.
+        """Schedule, launch and collect a step; returns one emission per sequence with a result.
 
-        First tokens are read after the next prefill is launched, if there is work meanwhile.
+        The caller must ``remove`` sequences that are done. First tokens are read after the next
+        prefill is launched, if there is other work.
         """
         self.num_draft_tokens, self._stats = None, None
-        # a preempted sequence may be admitted again, with the token that it has
+        # a preempted sequence may be admitted again, so its first token must be known
         all_run = self._still_running(self._launched.sequences) == self._launched.sequences
         found = [] if all_run else self._read_first_tokens(self._taken())
         found += self._admit()
@@ -143,7 +146,7 @@ class Scheduler:
         found += self._end_launch(launched)
         found += self._read_first_tokens(before)
         self._launched = launched
-        # with those whose first tokens were just read
+        # includes sequences whose first tokens were just read
         decoding = self._decoding() if batch.decodes else []
         goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
         if not (goes_on and self._decoder.runs_ahead):
@@ -153,8 +156,9 @@ class Scheduler:
         return joined(found)
 
     def schedule(self) -> Batch:
-        """The prompt rows of the next step, ``prefill_chunk`` at most with their padding, and the
-        sequences that may run beside them.
+        """Choose the prompt rows of the next step, and the sequences that are batched with them.
+
+        Rows and their padding are at most ``prefill_chunk``.
         """
         decoding = self._decoding()
         beside = self._beside(decoding)
@@ -168,7 +172,7 @@ class Scheduler:
         return Batch(chunks, beside, bool(decoding))
 
     def _record(self) -> None:
-        """Pass the step's result and its seconds to the policy."""
+        """Pass the step's result and seconds to the policy."""
         start, end = self._step_end, self.clock()
         self._step_end = end
         if self._stats is not None:
@@ -186,7 +190,7 @@ class Scheduler:
     def _admit(self) -> list[Emission]:
         failed = []
         while (sequence := self._next()) is not None:
-            self.running.append(sequence)  # first, so that it is counted throughout
+            self.running.append(sequence)  # before ``remove``, so that metrics always count it
             self.waiting.remove(sequence)
             sequence.turn_start = len(sequence.tokens)
             if sequence.queue_seconds is None:
@@ -195,10 +199,10 @@ class Scheduler:
                 continue
             try:
                 self._encode(sequence)
-            except Exception as error:  # one prompt's images fail that prompt alone
+            except Exception as error:  # bad images fail only their own prompt
                 failed.append(self._fail(sequence, error))
             if any(s.prefilled and not s.backpressured for s in self.running):
-                break  # running sequences wait for the images of one prompt at most
+                break  # decoding sequences are delayed by the images of one prompt at most
         return failed
 
     def _encode(self, sequence: SequenceState) -> None:
@@ -206,10 +210,10 @@ class Scheduler:
             sequence.prompt = sequence.prompt.with_vision(self._vision.encode(sequence.prompt))
 
     def _next(self) -> SequenceState | None:
-        """The first of the waiting that can run now, its pages given.
+        """Return the first waiting sequence that can run now, with pages allocated.
 
-        Sequences whose readers lag make room for it, then the one that has run longest. They wait
-        on, behind all others.
+        To make room, backpressured sequences are preempted first, then the longest running one.
+        Preempted sequences go to the end of the queue.
         """
         ready = (s for s in self.waiting if self._pages.may_begin(s, self.running))
         sequence = next(ready, None)
@@ -220,12 +224,13 @@ class Scheduler:
             if victim is None:
                 return None
             self._preempt(victim)
-            self.waiting.rotate(-1)  # from the front, where preemption puts it, behind all others
+            self.waiting.rotate(-1)  # preemption puts it at the front; move it to the end
         return sequence
 
     def _give_pages(self, sequence: SequenceState) -> bool:
-        """Pages for all that ``sequence`` needs up to its first cycle, its known beginning among
-        them.
+        """Allocate pages for ``sequence`` up to its first cycle, its cached prefix included.
+
+        Returns False if pages are lacking.
         """
         tree = self._tree_for([*self.running, sequence])
         if not self._pages.begin(sequence, self._decoder.rows_wanted(sequence, tree)):
@@ -234,9 +239,9 @@ class Scheduler:
         return True
 
     def _end_launch(self, launched: LaunchedPrefill) -> list[Emission]:
-        """Keep what a launched prefill has written; returns the sequences that failed."""
+        """Save the states that a launched prefill wrote; returns the sequences that failed."""
         self._pages.save_where_pages_end(launched.sequences)
-        if self._vision is not None:  # images in the cache are wanted again only by a new start
+        if self._vision is not None:  # a prefilled image is encoded again only after a preemption
             for s in launched.ended:
                 s.prompt = s.prompt.with_vision(None)
         return [self._fail(s, error) for s, error in launched.failed]
@@ -252,15 +257,15 @@ class Scheduler:
             runs = s in self.running
             if runs and not s.tokens:
                 found.append(self._fail(s, s.failure()))
-            elif s.tokens and (runs or s in self.waiting):  # a preempted one has its token, too
+            elif s.tokens and (runs or s in self.waiting):  # a preempted sequence has its token too
                 if runs:
                     self._pages.remember(s)
                 found.append(Emission(s, tuple(s.tokens), begins=True, full=self._is_full(s)))
         return found
 
     def _beside(self, decoding: list[SequenceState]) -> list[SequenceState]:
-        """Sequences whose next step may run in one forward with prompts: ``decoding``, if without a
-        tree.
+        """Return the sequences that may be batched with a prefill: ``decoding``, if without a tree,
+        else none.
         """
         if not self._decoder.mixes:
             return []
@@ -270,13 +275,13 @@ class Scheduler:
         return decoding
 
     def _decode(self, sequences: list[SequenceState], batch: Batch) -> list[Emission]:
-        """Run a decoding step of ``sequences``, beside the prompts of ``batch``."""
+        """Run a decoding step of ``sequences``; ``batch``: the prompts of this scheduler step."""
         tree = self._tree_for(sequences)
         before = self.num_preempted
         for s in sequences:
             if self.num_preempted == before or s in self.running:
                 self._reserve(s, self._decoder.rows_wanted(s, tree))
-        # some may have been preempted to make room
+        # ``_reserve`` may have preempted some
         ready = self._still_running(sequences)
         if not ready:
             return []
@@ -301,7 +306,7 @@ class Scheduler:
         ]
 
     def _free_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> None:
-        """Make room for what is launched ahead of ``sequences``, which preempts no sequence."""
+        """Free pages for rows of ``sequences`` that are launched ahead, without preemption."""
         if sequences:
             num_rows = self._decoder.rows_ahead(tree)
             self._pages.free_ahead(sequences[0].pool, len(sequences), num_rows)
@@ -311,14 +316,16 @@ class Scheduler:
         return [s for s in sequences if id(s) in running]
 
     def _fail(self, sequence: SequenceState, error: Exception) -> Emission:
-        """End a sequence that cannot go on; what its pages hold is not reused."""
+        """End a failed sequence. The prefix cache does not keep its pages."""
         self.running.remove(sequence)
         self._pages.release(sequence)
         return Emission(sequence, (), error=error)
 
     def _reserve(self, sequence: SequenceState, num_rows: int) -> None:
-        """Pages for ``num_rows`` rows: preempt sequences whose readers lag, then the newest, be it
-        ``sequence``.
+        """Reserve pages for ``num_rows`` rows of ``sequence``.
+
+        If pages run out, backpressured sequences are preempted, then the newest one. That may be
+        ``sequence`` itself.
         """
         while not self._pages.reserve(sequence, num_rows):
             last = self._lagging() or self.running[-1]
@@ -327,15 +334,15 @@ class Scheduler:
                 return
 
     def _lagging(self) -> SequenceState | None:
-        """The newest of the running whose reader lags."""
+        """Return the newest running sequence that is backpressured."""
         return next((s for s in reversed(self.running) if s.backpressured), None)
 
     def _longest(self, waiting: SequenceState) -> SequenceState | None:
-        """The running sequence with the longest turn, where ``waiting`` has waited long for its
-        first token.
+        """Return the running sequence with the longest turn, if ``waiting`` has waited long.
 
-        A server cannot tell a reader that has stopped from one whose machine takes in whole
-        answers. So no sequence keeps a place for long that others wait for.
+        Only a wait for the first token counts. A server cannot distinguish a stopped reader from
+        one whose machine buffers whole answers. So no sequence keeps its slot for long while others
+        wait.
         """
         if waiting.tokens or time.perf_counter() - waiting.created < _PATIENCE_SECONDS:
             return None
@@ -353,7 +360,7 @@ class Scheduler:
 
 
 def _state_of(sequences: Sequence[SequenceState], num_running: int) -> BatchState:
-    """The state of a batch of ``sequences`` among ``num_running`` running ones."""
+    """Describe a batch of ``sequences`` among ``num_running`` running sequences."""
     return BatchState(
         size=len(sequences),
         num_drafting=sum(s.drafting for s in sequences),

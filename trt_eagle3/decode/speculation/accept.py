@@ -1,10 +1,10 @@
 """Acceptance on the device: which drafted tokens of a batch the target accepts.
 
-A walk starts at the root. Of a node's children, in order, it takes the first that passes; at the
-end it emits a bonus token. A rejected child's probability mass is gone: the next child passes with
-its share of what is left. So each token is emitted with exactly the target's probability, whatever
-was drafted (SpecInfer, arXiv 2305.09781, section 4.3, with a deterministic draft). Greedy decoding
-is the case in which every probability is 0 or 1.
+A walk starts at the root. It tries a node's children in order and takes the first that passes. At
+the end it emits a bonus token. A rejected child's probability mass is removed: the next child
+passes with its share of the remaining mass. So each token is emitted with exactly the target's
+probability, independent of the draft (SpecInfer, arXiv 2305.09781, section 4.3, with a
+deterministic draft). In greedy decoding every probability is 0 or 1.
 
 Shapes: B sequences, T tree nodes, D nodes of the deepest path, its root included.
 """
@@ -33,20 +33,20 @@ __all__ = [
 
 NO_TOKEN = -1
 """The token after logits that are not finite."""
-# of sums of float64 probabilities: siblings that have all the mass leave none behind
+# tolerance for sums of float64 probabilities: siblings with all the mass must leave exactly 0
 ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What one sequence emits in a step, on the host.
+    """The tokens that one sequence emits in a step, on the host.
 
     Attributes:
         tokens: drafted tokens of the accepted path, then the bonus token; empty after logits that
             are not finite.
         steps: levels of the verified tree below its root; 0 without a draft.
-        logprobs: of each of ``tokens``, where its request wants them.
-        draws: random numbers used beside the bonus token's.
+        logprobs: of each of ``tokens``, if the request wants them.
+        draws: random numbers used, the bonus token's not counted.
     """
 
     tokens: tuple[int, ...]
@@ -57,14 +57,14 @@ class Accepted:
 
 @dataclass(frozen=True)
 class AcceptedPaths:
-    """What each sequence of a batch accepts, on the device.
+    """The accepted path of each sequence of a batch, on the device.
 
     Attributes:
-        counts: int64 [B] tokens that each emits, at least 1.
-        tokens: int64 [B, D] emitted tokens, then any.
-        path: int64 [B, D] nodes from the root to the deepest accepted one, then any.
+        counts: int64 [B] tokens that each sequence emits, at least 1.
+        tokens: int64 [B, D] emitted tokens, then arbitrary values.
+        path: int64 [B, D] nodes from the root to the deepest accepted one, then arbitrary values.
         last: int64 [B] the last emitted token; ``NO_TOKEN`` after logits that are not finite.
-        draws: int64 [B] random numbers used beside the bonus token's.
+        draws: int64 [B] random numbers used, the bonus token's not counted.
         target_ids: int64 [B, T] the target's token after each verified node.
     """
 
@@ -77,19 +77,19 @@ class AcceptedPaths:
 
     @property
     def finite(self) -> Tensor:
-        """bool [B]: whether all logits of a sequence are finite; it emits nothing otherwise."""
+        """bool [B]: whether all logits of a sequence are finite; otherwise it emits no token."""
         return (self.target_ids != NO_TOKEN).all(dim=1)
 
     def packed(self) -> Tensor:
-        """int64 [B, 2 + D], or [B] of roots alone, for ``unpacked``: a copy."""
-        if self.tokens.shape[1] == 1:  # a plain step launches nothing more
+        """Copy to one tensor for ``unpacked``: int64 [B, 2 + D], or [B] without a tree."""
+        if self.tokens.shape[1] == 1:  # one launch is enough without a tree
             return self.last.clone()
         counts = self.counts * self.finite
         return torch.cat([counts[:, None], self.draws[:, None], self.tokens], dim=1)
 
     @staticmethod
     def unpacked(packed: list[int] | list[list[int]], steps: int) -> list[Accepted]:
-        """``packed``, which the host has read, of a tree of ``steps`` levels."""
+        """Unpack ``packed``, read to the host, of a tree of ``steps`` levels."""
         found = []
         for row in packed:
             if isinstance(row, int):
@@ -101,15 +101,16 @@ class AcceptedPaths:
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """int64 [...]: the likeliest token of each row of ``logits`` [..., V], the first of equals;
-    ``NO_TOKEN`` where one is not finite.
+    """Return the likeliest token of each row of ``logits`` [..., V], int64 [...].
+
+    The first of equals wins. ``NO_TOKEN`` if the largest logit is not finite.
     """
     best, tokens = logits.max(dim=-1)
-    return tokens.masked_fill_(best * 0 != 0, NO_TOKEN)  # ``isfinite`` is five launches
+    return tokens.masked_fill_(best * 0 != 0, NO_TOKEN)  # ``isfinite`` takes five launches
 
 
 def accept_greedy(proposal: Proposal, target_ids: Tensor) -> AcceptedPaths:
-    """Follow the target's own choices down every tree.
+    """Accept the nodes of every tree that equal the target's greedy tokens.
 
     ``target_ids`` int64 [B, T]: ``greedy_tokens`` at the nodes.
     """
@@ -119,7 +120,7 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor) -> AcceptedPaths:
         return AcceptedPaths(
             alone.counts, target_ids, alone.path, target_ids[:, 0], alone.no_draws, target_ids
         )
-    if proposal.is_chain:  # what is emitted is the target's choice, as far as the draft agrees
+    if proposal.is_chain:  # emits the target's tokens up to the first that the draft missed
         agree = proposal.tokens[:, 1:] == target_ids[:, :-1]
         dropped = proposal.dropped()
         if dropped is not None:
@@ -134,16 +135,16 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor) -> AcceptedPaths:
         target_ids = target_ids.masked_fill(dropped, 0)
     right = agreeing(pruned.tokens, pruned.parents, target_ids)
     draws = _chains(size, num_nodes, target_ids.device).no_draws
-    return _accepted(pruned, *_followed(pruned, right), target_ids, draws)
+    return _accepted(pruned, *_accepted_nodes(pruned, right), target_ids, draws)
 
 
 def accept_sampled(
     proposal: Proposal, accept_probs: Tensor, bonus: Tensor, uniform: Tensor
 ) -> AcceptedPaths:
-    """Walk down every tree by chance.
+    """Walk down every tree by random acceptance.
 
-    A node's random number comes after those of all nodes that are tried before it on its way, so
-    all nodes are tried at once.
+    The index of a node's random number is the number of nodes that a walk draws for before it. So
+    all nodes are tried in parallel.
 
     Args:
         proposal: ``pruned``.
@@ -151,11 +152,11 @@ def accept_sampled(
             0 at dropped nodes.
         bonus: int64 [B, T]: the token to emit where the walk ends, ``NO_TOKEN`` after logits that
             are not finite.
-        uniform: float64 [B, T]: the next random numbers, behind the one that drew ``bonus``.
+        uniform: float64 [B, T]: the next random numbers, after the one that drew ``bonus``.
     """
     parents, mask = proposal.parents, proposal.mask
     nodes = torch.arange(parents.shape[1], device=parents.device)
-    # siblings that are tried before
+    # siblings that are tried before a node
     elder = (parents[:, :, None] == parents[:, None, :]) & (nodes < nodes[:, None])
     left = 1.0 - (elder * accept_probs[:, None, :]).sum(dim=2)
     possible = accept_probs > 0.0
@@ -166,7 +167,7 @@ def accept_sampled(
     index = (tried & drawn[:, None, :]).sum(dim=2).clamp(max=len(nodes) - 1)
     passes = certain | (drawn & (uniform.gather(1, index) * left < accept_probs))
     first = ~(elder & passes[:, None, :]).any(dim=2)
-    counts, path = _followed(proposal, passes & first)
+    counts, path = _accepted_nodes(proposal, passes & first)
     reached = torch.zeros_like(possible).scatter(1, path, nodes[: path.shape[1]] < counts[:, None])
     looked_at = reached.gather(1, parents.clamp(min=0)) & (nodes > 0) & first & drawn
     return _accepted(proposal, counts, path, bonus, looked_at.sum(dim=1))
@@ -174,7 +175,7 @@ def accept_sampled(
 
 @dataclass(frozen=True)
 class _Fixed:
-    """Tensors of batches of one shape; only to be read."""
+    """Shared tensors of batches of one shape. Read-only."""
 
     counts: Tensor
     path: Tensor
@@ -192,8 +193,8 @@ def _roots(size: int, device: torch.device) -> _Fixed:
     return _chains(size, 1, device)
 
 
-def _followed(proposal: Proposal, right: Tensor) -> tuple[Tensor, Tensor]:
-    """``counts`` and ``path`` of trees of which the nodes that are ``right`` bool [B, T] pass."""
+def _accepted_nodes(proposal: Proposal, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``counts`` and ``path`` of trees whose nodes pass where ``right`` bool [B, T]."""
     nodes = torch.arange(right.shape[1], device=right.device)
     wrong = ~right & (nodes > 0)
     accepted = ~(proposal.mask & wrong[:, None]).any(dim=2)
@@ -204,7 +205,7 @@ def _followed(proposal: Proposal, right: Tensor) -> tuple[Tensor, Tensor]:
 def _accepted(
     proposal: Proposal, counts: Tensor, path: Tensor, target_ids: Tensor, draws: Tensor
 ) -> AcceptedPaths:
-    """The paths ``path``, of which the first ``counts`` nodes are accepted."""
+    """Build the result from ``path``, whose first ``counts`` nodes are accepted."""
     place = torch.arange(path.shape[1], device=path.device)
     last = target_ids.gather(1, path.gather(1, counts[:, None] - 1))
     following = proposal.tokens.gather(1, path).roll(-1, dims=1)

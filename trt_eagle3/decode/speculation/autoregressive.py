@@ -49,11 +49,11 @@ _Count = TypeVar("_Count", int, Tensor)
 
 @dataclass(frozen=True)
 class _Output:
-    """What the draft knows after a step, on the device.
+    """The draft's output after a step, on the device.
 
     Attributes:
         logits: f32 [B, Vd] and features: [B, Hd] of the last rows.
-        proposal: the next trees; None where none were wanted.
+        proposal: the next trees; None if they were not requested.
     """
 
     logits: Tensor
@@ -63,14 +63,14 @@ class _Output:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Trees that were proposed ahead, and the sequences that they are for."""
+    """Trees that were proposed ahead, and their sequences."""
 
     rows: BatchRows
     proposal: Proposal
 
 
 class AutoregressiveDrafter:
-    """Implements ``Drafter``: every level of a tree is a forward of the draft."""
+    """Implements ``Drafter``: each level of a tree takes one forward of the draft."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class AutoregressiveDrafter:
         max_sequences: int | None = None,
         fixed_shapes: bool = False,
     ) -> None:
-        """``max_rows``, ``max_sequences``, ``fixed_shapes``: of ``DraftBackfill``."""
+        """Create a drafter. Keyword arguments: as for ``DraftBackfill``."""
         self.runner = runner
         self.manifest = manifest
         self.backfill = DraftBackfill(
@@ -107,7 +107,7 @@ class AutoregressiveDrafter:
         self._commit_at(rows.segments, rows.positions, {"page_table": page_table}, embeds, aux)
 
     def _commit(self, segments: Sequence[Segment], embeds: Tensor, aux: Tensor) -> None:
-        """Run over rows that were deferred (``backfill.Commit``)."""
+        """Run over deferred rows (``backfill.Commit``)."""
         inputs = segment_inputs(self.runner.states, segments)
         positions = segment_positions(segments, embeds.shape[1])
         self._commit_at(segments, positions, inputs, embeds, aux)
@@ -120,9 +120,10 @@ class AutoregressiveDrafter:
         embeds: Tensor,
         aux: Tensor,
     ) -> None:
-        """Write rows with true features; each sequence's last one seeds its next proposals.
+        """Write rows with the target's features.
 
-        ``positions``: as of ``segment_positions``.
+        The next proposals start from each sequence's last row. ``positions``: as from
+        ``segment_positions``.
         """
         starts = torch.tensor([s.start for s in segments])
         positions = draft_positions(self.manifest, starts, positions)
@@ -142,7 +143,7 @@ class AutoregressiveDrafter:
         batch: DeviceBatch,
         speculates: Sequence[bool],
     ) -> Proposal:
-        """Trees that were proposed ahead, if they are for these sequences; else new ones."""
+        """Return trees proposed ahead, if they fit these sequences; else propose new ones."""
         num_kept = None
         if not all(speculates):
             kept = [tree.num_nodes if s else 1 for s in speculates]
@@ -182,8 +183,8 @@ class AutoregressiveDrafter:
         *,
         ahead: bool,
     ) -> _Output:
-        """Run over accepted rows with true features (``Drafter.extend``)."""
-        if not proposal.is_chain:  # whose accepted nodes are always the first ones
+        """Run over accepted rows with the target's features (``Drafter.extend``)."""
+        if not proposal.is_chain:  # the accepted nodes of a chain are always the first ones
             aux = aux.gather(1, paths.path[..., None].expand(-1, -1, aux.shape[2]))
         size, width = paths.path.shape
         nodes = _nodes(width, aux.device)
@@ -216,30 +217,30 @@ class AutoregressiveDrafter:
         rows: Sequence[int],
         output: DraftOutput,
     ) -> None:
-        """Remember the last rows and the next trees of ``sequences`` (``Drafter.keep``)."""
+        """Store the last rows and the next trees of ``sequences`` (``Drafter.keep``)."""
         assert isinstance(output, _Output)
         for s, row in zip(sequences, rows, strict=True):
             if s.drafting:
                 s.draft = DraftState(s.length, output.logits, output.features, row)
                 s.draft_length = s.length
         if output.proposal is not None:
-            seats = BatchRows(sequences, [s.length for s in sequences], rows)
-            self._prepared = _Prepared(seats, output.proposal)
+            batch_rows = BatchRows(sequences, [s.length for s in sequences], rows)
+            self._prepared = _Prepared(batch_rows, output.proposal)
 
     def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
-        """Whether drafts are kept to grammars, whose states the host advances."""
+        """Return whether drafts are filtered by grammars, whose states the host advances."""
         return DraftFilter.pays(filtered_states([s.sampler for s in sequences]))
 
     def propose_ahead(
         self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
     ) -> None:
-        """Propose for sequences whose tokens the host knows (``Drafter.propose_ahead``)."""
+        """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
         proposal = self._grow_now(sequences, tree, batch, [s.drafting for s in sequences], None)
         rows = BatchRows(sequences, [s.length for s in sequences], range(len(sequences)))
         self._prepared = _Prepared(rows, proposal)
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
-        """Trees for a batch of padding (``Drafter.dummy_proposal``)."""
+        """Propose trees for a batch of padding (``Drafter.dummy_proposal``)."""
         m, device = self.manifest, batch.lengths.device
         logits = torch.zeros(batch.size, m.draft_vocab_size, device=device)
         features = torch.zeros(batch.size, m.hidden_size, dtype=dtype, device=device)
@@ -255,7 +256,7 @@ class AutoregressiveDrafter:
         features: Tensor,
         samplers: Sequence[Sampler | None] = (),
     ) -> Proposal:
-        """``samplers``: by row, those whose last tokens the host knows."""
+        """Grow trees. ``samplers``: by row, None if the row does not speculate."""
         states = filtered_states(samplers)
         inputs = DraftInputs(
             logits=logits,
@@ -272,10 +273,10 @@ class AutoregressiveDrafter:
 
 
 def draft_positions(manifest: DraftManifest, first_rows: Tensor, positions: Tensor) -> Tensor:
-    """Rope positions int32 [3, B, S] of draft rows from ``first_rows`` [B] on.
+    """Return rope positions int32 [3, B, S] of draft rows from ``first_rows`` [B] on.
 
-    ``positions`` int32 [3, B, S + 1]: the target's of those rows and of the row after them, where a
-    draft stands whose positions are shifted.
+    ``positions`` int32 [3, B, S + 1]: the target's positions of those rows and of the row after
+    them. A draft with shifted positions uses the latter.
     """
     if manifest.positions == "linear":
         count = torch.arange(positions.shape[2] - 1, dtype=torch.int32)
@@ -286,17 +287,18 @@ def draft_positions(manifest: DraftManifest, first_rows: Tensor, positions: Tens
 
 
 def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Count) -> _Count:
-    """Rope position of the draft row after ``length`` rows, whose target row stands at rope
-    ``position``; of several sequences where they are tensors.
+    """Return the rope position of the draft row after ``length`` rows.
+
+    ``position``: the rope position of the same target row. Tensors hold several sequences.
     """
     return (length if manifest.positions == "linear" else position) + manifest.position_shift
 
 
 def put_draft_visual(manifest: DraftManifest, prompt: Prompt, embeds: Tensor, start: int) -> None:
-    """Write what stands at image positions over ``embeds [S, Hd]`` of draft rows from ``start`` on.
+    """Write visual embeddings over ``embeds [S, Hd]`` of draft rows from ``start`` on.
 
-    Row t has the text embedding of token t + 1, and with it the visual one where the draft has
-    those at all.
+    Row t has the embedding of token t + 1. Nothing is written if the draft takes no visual
+    embeddings.
     """
     if manifest.image_rows == "vision":
         prompt.put_visual(embeds, start + int(manifest.image_rows_rotated))
@@ -304,15 +306,16 @@ def put_draft_visual(manifest: DraftManifest, prompt: Prompt, embeds: Tensor, st
 
 @lru_cache(maxsize=32)
 def _nodes(width: int, device: torch.device) -> Tensor:
-    """int32 [width]: 0, 1, ...; only to be read."""
+    """int32 [width]: 0, 1, ... Read-only."""
     return torch.arange(width, dtype=torch.int32, device=device)
 
 
 def _reused(
     ready: _Prepared, sequences: Sequence[SequenceState], tree: AnyTree, size: int
 ) -> Proposal | None:
-    """The prepared trees of ``sequences``, cut to ``tree`` and padded to ``size``; None where they
-    are for others or of another shape.
+    """Return the prepared trees of ``sequences``, cut to ``tree`` and padded to ``size``.
+
+    None if they are for other sequences or have another shape.
     """
     proposal = ready.proposal
     shorter = is_chain(tree) and proposal.is_chain and tree.num_nodes < proposal.tree.num_nodes

@@ -1,11 +1,11 @@
-"""DraftBackfill: rows that were decoded without the draft, and are given to it later.
+"""DraftBackfill: run the draft later over rows that were decoded without it.
 
-Of a sequence that decodes without a tree, the target's aux hidden states are kept (``deferred``).
-The draft computes nothing until it is to propose, or until as many rows are kept as may be.
+While a sequence decodes without a tree, the target's aux hidden states are kept (``deferred``).
+The draft runs over them before it proposes, or when the limit of kept rows is near.
 
-Where shapes are captured, the rows of each sequence are padded to a power of two, and so is the
-number of sequences; neither exceeds what chunk and batch hold. The first run of a shape loads
-kernels and allocates memory, which may take as long as several steps; shapes of few sequences
+If shapes are captured, rows per sequence and number of sequences are padded to powers of two.
+Chunk size and batch size bound both. The first run of a shape loads kernels
+and allocates memory. It may take as long as several steps. So shapes of few sequences
 (``DraftBackfill.shapes``) run before the first request (``warm_up``).
 """
 
@@ -26,10 +26,10 @@ from trt_eagle3.engine.runtime.memory import MAX_DEFERRED
 
 __all__ = ["Commit", "DraftBackfill"]
 
-_WINDOW = 8  # share of the rows that may be kept, within which all sequences are backfilled
+_WINDOW = 8  # the last 1 / 8 of the row limit, over which the backfills are spread
 
 Commit = Callable[[Sequence[Segment], Tensor, Tensor], None]
-"""Gives the draft the rows of segments: ``embeds`` [B, S, Hd] of the tokens ahead, and ``aux``
+"""Runs the draft over rows of segments: ``embeds`` [B, S, Hd] of the next tokens, and ``aux``
 [B, S, k * H]."""
 
 
@@ -46,8 +46,11 @@ class DraftBackfill:
         max_sequences: int | None,
         fixed_shapes: bool,
     ) -> None:
-        """``embedding``: the draft's. ``aux_width``: k * H. ``max_rows``: of a forward.
-        ``max_sequences``: in one; None: any. ``fixed_shapes``: pad to shapes that come again.
+        """Create an empty store.
+
+        ``embedding``: the draft's. ``aux_width``: k * H. ``commit``: runs the draft. ``max_rows``:
+        most rows of a forward. ``max_sequences``: most sequences of a forward; None: any number.
+        ``fixed_shapes``: pad to recurring shapes.
         """
         self._embedding = embedding
         self._aux_width = aux_width
@@ -68,8 +71,9 @@ class DraftBackfill:
                 s.deferred.append(RowRef(aux, row))
 
     def defer_zeros(self, sequences: Sequence[SequenceState], num_rows: int) -> None:
-        """Let each of ``sequences`` lack ``num_rows`` rows of zeros, as steps leave them: a step's
-        rows of all sequences lie in one tensor.
+        """Defer ``num_rows`` rows of zeros for each of ``sequences``.
+
+        As in real steps, one tensor holds a step's rows of all sequences.
         """
         shape = num_rows, len(sequences), self._aux_width
         steps = torch.zeros(shape, dtype=self._embedding.dtype, device=self._embedding.device)
@@ -77,8 +81,10 @@ class DraftBackfill:
             s.deferred = [RowRef(rows, i) for rows in steps.unbind()]
 
     def due(self, sequences: Sequence[SequenceState]) -> Sequence[SequenceState]:
-        """Those of ``sequences``, which decode without a tree, to backfill now: before they lack
-        as many rows as may be kept, a few of them in each step.
+        """Return the sequences that are due for backfill in this step.
+
+        ``sequences``: decode without a tree. A few are due in each step, before they reach the
+        limit of kept rows.
         """
         limit = self.max_deferred
         window = limit // _WINDOW
@@ -89,8 +95,9 @@ class DraftBackfill:
         return due[: max(count, overdue)]
 
     def run(self, sequences: Sequence[SequenceState]) -> int:
-        """Give the draft the rows that it lacks of ``sequences``, in forwards of those that lack
-        about as many. Returns the number of rows.
+        """Run the draft over the deferred rows of ``sequences``; returns the number of rows.
+
+        Sequences with similar numbers of rows share a forward.
         """
         num_rows = sum(len(s.deferred) for s in sequences)
         for alike, width in self._groups(sequences):
@@ -100,8 +107,9 @@ class DraftBackfill:
     def _groups(
         self, sequences: Sequence[SequenceState]
     ) -> Iterator[tuple[list[SequenceState], int]]:
-        """Sequences of one forward, the last one repeated as padding, and to how many rows each is
-        padded.
+        """Yield the sequences of each forward, and the row count that each is padded to.
+
+        The last sequence is repeated as padding.
         """
         left = sorted((s for s in sequences if s.deferred), key=lambda s: len(s.deferred))
         while left:
@@ -112,8 +120,9 @@ class DraftBackfill:
             yield alike + padding * alike[-1:], width
 
     def shapes(self, counts: Sequence[int], most: int) -> list[tuple[int, int]]:
-        """Batch rows and width of every forward over up to ``counts`` sequences, each of which
-        lacks ``most`` rows at most.
+        """Return batch rows and width of every forward over up to ``counts`` sequences.
+
+        Each sequence has at most ``most`` deferred rows.
         """
         widths = dict.fromkeys(self.width(n) for n in range(1, most + 1))
         found: dict[tuple[int, int], None] = {}
@@ -124,26 +133,27 @@ class DraftBackfill:
         return list(found)
 
     def width(self, num_rows: int) -> int:
-        """To how many rows those of a sequence that lacks ``num_rows`` are padded."""
+        """Return the row count that ``num_rows`` deferred rows are padded to."""
         if not self._fixed_shapes:
             return num_rows
         return max(num_rows, min(power_of_two(num_rows), self._max_rows))
 
     def _most_sequences(self, width: int) -> int:
-        """Sequences of one forward at most, each padded to ``width``."""
+        """Return the most sequences of one forward, each padded to ``width``."""
         most = max(self._max_rows // width, 1)
         return 1 << (most.bit_length() - 1) if self._fixed_shapes else most  # a power of two
 
     def _num_batch_rows(self, count: int, most: int) -> int:
-        """Of a forward over ``count`` of at most ``most`` sequences; those beyond repeat the last
-        one, and write the same as it.
+        """Return the batch rows of a forward over ``count`` of at most ``most`` sequences.
+
+        Padding rows repeat the last sequence, and write the same values.
         """
         if not self._fixed_shapes:
             return count
         return min(power_of_two(count), most, max(self.max_sequences or most, count))
 
     def _run(self, sequences: Sequence[SequenceState], width: int) -> None:
-        """The rows of ``sequences``, those of each padded to ``width``."""
+        """Run one forward over ``sequences``, their rows padded to ``width``."""
         counts = [len(s.deferred) for s in sequences]
         ahead = [s.ids(s.draft_length + 1, s.length + 1) for s in sequences]
         embeds = self._embedding.lookup(padded(ahead, width))

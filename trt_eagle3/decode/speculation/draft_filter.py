@@ -1,7 +1,7 @@
-"""Keeps a draft to what grammars allow, where that pays (``filter_trial``).
+"""DraftFilter: mask draft logits by grammars, if that pays (``filter_trial``).
 
-At the first level the host knows where each sequence stands. Deeper levels cost a wait for the
-device each and copies of states, so on a GPU those of a few sequences alone.
+At the first level the host has the grammar state of each sequence. Each deeper level costs a wait
+for the device and copies of states. So on a GPU only a few sequences are filtered there.
 
 Shapes: B sequences, m rows of each that a level runs, V vocab, Vd draft vocab, W = ceil(V / 32).
 """
@@ -21,25 +21,29 @@ from trt_eagle3.host_copy import host_buffer
 
 __all__ = ["DraftFilter", "filtered_states"]
 
-_MOST_DEEP = 4  # sequences whose deeper levels are filtered: each has to be copied
-_LEAST_SHARE = 8  # of so many sequences one must want it: all wait for it
+_MOST_DEEP = 4  # most sequences whose deeper levels are filtered: each one's state is copied
+_LEAST_SHARE = 8  # at least 1 of 8 sequences must gain, because the whole batch waits
 
 
 def filtered_states(samplers: Sequence[Sampler | None]) -> list[GrammarState | None]:
-    """The grammars that drafts may be kept to, by row. Whoever samples has none: with other drafts
-    it would use other random numbers, and a seed must say the same whatever was tried before.
+    """Return the grammars that drafts may be filtered by, one per row.
+
+    None for a sequence that samples: its use of random numbers depends on its drafts. A seed must
+    reproduce the answer, whatever ``filter_trial`` measured before.
     """
     return [s.grammar if s is not None and s.sampling.greedy else None for s in samplers]
 
 
 class DraftFilter:
-    """The grammars of B sequences at the rows that a draft runs, level by level."""
+    """The grammar states of B sequences at the draft's rows, level by level."""
 
     def __init__(
         self, states: Sequence[GrammarState | None], target_ids: Callable[[Tensor], Tensor]
     ) -> None:
-        """``states``: by row of the batch, None where there is no grammar. ``target_ids``: of
-        draft ids.
+        """Create a filter for one batch.
+
+        ``states``: by row of the batch; None: no grammar. ``target_ids``: maps draft ids to target
+        ids.
         """
         self._target_ids = target_ids
         live = {i: s for i, s in enumerate(states) if s is not None and not s.finished}
@@ -50,20 +54,20 @@ class DraftFilter:
 
     @staticmethod
     def pays(states: Sequence[GrammarState | None]) -> bool:
-        """Whether the drafts of a batch should be filtered, as far as is known."""
+        """Return whether filtering the drafts of a batch is expected to pay."""
         wanted = sum(s is not None and s.live and s.trial.wanted for s in states)
         return wanted > 0 and wanted * _LEAST_SHARE >= len(states)
 
     def first(self, logits: Tensor) -> Tensor:
-        """``logits`` f32 [B, 1, Vd] after the roots, without what is forbidden."""
+        """Mask forbidden tokens in ``logits`` f32 [B, 1, Vd] after the roots."""
         return self._masked(logits) if self._rows else logits
 
     def level(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
-        """``logits`` f32 [B, m, Vd] of the rows of a level, without what is forbidden.
+        """Mask forbidden tokens in ``logits`` f32 [B, m, Vd] of the rows of a level.
 
         Args:
-            tokens: int64 [B, m] that the rows ran. parents: int64 [m] or [B, m]: which rows of the
-                level above are theirs.
+            tokens: int64 [B, m]: the tokens of the rows.
+            parents: int64 [m] or [B, m]: index of each row's parent in the level above.
         """
         if logits.is_cuda:
             few = len(self._deep) <= _MOST_DEEP
@@ -86,7 +90,7 @@ class DraftFilter:
         return max((state.vocab_size for state in states if state is not None), default=0)
 
     def _masked(self, logits: Tensor) -> Tensor:
-        """``logits`` [B, m, Vd], a copy, of which each row keeps what its state allows."""
+        """Return a copy of ``logits`` [B, m, Vd], each row masked by its grammar state."""
         device, vocab_size = logits.device, self._vocab_size
         each = [
             (state, (i, place))

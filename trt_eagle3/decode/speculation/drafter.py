@@ -1,4 +1,4 @@
-"""Drafter: a draft, as decoding sees it.
+"""Drafter: the interface between decoding and a draft.
 
 Shapes: B sequences of a padded batch, S rows of each, T tree nodes, D nodes of the deepest path, k
 aux layers, H target hidden, P pages.
@@ -24,21 +24,22 @@ __all__ = ["DraftOutput", "Drafter"]
 
 
 class DraftOutput(Protocol):
-    """What a drafter knows after ``extend``; only that drafter reads it."""
+    """Output of ``extend``. Only the drafter that made it reads it."""
 
 
 class Drafter(Protocol):
-    """Proposes trees, and keeps rows of its own for every sequence with ``drafting``.
+    """Proposes trees, and keeps its own rows for every sequence with ``drafting``.
 
-    ``backfill`` holds the rows that were decoded without it. Nobody else knows whether a draft's
-    rows are up to date.
+    ``backfill`` holds the rows that were decoded without the draft. Only the drafter tracks whether
+    its rows are up to date.
     """
 
     backfill: DraftBackfill
 
     def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
-        """Capture what can be of forwards over up to ``max_rows`` rows of prompts, while
-        ``has_room``. ``table_len``: pages in a page table.
+        """Capture forwards over up to ``max_rows`` prompt rows, as far as possible.
+
+        Stops when ``has_room`` is False. ``table_len``: pages in a page table.
         """
         ...
 
@@ -58,8 +59,9 @@ class Drafter(Protocol):
         batch: DeviceBatch,
         speculates: Sequence[bool],
     ) -> Proposal:
-        """A ``tree`` for each row of ``batch``; ``num_kept`` is 1 where a sequence does not
-        speculate.
+        """Propose a ``tree`` for each row of ``batch``.
+
+        ``num_kept`` is 1 for a sequence that does not speculate.
         """
         ...
 
@@ -72,10 +74,10 @@ class Drafter(Protocol):
         *,
         ahead: bool,
     ) -> DraftOutput:
-        """Overwrite drafted rows by rows with the target's states, of what was accepted.
+        """Overwrite drafted rows of accepted tokens by rows from the target's hidden states.
 
         Args:
-            aux: [B, T, k * H] of the nodes. ahead: propose the next trees, too.
+            aux: [B, T, k * H] of the nodes. ahead: also propose the next trees.
         """
         ...
 
@@ -85,23 +87,25 @@ class Drafter(Protocol):
         rows: Sequence[int],
         output: DraftOutput,
     ) -> None:
-        """Remember ``output`` of ``sequences``, at ``rows`` of the batch, now that the host knows
-        their tokens.
+        """Store ``output`` for ``sequences``, at ``rows`` of the batch.
+
+        Called when their tokens are on the host.
         """
         ...
 
     def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
-        """Whether the next trees can be proposed only once the host knows the last tokens."""
+        """Return whether proposing the next trees requires the last tokens on the host."""
         ...
 
     def propose_ahead(
         self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
     ) -> None:
-        """Propose the next trees of sequences whose tokens the host knows."""
+        """Propose the next trees of sequences whose tokens are on the host."""
         ...
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
-        """Trees for a batch of padding, so that graphs of these shapes are captured; their tokens
-        are spread over the vocabulary.
+        """Propose trees for a batch of padding, so that graphs of these shapes are captured.
+
+        Their tokens are spread over the vocabulary.
         """
         ...

@@ -1,9 +1,9 @@
-"""Dynamic trees: the draft's own scores choose which branches grow, and which nodes are verified.
+"""Dynamic trees: the draft's scores choose which branches grow, and which nodes are verified.
 
 EAGLE-2 (arXiv 2406.16858, section 4): a node's score is the sum of the draft's log-probabilities on
-its path. Every level expands its ``topk`` best nodes by their ``topk`` best tokens; at the end the
-best nodes of all levels are kept. A parent never scores below its child and stands before it, so
-what is kept is a tree again. Equal scores: the earlier candidate wins.
+its path. Every level expands its ``topk`` best nodes by their ``topk`` best tokens. At the end the
+best nodes of all levels are kept. A parent never scores below its child and comes before it, so
+the kept nodes form a tree. Of equal scores, the earlier candidate wins.
 
 Shapes: B sequences, k = topk, C candidates (k of the first level, k * k of every later one), T
 nodes with the root.
@@ -21,9 +21,11 @@ __all__ = ["Candidates", "DynamicTree", "Frontier", "ancestors"]
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """The budget of a dynamic tree:
+    """The budget of a dynamic tree.
 
-    ``steps`` levels, ``topk`` children, ``num_nodes`` verified, the root included.
+    Attributes:
+        steps: levels below the root. topk: children of a node.
+        num_nodes: verified nodes, root included.
     """
 
     steps: int
@@ -32,18 +34,18 @@ class DynamicTree:
 
     @property
     def num_draft_rows(self) -> int:
-        """Rows that the draft runs to grow it."""
+        """Rows that the draft runs to grow the tree."""
         return self.topk * (self.steps - 1)
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """The nodes of a level that grow on.
+    """The nodes of a level that are expanded next.
 
     Attributes:
         tokens: int64 [B, k]. scores: f32 [B, k].
-        candidates: int64 [B, k]: which candidates they are.
-        parents: int64 [B, k]: row of each one's parent in the frontier before.
+        candidates: int64 [B, k]: their indices among all candidates.
+        parents: int64 [B, k]: index of each node's parent in the previous frontier.
     """
 
     tokens: Tensor
@@ -53,10 +55,12 @@ class Frontier:
 
 
 class Candidates:
-    """All nodes that were ever considered, level by level."""
+    """All candidate nodes, level by level."""
 
     def __init__(self, tokens: Tensor, scores: Tensor) -> None:
-        """The first level: int64 [B, k] best tokens after the root, f32 [B, k] their
+        """Start with the first level.
+
+        ``tokens`` int64 [B, k]: the best tokens after the root. ``scores`` f32 [B, k]: their
         log-probabilities.
         """
         self._tokens, self._scores = [tokens], [scores]
@@ -67,13 +71,13 @@ class Candidates:
         return sum(level.shape[1] for level in self._tokens)
 
     def first(self) -> Frontier:
-        """The first level, all of which grows."""
+        """Return the first level; all its nodes are expanded."""
         tokens, scores = self._tokens[0], self._scores[0]
         every = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         return Frontier(tokens, scores, every, torch.zeros_like(tokens))
 
     def add(self, above: Frontier, tokens: Tensor, log_probs: Tensor) -> Frontier:
-        """Consider the children of ``above``, ``[B, k, k]``; returns the best k of them."""
+        """Add the children ``[B, k, k]`` of ``above``; returns the best k of them."""
         topk = tokens.shape[1]
         first, scores = self._count, (above.scores[..., None] + log_probs).flatten(1)
         self._tokens.append(tokens.flatten(1))
@@ -88,8 +92,9 @@ class Candidates:
         )
 
     def keep(self, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [B, count] and parents int64 [B, count + 1] of the best nodes; 0 is the
-        root, its parent -1.
+        """Return tokens int64 [B, count] and parents int64 [B, count + 1] of the best nodes.
+
+        Node 0 is the root; its parent is -1.
         """
         tokens, scores, parents = (
             torch.cat(levels, dim=1) for levels in (self._tokens, self._scores, self._parents)
@@ -102,13 +107,14 @@ class Candidates:
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """int64 [B, count]: the best of ``scores [B, n]``, the earlier of equals first."""
+    """Return indices int64 [B, count] of the best ``scores`` [B, n], earlier equals first."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
 def ancestors(parents: Tensor, depth: int) -> Tensor:
-    """bool [B, T, T]: row i is true at i and its ancestors, in trees of at most ``depth`` levels
-    below the root.
+    """Return bool [B, T, T]: row i is true at i and its ancestors.
+
+    ``depth``: most levels below the root.
     """
     own = torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device).expand(
         *parents.shape, -1

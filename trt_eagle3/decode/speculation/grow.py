@@ -1,16 +1,17 @@
-"""Growing trees level by level over an autoregressive draft, its own KV kept between levels.
+"""Grow trees level by level with an autoregressive draft, whose KV is kept between levels.
 
 Row t of the draft is (features of target row t, embedding of token t + 1):
 
     target rows   x0   x1   x2   x3
     draft rows    (g0, x1)  (g1, x2)  (g2, x3)  (g3, x4)
 
-After every step the draft holds as many rows as the target, and the logits of its last row are the
-first proposals. Rows of proposals are drafted from the draft's own features, and overwritten by
-true ones when their tokens are accepted.
+After every step the draft holds as many rows as the target. The logits of its last row give the
+first proposals. Rows of proposals are drafted from the draft's own features. When their tokens are
+accepted, they are overwritten from the target's features.
 
-Shapes: B sequences, T tree nodes, m rows of a level, Hd draft hidden, Vd draft vocab. Nothing here
-waits for the device but a filter of grammars.
+Only a grammar filter makes the host wait for the device here.
+
+Shapes: B sequences, T tree nodes, m rows of a level, Hd draft hidden, Vd draft vocab.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["DraftInputs", "TreeGrower"]
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """From where a batch of trees grows, on the device.
+    """Inputs for growing a batch of trees, on the device.
 
     Attributes:
         logits: f32 [B, Vd] and features: [B, Hd] of the last committed rows.
@@ -40,7 +41,7 @@ class DraftInputs:
         roots: int64 [B] last accepted tokens.
         positions: int32 [B] rope positions at depth 1.
         state_inputs: where the draft's states lie, with room for the tree's draft rows.
-        filter: what grammars allow; None without one.
+        filter: masks tokens that grammars forbid; None without a grammar.
     """
 
     logits: Tensor
@@ -52,8 +53,9 @@ class DraftInputs:
     filter: DraftFilter | None = None
 
     def first(self) -> tuple[Tensor, Tensor]:
-        """Logits f32 [B, 1, Vd], forbidden tokens left out, and features [B, 1, Hd] of the
-        roots.
+        """Return logits f32 [B, 1, Vd] and features [B, 1, Hd] of the roots.
+
+        Forbidden tokens are masked in the logits.
         """
         logits = self.logits[:, None]
         if self.filter is not None:
@@ -68,11 +70,11 @@ class TreeGrower:
         self._runner = runner
 
     def grow(self, tree: AnyTree, inputs: DraftInputs) -> Proposal:
-        """A ``tree`` from the last accepted token of each sequence."""
+        """Grow a ``tree`` from the last accepted token of each sequence."""
         return self._fill(tree, inputs) if isinstance(tree, Tree) else self._expand(tree, inputs)
 
     def _fill(self, tree: Tree, inputs: DraftInputs) -> Proposal:
-        """A static tree: its shape says which token of which parent every node takes."""
+        """Grow a static tree: its shape fixes the parent and token rank of every node."""
         logits, features = inputs.first()
         tokens = [inputs.roots[:, None]]
         for depth, step in enumerate(tree.steps_on(logits.device)):
@@ -81,7 +83,7 @@ class TreeGrower:
             if step.mask is None:
                 break
             inner, fed = tokens[-1], features
-            if not step.is_link:  # each index is a launch, and a chain's steps are short
+            if not step.is_link:  # a chain needs no indexing, and each index is a launch
                 inner, fed = inner[:, step.inner], features[:, step.parents[step.inner]]
             mask = step.mask.expand(len(inner), -1, -1)
             logits, features = self._level(inputs, depth, inner, fed, mask, step.num_shared)
@@ -90,7 +92,7 @@ class TreeGrower:
         return tree_proposal(tree, torch.cat(tokens, dim=1))
 
     def _expand(self, tree: DynamicTree, inputs: DraftInputs) -> Proposal:
-        """A dynamic tree: each level feeds the children that score best (``dynamic_tree``)."""
+        """Grow a dynamic tree: each level expands the best nodes (``dynamic_tree``)."""
         logits, features = inputs.first()
         tokens, log_probs = self._children(logits, tree.topk)
         candidates = Candidates(tokens[:, 0], log_probs[:, 0])
@@ -122,8 +124,10 @@ class TreeGrower:
         mask: Tensor,
         num_shared: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features; logits f32 [B, m, Vd] and
-        features [B, m, Hd]. ``num_shared``: rows of the tree before those of ``mask``.
+        """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features.
+
+        Returns logits f32 [B, m, Vd] and features [B, m, Hd]. ``num_shared``: rows of the tree
+        before those of ``mask``.
         """
         batch, count = tokens.shape
         metadata = AttentionMetadata(
@@ -137,17 +141,16 @@ class TreeGrower:
         return self._runner.forward(embeds, fed, metadata, all_rows(batch, count))
 
     def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-        """Target ids and log-probabilities [B, n, k] of the best tokens after each row of
-        ``logits [B, n, Vd]``.
+        """Return target ids and log-probabilities [B, n, k] of each row's best tokens.
+
+        ``logits``: [B, n, Vd].
         """
         best = logits.topk(topk, dim=-1)
         log_probs = best.values - logits.logsumexp(dim=-1, keepdim=True)
-        # of a draft that overflowed: NaN would sort before its own parent
+        # if a draft overflows: NaN would sort before its own parent
         return self._runner.target_ids(best.indices), log_probs.nan_to_num(nan=-torch.inf)
 
 
 def _best(logits: Tensor, width: int) -> Tensor:
-    """int64 [..., width]: the best draft ids of each row; one of them is cheaper found by
-    argmax.
-    """
+    """Return the best draft ids of each row, int64 [..., width]; argmax is cheaper for one."""
     return logits.argmax(dim=-1, keepdim=True) if width == 1 else logits.topk(width, dim=-1).indices

@@ -15,9 +15,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 
 __all__ = ["Proposal", "TreeShape", "is_chain", "tree_proposal", "tree_shape"]
 
-_DROPPED = (
-    -2
-)  # the token of a node that is not verified: no target id, and not the id of NaN logits
+_DROPPED = -2  # token of a node that is not verified; no target id, and not ``NO_TOKEN``
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,9 @@ class Proposal:
 
     Attributes:
         tree: the tree that was drafted.
-        tokens: int64 [B, T], the roots first. parents: int64 [B, T], the roots' -1.
-        depths: [B, T] integers. mask: bool [B, T, T]: row i is true at i and its ancestors. Of a
-            static tree these three lie on the host.
+        tokens: int64 [B, T], the root first. parents: int64 [B, T], -1 for the root.
+        depths: [B, T] integers. mask: bool [B, T, T]: row i is true at i and its ancestors. For a
+            static tree parents, depths and mask are on the host.
         num_kept: int32 [B]: leading nodes of each sequence that are verified, at least its root;
             None: all nodes of all sequences.
     """
@@ -46,8 +44,9 @@ class Proposal:
         return is_chain(self.tree)
 
     def on_device(self) -> Proposal:
-        """The same with all tensors on the device of ``tokens``; a static tree's shape is copied
-        there once.
+        """Return the same with all tensors on the device of ``tokens``.
+
+        A static tree's shape is copied to the device once.
         """
         if not isinstance(self.tree, Tree):
             return self
@@ -60,7 +59,7 @@ class Proposal:
         )
 
     def first(self, count: int) -> Proposal:
-        """The trees of the first ``count`` sequences."""
+        """Return the trees of the first ``count`` sequences."""
         kept = self.num_kept
         return Proposal(
             self.tree,
@@ -72,14 +71,14 @@ class Proposal:
         )
 
     def dropped(self) -> Tensor | None:
-        """bool [B, T]: nodes that are not verified; None where all are."""
+        """Return bool [B, T]: nodes that are not verified; None if all are."""
         if self.num_kept is None:
             return None
         nodes = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return nodes >= self.num_kept[:, None]
 
     def pruned(self) -> Proposal:
-        """The same, ``on_device``, with dropped nodes as roots of a token that no target emits."""
+        """Return the same ``on_device``; dropped nodes become roots with an impossible token."""
         found, dropped = self.on_device(), self.dropped()
         if dropped is None:
             return found
@@ -104,13 +103,13 @@ class TreeShape:
 
 @lru_cache(maxsize=32)
 def tree_shape(tree: Tree, device: torch.device) -> TreeShape:
-    """``tree`` on ``device``."""
+    """Copy ``tree`` to ``device``, once."""
     parents, depths = torch.tensor(tree.parents), tree.depths.int()
     return TreeShape(parents.to(device), depths.to(device), tree.mask.to(device))
 
 
 def tree_proposal(tree: Tree, tokens: Tensor) -> Proposal:
-    """The proposal of a static tree whose nodes have ``tokens`` int64 [B, T]."""
+    """Make a proposal of a static tree whose nodes have ``tokens`` int64 [B, T]."""
     batch = len(tokens)
     return Proposal(
         tree,
@@ -128,5 +127,5 @@ def _parents(tree: Tree) -> Tensor:
 
 
 def is_chain(tree: AnyTree) -> bool:
-    """Whether every node's parent is the node before it."""
+    """Return whether every node's parent is the node before it."""
     return isinstance(tree, Tree) and tree.parents == tuple(range(-1, tree.num_nodes - 1))

@@ -1,7 +1,8 @@
-"""Draft trees: who descends from whom, and what follows from that.
+"""Draft trees: their shapes, and how a draft fills them.
 
-A tree's node 0 is the root, the last accepted token; parents stand before their children. A chain
-is a tree. Shapes: T nodes.
+Node 0 is the root, the last accepted token. Parents come before their children. A chain is a tree.
+
+Shapes: T nodes.
 """
 
 from __future__ import annotations
@@ -37,14 +38,13 @@ class DraftStep:
     """How the n nodes of one level are filled and expanded.
 
     Attributes:
-        parents: int64 [n]: row of each node's parent among the rows that the step before ran.
-        ranks: int64 [n]: which of its parent's best tokens each node takes.
-        inner: int64 [m]: the nodes of this level that have children: the rows that this step runs.
-        num_shared: how many inner nodes of the levels above, from the first on, are ancestors of
-            all of these: a chain has no others, so its levels all have one shape.
-        mask: bool [m, the other inner nodes so far]: who sees whom among them; None at the last
-            level.
-        width: best tokens wanted of each parent.
+        parents: int64 [n]: row of each node's parent among the rows of the previous step.
+        ranks: int64 [n]: rank of each node's token among its parent's best tokens.
+        inner: int64 [m]: the nodes of this level that have children. This step runs them.
+        num_shared: leading inner nodes of the levels above that are ancestors of all of these. In
+            a chain all are, so all its levels have one shape.
+        mask: bool [m, remaining inner nodes so far]: attention among them; None at the last level.
+        width: number of best tokens taken from each parent.
     """
 
     parents: Tensor
@@ -56,11 +56,11 @@ class DraftStep:
 
     @cached_property
     def is_link(self) -> bool:
-        """Whether its one node is the best child of the step's before: what a chain is made of."""
+        """Whether the step is a link of a chain: one node, the best child of the previous one."""
         return len(self.parents) == self.width == 1
 
     def to(self, device: torch.device) -> DraftStep:
-        """The same with its indices on ``device``; the mask is a graph's input and stays."""
+        """Return the same with indices on ``device``; the mask stays on the host."""
         parents, ranks, inner = (t.to(device) for t in (self.parents, self.ranks, self.inner))
         return replace(self, parents=parents, ranks=ranks, inner=inner)
 
@@ -71,7 +71,8 @@ class Tree:
 
     Attributes:
         parents: parent of each node; the root's is -1.
-        ranks: which of its parent's best tokens a node takes (0 = the best); the root's is 0.
+        ranks: rank of a node's token among its parent's best tokens (0 = the best); the root's is
+            0.
     """
 
     parents: tuple[int, ...]
@@ -79,7 +80,7 @@ class Tree:
 
     @classmethod
     def from_paths(cls, paths: Sequence[Path]) -> Tree:
-        """A tree of the nodes at ``paths`` (ranks from the root), level by level.
+        """Make a tree of the nodes at ``paths`` (ranks from the root), level by level.
 
         Raises:
             UserError: a path whose parent is not in the tree, or one given twice.
@@ -99,7 +100,7 @@ class Tree:
 
     @classmethod
     def root_only(cls) -> Tree:
-        """The tree of plain decoding."""
+        """Return the tree of autoregressive decoding: the root only."""
         return cls((-1,), (0,))
 
     @property
@@ -152,7 +153,7 @@ class Tree:
 
     @cached_property
     def _steps(self) -> tuple[DraftStep, ...]:
-        # above: nodes whose logits the step before has made
+        # above: nodes whose logits the previous step computed
         steps, above, drafted = [], [0], list[int]()
         for nodes in self.levels:
             inner = [node for node in nodes if node in self.parents]
@@ -178,7 +179,7 @@ class Tree:
         return {}
 
     def steps_on(self, device: torch.device) -> tuple[DraftStep, ...]:
-        """How the draft fills the tree, a step per level, with the indices on ``device``."""
+        """Return the draft steps that fill the tree, one per level, with indices on ``device``."""
         if device not in self._steps_by_device:
             self._steps_by_device[device] = tuple(step.to(device) for step in self._steps)
         return self._steps_by_device[device]
@@ -189,7 +190,7 @@ AnyTree = Tree | DynamicTree
 
 
 def configured_tree(config: SpeculationConfig) -> AnyTree:
-    """The tree that ``config`` describes, static or dynamic."""
+    """Make the tree that ``config`` describes, static or dynamic."""
     if config.mode != "dynamic":
         return static_tree(config)
     return DynamicTree(
@@ -198,7 +199,7 @@ def configured_tree(config: SpeculationConfig) -> AnyTree:
 
 
 def static_tree(config: SpeculationConfig) -> Tree:
-    """The chain or static tree that ``config`` describes."""
+    """Make the chain or static tree that ``config`` describes."""
     if config.mode == "chain":
         return Tree.from_paths([(0,) * depth for depth in range(1, config.steps + 1)])
     if config.tree is not None:
@@ -208,10 +209,10 @@ def static_tree(config: SpeculationConfig) -> Tree:
 
 
 def best_first_paths(steps: int, topk: int, count: int) -> list[Path]:
-    """The ``count`` paths of at most ``steps`` ranks below ``topk`` that the prior of ``_cost``
-    thinks likeliest.
+    """Return the ``count`` likeliest paths by the prior of ``_cost``.
 
-    Measured shapes differ little for common budgets; ``speculation.tree`` takes any other.
+    Paths have at most ``steps`` ranks, each below ``topk``. For common budgets, measured tree
+    shapes perform nearly alike. ``speculation.tree`` accepts any other shape.
 
     Raises:
         UserError: fewer than ``count`` such paths exist.
@@ -235,16 +236,17 @@ def best_first_paths(steps: int, topk: int, count: int) -> list[Path]:
 
 
 def best_first(paths: Sequence[Path]) -> list[Path]:
-    """``paths`` of a tree, the likeliest to be accepted first: every beginning of the list is a
-    tree too.
+    """Sort ``paths`` of a tree by acceptance probability, the likeliest first.
+
+    Every prefix of the list is a tree too.
     """
     return sorted(paths, key=lambda path: (_cost(path), len(path), path))
 
 
 def _cost(path: Path) -> float:
-    """Minus the log of the odds that ``path`` is accepted.
+    """Return minus the log of the prior probability that ``path`` is accepted.
 
-    The prior: a draft's r-th best token is right with odds that fall as 1 / (r + 1) ** 2,
-    independent of depth, the best one at 0.7.
+    The prior: the draft's token of rank r (from 0) is right with probability 0.7 / (r + 1) ** 2,
+    independent of depth.
     """
     return sum(-math.log(0.7 / (rank + 1) ** 2) for rank in path)

@@ -1,4 +1,4 @@
-"""Grammar masks of the nodes of drafted trees, computed on the host while the target runs.
+"""TreeMasks: grammar masks of drafted trees, computed on the host while the target runs.
 
 Shapes: B sequences, T tree nodes, V vocab, W = ceil(V / 32) words of a mask.
 """
@@ -19,19 +19,19 @@ __all__ = ["TreeMasks"]
 
 
 class TreeMasks:
-    """Drafted tokens on their way to the host, and what may follow each of them.
+    """Copies drafted tokens to the host, and computes the grammar mask after each.
 
-    Made before the target is launched, so that the host waits for the draft alone.
+    Create it before the target is launched, so that the host waits only for the draft.
     """
 
     def __init__(self, samplers: Sequence[Sampler], proposal: Proposal) -> None:
-        """``samplers``: of the first rows of ``proposal``."""
+        """Start the copy. ``samplers``: of the first rows of ``proposal``."""
         self._states = [(row, s.grammar) for row, s in enumerate(samplers) if s.grammar is not None]
         self._drafted: Readback | None = None
         self._num_nodes = proposal.tokens.shape[1]
         self._parents = proposal.parents
         self._has_parents = proposal.parents.device == proposal.tokens.device
-        if self._states and self._num_nodes > 1:  # of a root alone the host knows enough
+        if self._states and self._num_nodes > 1:  # a root's mask needs no drafted token
             fields = [proposal.tokens]
             if self._has_parents:
                 fields.append(proposal.parents)
@@ -40,7 +40,7 @@ class TreeMasks:
             self._drafted = Readback(torch.stack(fields))
 
     def compute(self, vocab_size: int, device: torch.device) -> AllowedTokens | None:
-        """What is allowed, on ``device``; None where nothing is forbidden."""
+        """Compute the allowed tokens, on ``device``; None if nothing is forbidden."""
         if not self._states:
             return None
         num_rows, num_nodes = 1 + max(row for row, _ in self._states), self._num_nodes

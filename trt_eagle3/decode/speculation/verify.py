@@ -1,6 +1,6 @@
-"""Verification: from the target's logits at the nodes of a batch of trees to the accepted paths.
+"""Verification: accept paths of a batch of trees from the target's logits at their nodes.
 
-Shapes: B sequences of a padded batch, n sequences that sample alike, T tree nodes, V vocab.
+Shapes: B sequences of a padded batch, n sequences with the same filters, T tree nodes, V vocab.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trt_eagle3.host_copy import to_device
 
 __all__ = ["Wanted", "take_draws", "verify", "wanted_of"]
 
-_MOST_PROBS = 1 << 24  # at once: 128 MiB of float64
+_MOST_PROBS = 1 << 24  # most probabilities in memory at once: 128 MiB of float64
 
 
 class Wanted(Enum):
-    """What a step needs of the target's logits."""
+    """The form of the target's logits that a step needs."""
 
     TOKENS = "the likeliest token of each row"
     COMPUTED = "logits of the type in which they were computed"
@@ -41,7 +41,7 @@ class Wanted(Enum):
 
     @property
     def reduction(self) -> Reduction | None:
-        """What makes it within the target's graph; None: nothing to be made."""
+        """The reduction to run within the target's graph; None: no reduction."""
         return _REDUCTIONS[self]
 
 
@@ -53,7 +53,7 @@ _REDUCTIONS = {
 
 
 def wanted_of(samplers: Sequence[Sampler]) -> Wanted:
-    """What the sequences of ``samplers`` need together."""
+    """Return the form of logits that suffices for all of ``samplers``."""
     every = [s.sampling for s in samplers]
     if not all(s.greedy and s.logprobs is None for s in every):
         return Wanted.FLOAT32
@@ -67,12 +67,12 @@ def verify(
     reduced: Tensor,
     masks: TreeMasks,
 ) -> AcceptedPaths:
-    """What each sequence accepts of its tree.
+    """Verify the tree of each sequence.
 
     Args:
         samplers: of the sequences, the first rows of the batch.
-        reduced: what ``wanted`` names: int64 [B, T] tokens or [B, T, V] logits.
-        masks: of ``proposal``, begun before the target ran.
+        reduced: the output that ``wanted`` names: int64 [B, T] tokens or [B, T, V] logits.
+        masks: of ``proposal``, created before the target ran.
     """
     match wanted:
         case Wanted.TOKENS:
@@ -84,7 +84,7 @@ def verify(
 
 
 def take_draws(sampler: Sampler, count: int) -> None:
-    """Use up ``count`` random numbers of the walk, and the bonus token's."""
+    """Consume ``count`` random numbers of the walk, and the bonus token's."""
     if not sampler.sampling.greedy:
         sampler.skip(1 + count)
 
@@ -92,7 +92,7 @@ def take_draws(sampler: Sampler, count: int) -> None:
 def _chosen_tokens(
     samplers: Sequence[Sampler], proposal: Proposal, logits: Tensor, masks: TreeMasks
 ) -> Tensor:
-    """int64 [B, T]: the token to emit after each node, from ``logits`` [B, T, V] of any type."""
+    """Return the greedy token after each node, int64 [B, T]; ``logits`` [B, T, V]: any type."""
     count, device = len(samplers), logits.device
     allowed = masks.compute(logits.shape[2], device)
     first = proposal.on_device().first(count)
@@ -102,8 +102,9 @@ def _chosen_tokens(
 
 
 def _allowed_tokens(logits: Tensor, allowed: AllowedTokens) -> Tensor:
-    """``greedy_tokens`` of ``logits`` [B, T, V] without forbidden tokens; only the logits of nodes
-    with a mask are copied.
+    """Return ``greedy_tokens`` of ``logits`` [B, T, V] without forbidden tokens.
+
+    Only the logits of nodes with a mask are copied.
     """
     places = allowed.places(logits.shape[1])
     kept = allowed.mask_(logits.flatten(0, 1).index_select(0, places))
@@ -114,9 +115,9 @@ def _allowed_tokens(logits: Tensor, allowed: AllowedTokens) -> Tensor:
 def _sampled_paths(
     samplers: Sequence[Sampler], proposal: Proposal, logits: Tensor, masks: TreeMasks
 ) -> AcceptedPaths:
-    """What sequences accept by chance, from ``logits`` f32 [B, T, V].
+    """Verify trees of sequences that sample, from ``logits`` f32 [B, T, V].
 
-    Their random numbers stay the next ones until ``take_draws``: a step may be forgotten.
+    Random numbers are not consumed before ``take_draws``, because a step may be discarded.
     """
     count, (size, num_nodes) = len(samplers), proposal.tokens.shape
     pruned = proposal.pruned()
@@ -141,12 +142,14 @@ def _accept_probabilities(
     masks: TreeMasks,
     draws: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
-    """Of ``proposal``, ``pruned``, and ``logits`` f32 [B, T, V].
+    """Return accept probabilities and bonus tokens of a batch.
 
+    Args:
+        proposal: ``pruned``. logits: f32 [B, T, V].
+        draws: a random number of each sequence, for its bonus token.
     Returns:
         float64 [B, T]: the target's probability of a node's token after its parent.
         int64 [B, T]: the token to emit where the walk ends.
-    ``draws``: a random number of each sequence, for its bonus token.
     """
     device, tokens, parents = logits.device, proposal.tokens, proposal.parents
     best, bonus = logits.max(dim=-1)
@@ -175,8 +178,9 @@ def _accept_probabilities(
 
 
 def _alike(samplers: Sequence[Sampler], num_probs: int) -> Iterator[list[int]]:
-    """Sequences of the same filters that need probabilities, ``num_probs`` each; few enough to be
-    verified together.
+    """Group sequences that need probabilities by their filters, for verification in one batch.
+
+    ``num_probs``: probabilities per sequence. It bounds the size of a group.
     """
     alike: dict[Hashable, list[int]] = {}
     for i, sampler in enumerate(samplers):

@@ -1,4 +1,4 @@
-"""Decoder: prefills and steps of sequences over one target and, perhaps, one draft."""
+"""Decoder: prefills and decoding steps over one target and an optional draft."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Decoder"]
 
 
 class Decoder:
-    """Advances sequences. Its caller (``schedule.scheduler``) chooses which, and gives them pages.
+    """Runs prefills and steps. The caller (``schedule.scheduler``) chooses sequences and pages.
 
     Attributes:
         prefiller: runs prompts. stepper: runs steps.
-        drafter: None in a bundle without a draft.
+        drafter: the draft; None in a bundle without one.
     """
 
     def __init__(
@@ -36,9 +36,11 @@ class Decoder:
         run_ahead: bool = True,
         max_batch_size: int | None = None,
     ) -> None:
-        """``fixed_shapes``: pad batches and rows to shapes that come again, so that captured graphs
-        fit. ``run_ahead``: steps run ahead of the host, where shapes are fixed.
-        ``max_batch_size``: batch rows that the sessions take; None: any.
+        """Create a decoder.
+
+        ``fixed_shapes``: pad batches and rows to recurring shapes, as captured graphs require.
+        ``run_ahead``: launch steps ahead of the host, if shapes are fixed. ``max_batch_size``:
+        batch rows that the sessions accept; None: any number.
         """
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
@@ -54,8 +56,8 @@ class Decoder:
             max_batch_size=self.max_batch_size if fixed_shapes else None,
             run_ahead=self.runs_ahead,
         )
-        # batch rows of a prefill whose prompts are cut; a sequence with per-sequence states is in
-        # one row alone
+        # batch rows of a prefill that splits prompts; a sequence with per-sequence states takes
+        # exactly one row, so it is not split
         self.max_segments = 0 if self.states.has_snapshots else max_batch_size
         self.prefiller = Prefiller(
             target,
@@ -69,21 +71,21 @@ class Decoder:
 
     @property
     def states(self) -> LayerStates:
-        """What the target's layers keep of every sequence; its pages are the draft's too."""
+        """The target's layer states. Target and draft share their pages."""
         return self._target.states
 
     @property
     def captures_steps(self) -> bool:
-        """Whether running a batch of padding captures graphs that cost little."""
+        """Whether running a batch of padding captures graphs at little cost."""
         return self.runs_ahead and self._target.reduces
 
     @property
     def mixes(self) -> bool:
-        """Whether a prefill may run with a step of sequences that decode."""
+        """Whether a prefill may be batched with a step of decoding sequences."""
         return self.runs_ahead and self._target.mixes
 
     def capture_prompts(self, table_len: int, has_room: Callable[[], bool]) -> None:
-        """Capture what can be of prefills, the draft's part among it, while ``has_room``.
+        """Capture prefills of target and draft, as far as possible, while ``has_room``.
 
         ``table_len``: pages in a page table.
         """
@@ -92,32 +94,35 @@ class Decoder:
             self.drafter.capture_prompts(self.prefill_chunk, table_len, has_room)
 
     def rows_wanted(self, sequence: SequenceState, tree: AnyTree | None) -> int:
-        """Rows that the pages of ``sequence`` must hold for its next step, the first one after its
-        prompt included.
+        """Return the rows that the pages of ``sequence`` must hold for its next step.
+
+        That includes the first step after its prompt.
         """
         takes = tree is not None and self.stepper.speculates(sequence, tree)
         return sequence.num_prefill + (num_tree_rows(tree) if tree and takes else 1)
 
     def rows_ahead(self, tree: AnyTree | None) -> int:
-        """Rows of a sequence at most that a step over ``tree`` launches ahead, beside those of
-        ``rows_wanted``: accepted ones, and the next tree.
+        """Return the most rows of a sequence that a step over ``tree`` launches ahead.
+
+        They are needed in addition to ``rows_wanted``: accepted rows, and the next tree.
         """
         if not self.runs_ahead:
             return 0
         return 1 if tree is None else 2 * num_tree_rows(tree)
 
     def step(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> StepOutput:
-        """What ``sequences`` emit in one step; those that cannot take ``tree`` emit one token.
+        """Run one step; sequences that cannot take ``tree`` emit one token.
 
-        A sequence whose logits are not finite emits nothing, and cannot go on.
+        A sequence whose logits are not finite emits no token and has failed.
         """
         return self.stepper.step(sequences, tree)
 
     def run(
         self, sequence: SequenceState, tree: AnyTree | None = None
     ) -> Generator[tuple[int, ...]]:
-        """Decode one sequence alone; yields the tokens of each target forward until the caller
-        stops, or the sequence has ``max_seq_len`` tokens.
+        """Decode one sequence alone; yields the tokens of each target forward.
+
+        It ends when the caller stops, or at ``max_seq_len`` tokens.
 
         Raises:
             EngineFailedError: the target's logits are not finite.

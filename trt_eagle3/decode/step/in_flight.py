@@ -1,4 +1,4 @@
-"""The forms of a step: ``Forward`` -> ``InFlight`` -> ``StepOutput``.
+"""The stages of a step: ``Forward`` -> ``InFlight`` -> ``StepOutput``.
 
 Shapes: B sequences of a padded batch, T tree nodes, k aux layers, H target hidden, V vocab.
 """
@@ -25,14 +25,14 @@ __all__ = ["Forward", "InFlight", "StepOutput"]
 
 @dataclass(frozen=True)
 class Forward:
-    """A launched target forward over a tree, or a root, of each sequence.
+    """A launched target forward over a tree or a root of each sequence.
 
     Attributes:
-        sequences: the first rows of ``batch``. rows: the same, with their lengths.
-        speculates: which sequences have drafts; empty where no tree was proposed.
-        reduced: what ``wanted`` names of the logits: int64 [B, T] or [B, T, V].
-        aux: [B, T, k * H]; None without a draft.
-        after: the step whose tokens are the roots; None where the host knew them.
+        sequences: the first rows of ``batch``. rows: the same sequences, with their lengths.
+        speculates: which sequences have drafts; empty if no tree was proposed.
+        reduced: the output that ``wanted`` names: tokens int64 [B, T] or logits [B, T, V].
+        aux: aux hidden states [B, T, k * H]; None without a draft.
+        after: the previous step, whose tokens are the roots; None if the host had the roots.
     """
 
     sequences: Sequence[SequenceState]
@@ -48,16 +48,16 @@ class Forward:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A step whose tokens are on their way to the host.
+    """A step whose tokens are being copied to the host.
 
     Attributes:
-        rows: the sequences, and where they stand.
+        rows: the batch row of each sequence.
         tree: the verified tree; None without a draft. speculates: which sequences have drafts.
-        last: int64 [B] the last token of each, on the device.
-        readback: of ``AcceptedPaths.packed``.
-        drafted: what the drafter knows after it; None without a tree.
-        deferred: aux hidden states [B, k * H] to keep for the draft; None where none are wanted.
-        waits_for_host: the next trees are proposed once the host knows the tokens.
+        last: int64 [B] the last token of each sequence, on the device.
+        readback: the copy of ``AcceptedPaths.packed``.
+        drafted: the drafter's output after the step; None without a tree.
+        deferred: aux hidden states [B, k * H] to keep for backfill; None if not needed.
+        waits_for_host: whether proposing the next trees requires the tokens on the host.
     """
 
     rows: BatchRows
@@ -73,12 +73,12 @@ class InFlight:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step emitted.
+    """The tokens that a step emitted.
 
     Attributes:
-        accepted: of each sequence; None of one that was not in it.
+        accepted: the result of each sequence; None if it was not in the step.
         tree: the tree that was verified for sequences with ``Accepted.steps``; None without one.
-        num_backfilled: rows that the draft was given in the step.
+        num_backfilled: rows that were backfilled in the step.
     """
 
     accepted: Sequence[Accepted | None]

@@ -1,7 +1,7 @@
-"""Prefill: rows of prompts through target and draft, and the first tokens of answers.
+"""Prefill: run prompt rows through target and draft, and sample the first tokens.
 
-A prefill is launched, and its first tokens are read later: they are on their way to the host while
-the draft runs over the prompt.
+A prefill is launched, and its first tokens are read later. They are copied to the host while the
+draft runs over the prompt.
 
 Shapes: B segments of prompts, S rows of each, k aux layers, H target hidden, V vocab, P pages.
 """
@@ -31,14 +31,14 @@ from trt_eagle3.host_copy import Readback, to_device
 __all__ = ["Chunk", "FirstTokens", "LaunchedPrefill", "Prefiller"]
 
 Chunk = tuple[SequenceState, int]
-"""A sequence, and how many of its next rows."""
+"""A sequence, and the number of its next prompt rows."""
 
 
 class FirstTokens:
-    """The first tokens of those sequences of a prefill whose prompts end in it."""
+    """The first tokens of the sequences whose prompts end in a prefill."""
 
     def __init__(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
-        """Choose from ``logits`` f32 [n, V], of the last row of each of ``chunks``."""
+        """Sample from ``logits`` f32 [n, V] of the last row of each of ``chunks``."""
         ends = [
             (i, s)
             for i, (s, count) in enumerate(chunks)
@@ -59,8 +59,9 @@ class FirstTokens:
         self._readback = Readback(self._ids.masked_fill(~finite, -1))
 
     def put_ids(self, ids: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """``ids`` int64 [B, S], of which row t has the token t + 1, with these after each prompt's
-        last one.
+        """Return ``ids`` int64 [B, S] with the first tokens put at each prompt's last row.
+
+        Row t of ``ids`` has token t + 1.
         """
         ends = [
             (i * ids.shape[1] + segment.count - 1, self._rows[segment.sequence])
@@ -76,8 +77,9 @@ class FirstTokens:
         return found
 
     def append(self) -> None:
-        """Append each to its sequence; none where the logits are not finite. The host waits for
-        the samples, and for nothing that was launched after them.
+        """Append each first token to its sequence, except where the logits are not finite.
+
+        The host waits for the samples, but for nothing that was launched after them.
         """
         tokens = [] if self._readback is None else self._readback.wait()
         for sequence, token in zip(self._rows, tokens, strict=True):
@@ -97,8 +99,8 @@ class LaunchedPrefill:
 
     Attributes:
         begun: sequences that had no token before.
-        sequences: that take part. ended: those whose prompts end here.
-        failed: those whose chunks memory does not hold.
+        sequences: all sequences of the prefill. ended: those whose prompts end in it.
+        failed: sequences whose chunks ran out of device memory, each with its error.
     """
 
     begun: Sequence[SequenceState] = ()
@@ -129,9 +131,11 @@ class Prefiller:
         max_segments: int | None,
         fixed_shapes: bool,
     ) -> None:
-        """``stepper``: runs steps beside prompts. ``chunk``: rows of a forward at most.
-        ``max_segments``: batch rows of a forward whose prompts are cut; None: any, 0: prompts are
-        not cut. ``fixed_shapes``: pad a prompt that runs alone to a width that comes again.
+        """Create a prefiller.
+
+        ``stepper``: runs steps that are batched with prompts. ``chunk``: most rows of a forward.
+        ``max_segments``: most batch rows of a forward that splits prompts; None: any number, 0:
+        prompts are not split. ``fixed_shapes``: pad a prompt that runs alone to a recurring width.
         """
         self._target = target
         self._drafter = drafter
@@ -144,11 +148,10 @@ class Prefiller:
     def launch(
         self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()
     ) -> LaunchedPrefill:
-        """Run one forward over ``chunks``; where memory does not hold it, one for each: only a
-        sequence that is too large fails.
+        """Launch one forward over ``chunks``; if memory runs out, one forward per chunk.
 
-        ``beside``: sequences that decode without a tree; their next step may run in the same
-        forward, and ``Stepper.step`` goes on from there.
+        So only a sequence that is too large fails. ``beside``: sequences that decode without a
+        tree. Their next step may run in the same forward; ``Stepper.step`` continues from it.
         """
         launched = LaunchedPrefill([s for s, _ in chunks if not s.tokens])
         if chunks:
@@ -175,8 +178,9 @@ class Prefiller:
         launched.ended += [s for s, _ in chunks if s.length >= s.num_prefill]
 
     def run(self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()) -> FirstTokens:
-        """Launch one forward over ``chunks``. A sequence that is through with its prompt has a
-        token once the caller appends it; none, if its logits are not finite.
+        """Launch one forward over ``chunks``; the caller must ``append`` the first tokens.
+
+        A sequence whose logits are not finite gets no token.
         """
         segments = cut(chunks, self._max_segments)
         table = self._target.embedding
@@ -195,18 +199,19 @@ class Prefiller:
             if aux is not None:
                 self._run_draft(rows, inputs["page_table"], aux, first_tokens)
         except Exception:
-            # a sequence that is prefilled again, since the draft ran out of memory, has its token
+            # the draft ran out of memory; the sequence is prefilled again, but keeps its token
             first_tokens.append()
             raise
-        # last: a prefill whose draft runs out of memory is run again, over the same states
+        # must be last: if the draft runs out of memory, the prefill is retried over the same states
         self._target.states.swap_entries([s for s, _ in chunks])
         for sequence, count in chunks:
             sequence.length += count
         return first_tokens
 
     def _put_visual(self, segments: Sequence[Segment], embeds: Tensor) -> Tensor | None:
-        """Write visual embeddings over ``embeds`` [B, S, H]; returns the deepstack levels
-        [L, B, S, H], None without any.
+        """Write visual embeddings over ``embeds`` [B, S, H].
+
+        Returns the deepstack levels [L, B, S, H]; None without visual rows.
         """
         if not any(s.sequence.prompt.has_visual(s.start, s.count) for s in segments):
             return None
@@ -219,13 +224,15 @@ class Prefiller:
     def _run_draft(
         self, rows: PromptRows, page_table: Tensor, aux: Tensor, first_tokens: FirstTokens
     ) -> None:
-        """Run the draft over the rows of those that it drafts for. The last row of a segment has
-        the next one's first token, and that of a prompt the answer's first.
+        """Run the draft over the rows of drafting sequences.
+
+        The last row of a segment gets the first token of the next segment; the last row of a
+        prompt gets the first token of the answer.
         """
         drafting = [i for i, s in enumerate(rows.segments) if s.sequence.drafting]
         if self._drafter is None or not drafting:
             return
-        # a width that comes again, where others beside the prompt made the target's an odd one
+        # a recurring width: the target's may be odd, as decoding sequences were batched with it
         width = self._width([rows.segments[i] for i in drafting])
         aux = of_width(rows_of(aux, drafting), width, dim=1)
         some = rows.only(drafting, width)
@@ -233,8 +240,10 @@ class Prefiller:
         self._drafter.prefill(some, next_ids, rows_of(page_table, drafting), aux)
 
     def _width(self, segments: Sequence[Segment], num_beside: int = 0) -> int:
-        """Rows of each of ``segments`` in one forward; one alone is padded, with ``num_beside``
-        others, to a width that comes again, if chunk and length limit hold that.
+        """Return the row width of ``segments`` in one forward.
+
+        A single segment is padded, together with ``num_beside`` decoding rows, to a recurring
+        width. Chunk and length limit bound the padding.
         """
         widest = max(s.count for s in segments)
         if not self._fixed_shapes or len(segments) > 1:

@@ -1,13 +1,13 @@
 """Stepper: one step of a batch, ``launch -> InFlight -> collect -> StepOutput``.
 
-A step proposes a tree for each sequence, verifies all trees in one forward of the target, accepts
-on the device and extends the draft there. The host reads the tokens meanwhile. Without a tree a
-step is a forward over the roots.
+A step proposes a tree for each sequence and verifies all trees in one target forward. It accepts
+tokens on the device and extends the draft there. Meanwhile the host reads the tokens. Without a
+tree, a step is a forward over the roots.
 
-Where shapes stand still a step may run ahead of the host (``run_ahead``). A plain step then takes
-its roots from the step before on the device, and is launched before the host reads that step's
-tokens. A speculative step proposes the next trees at once; of a large batch the next step is
-launched before the tokens are delivered. Elsewhere a step is collected as soon as it is launched.
+With fixed shapes a step may run ahead of the host (``run_ahead``). A step without a tree takes its
+roots from the previous step on the device. It is launched before the host reads the previous
+tokens. A speculative step proposes the next trees at once. In a large batch, the next step is
+launched before the tokens are delivered. Otherwise a step is collected as soon as it is launched.
 
 Shapes: B sequences of a padded batch, T tree nodes, D nodes of the deepest path, k aux layers, H
 target hidden, V vocab.
@@ -40,15 +40,16 @@ __all__ = ["Stepper", "num_tree_rows"]
 
 _ROOT = Tree.root_only()
 _LAUNCHED_AHEAD = 8
-"""Sequences from which on a speculative step is launched before the last one's tokens are
-delivered. A sequence that ends by those has taken part for nothing, which is much of a few."""
+"""Least batch size at which a speculative step is launched before the previous step's tokens are
+delivered. A sequence that ended with those tokens wastes its rows: a large share of a small
+batch."""
 
 _Run = Callable[[Rows, Reduction | None], tuple[Tensor, Tensor | None]]
 """Runs rows as ``TargetRunner.forward`` does."""
 
 
 def num_tree_rows(tree: AnyTree) -> int:
-    """Rows of a sequence that ``tree`` needs, of target and draft."""
+    """Return the rows per sequence that ``tree`` needs in target and draft."""
     return max(tree.num_nodes, tree.num_draft_rows)
 
 
@@ -64,7 +65,9 @@ class Stepper:
         max_batch_size: int | None,
         run_ahead: bool,
     ) -> None:
-        """``max_batch_size``: the most that batches are padded to; None: they are not padded.
+        """Create a stepper.
+
+        ``max_batch_size``: the largest size that batches are padded to; None: they are not padded.
         ``run_ahead``: steps may run ahead of the host.
         """
         self._target = target
@@ -74,20 +77,20 @@ class Stepper:
         self._max_batch_size = max_batch_size
         self._run_ahead = run_ahead
         self._in_flight: InFlight | None = None
-        self._mixed: Forward | None = None  # that ran with a prompt
+        self._mixed: Forward | None = None  # ran in one batch with a prefill
 
     def step(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> StepOutput:
-        """The output of the step in flight, or of one that is launched now over ``tree``.
+        """Collect the step in flight; without one, launch a step over ``tree`` and collect it.
 
-        A step may be in flight since before a sequence joined, or another tree was wanted: both
-        count from the next step on.
+        A step in flight may be older than a sequence of the batch, or than a change of tree. These
+        take effect with the next step.
         """
         if not any(self.speculates(s, tree) for s in sequences):
             tree = None
         in_flight, mixed = self._take(sequences)
         if in_flight is not None and in_flight.tree is None and tree is not None:
             self._swap_entries(in_flight, sequences)
-            return self.collect(in_flight, sequences)  # whose rows are backfilled by the next step
+            return self.collect(in_flight, sequences)  # the next step backfills these rows
         num_backfilled = self._backfill(sequences, tree)
         if in_flight is None and mixed is not None and tree is None:
             in_flight, mixed = self._accept(mixed), None
@@ -98,15 +101,16 @@ class Stepper:
         if in_flight.tree is None and tree is None:
             ahead = mixed or self._forward_after(in_flight, sequences, self._forward)
         found = self.collect(in_flight, sequences)
-        if ahead is not None:  # now that the host knows the tokens before
+        if ahead is not None:  # the host has the previous tokens now
             self._in_flight = self._accept(ahead)
         elif in_flight.tree is not None and tree is not None:
             self._in_flight = self._launch_ahead(sequences, tree)
         return replace(found, num_backfilled=num_backfilled)
 
     def launch(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> InFlight:
-        """Launch a step from what the host knows: over ``tree`` of each sequence that can take it,
-        else over its root.
+        """Launch a step whose roots are on the host.
+
+        It runs over ``tree`` for each sequence that can take it, else over the root.
         """
         speculates = [self.speculates(s, tree) for s in sequences]
         if tree is None or not any(speculates):
@@ -115,7 +119,7 @@ class Stepper:
         self._states.check_tree(tree.num_nodes)
         rows_ahead = tree.num_nodes + tree.num_draft_rows
         if self._run_ahead:
-            for s in sequences:  # near the limit nothing is proposed ahead, which takes the rest
+            for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
                 self._has_room(s, min(s.length + rows_ahead, self._max_seq_len))
         num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
         lengths = [s.length for s in sequences]
@@ -131,12 +135,13 @@ class Stepper:
     def launch_mixed(
         self, sequences: Sequence[SequenceState], prompts: Rows
     ) -> tuple[Tensor, Tensor | None] | None:
-        """Run ``prompts`` and the next plain step of ``sequences`` as one forward, from which
-        ``step`` goes on.
+        """Run ``prompts`` and the next step without a tree of ``sequences`` as one forward.
+
+        ``step`` continues from that forward.
 
         Returns:
-            As ``TargetRunner.forward`` of ``prompts``; None where nothing was run: a tree is being
-            verified, no sequence goes on, or pages are lacking.
+            As ``TargetRunner.forward`` of ``prompts``. None if nothing was run: a tree is being
+            verified, no sequence continues, or pages are lacking.
         """
         found: list[tuple[Tensor, Tensor | None]] = []
 
@@ -155,8 +160,9 @@ class Stepper:
         return found[0] if found else None
 
     def collect(self, done: InFlight, sequences: Sequence[SequenceState]) -> StepOutput:
-        """Read the tokens of ``done``, and append them to those of ``sequences`` that are in it,
-        whose entries are swapped.
+        """Read the tokens of ``done`` and append them to the ``sequences`` that are in it.
+
+        The caller has already swapped the entries of these sequences (``swap_entries``).
         """
         rows = done.rows.rows_of(sequences)
         found = self._read(done, rows)
@@ -179,7 +185,7 @@ class Stepper:
         return StepOutput(accepted, done.tree)
 
     def run_dummy(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
-        """Run steps of a batch of ``size`` that is padding alone.
+        """Run ``times`` steps of a batch of ``size`` padding rows.
 
         ``table_len``: pages in a page table.
         """
@@ -199,19 +205,20 @@ class Stepper:
             self._commit(batch, paths, page_size=1, in_place=True)
 
     def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
-        """Whether ``sequence`` takes ``tree`` in its next step: near the length limit it decodes
-        without one.
+        """Return whether ``sequence`` takes ``tree`` in its next step.
+
+        Near the length limit it decodes without speculation.
         """
         return sequence.drafting and self._drafter is not None and self.holds(sequence, tree)
 
     def holds(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
-        """Whether the length limit leaves room for ``tree`` after the known tokens."""
+        """Return whether the length limit leaves room for ``tree`` after the known tokens."""
         if tree is None:
             return False
         return sequence.num_prefill + num_tree_rows(tree) < self._max_seq_len
 
     def _take(self, sequences: Sequence[SequenceState]) -> tuple[InFlight | None, Forward | None]:
-        """The step in flight for any of ``sequences``, and the forward that ran after it."""
+        """Take the step in flight for any of ``sequences``, and the mixed forward after it."""
         in_flight, mixed = self._in_flight, self._mixed
         self._in_flight = self._mixed = None
         if in_flight is not None and max(in_flight.rows.rows_of(sequences)) < 0:
@@ -219,21 +226,23 @@ class Stepper:
         return in_flight, mixed if mixed is not None and mixed.after is in_flight else None
 
     def _backfill(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> int:
-        """Give the draft the rows that it needs now."""
+        """Backfill the rows that the draft needs now; returns their number."""
         if self._drafter is None:
             return 0
         backfill = self._drafter.backfill
         return backfill.run(sequences if tree is not None else backfill.due(sequences))
 
     def _first_forward(self, sequences: Sequence[SequenceState], run: _Run) -> Forward:
-        """A forward over the roots, which the host knows."""
+        """Launch a forward over roots that are on the host."""
         return self._root_forward(sequences, None, [-1] * len(sequences), run)
 
     def _forward_after(
         self, before: InFlight, sequences: Sequence[SequenceState], run: _Run
     ) -> Forward | None:
-        """The forward after ``before`` of those of ``sequences`` that go on, over roots that the
-        device knows. None where no sequence goes on, or pages are lacking.
+        """Launch the forward after ``before``, over roots that are on the device.
+
+        It runs the ``sequences`` that continue. None if no sequence continues, or pages are
+        lacking.
         """
         if not self._run_ahead:
             return None
@@ -250,7 +259,7 @@ class Stepper:
         rows: Sequence[int],
         run: _Run,
     ) -> Forward:
-        """A forward over one root of each of ``sequences``, which have ``rows`` in ``before``."""
+        """Launch a forward over one root per sequence; ``rows``: its row in ``before``, or -1."""
         lengths = [s.length + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
         batch = self._batch(sequences, lengths, rows, [1] * len(sequences))
         roots = batch.roots.long()
@@ -267,9 +276,9 @@ class Stepper:
         return Forward(sequences, own, batch, proposal, (), wanted, reduced, aux, before)
 
     def _accept(self, forward: Forward, masks: TreeMasks | None = None) -> InFlight:
-        """Choose the tokens of ``forward`` on the device, and keep the rows that stay.
+        """Accept tokens of ``forward`` on the device, and commit the accepted rows.
 
-        ``masks``: begun before the forward; None of roots, whose masks need no draft.
+        ``masks``: created before the forward; None for roots, whose masks need no draft.
         """
         sequences, batch, proposal = forward.sequences, forward.batch, forward.proposal
         samplers = [s.sampler for s in sequences]
@@ -280,7 +289,7 @@ class Stepper:
             num_best = [s.sampling.logprobs for s in sequences]
             logprobs = LogprobsReadback(num_best, forward.reduced, paths.path, paths.tokens)
         packed = paths.packed()
-        readback = Readback(packed)  # before the draft's work: the host waits for no more
+        readback = Readback(packed)  # before the draft's work, so the host does not wait for it
         in_flight = InFlight(forward.rows, None, (), packed, readback, logprobs)
         if not forward.speculates:
             deferred = None if forward.aux is None else forward.aux[:, 0]
@@ -305,19 +314,20 @@ class Stepper:
     def _commit(
         self, batch: DeviceBatch, paths: AcceptedPaths, page_size: int, *, in_place: bool
     ) -> None:
-        """Keep the target's rows of accepted nodes, which stand at the front with ``in_place``."""
+        """Commit the target's rows of accepted nodes; ``in_place``: they are already in front."""
         inputs, path, counts = batch.state_inputs, paths.path, paths.counts
         self._states.commit(inputs, batch.lengths, path, counts, page_size, in_place=in_place)
 
     def _swap_entries(self, done: InFlight, sequences: Sequence[SequenceState]) -> None:
-        """Give those of ``sequences`` that are in ``done`` the states that it wrote, before
-        anything is launched over them.
+        """Swap in the states that ``done`` wrote, for the ``sequences`` that are in it.
+
+        This must come before the next launch over these sequences.
         """
         rows = done.rows.rows_of(sequences)
         self._states.swap_entries([s for s, row in zip(sequences, rows, strict=True) if row >= 0])
 
     def _read(self, done: InFlight, rows: Sequence[int]) -> list[Accepted]:
-        """What each row of ``done`` emits, with the log-probabilities of those at ``rows``."""
+        """Read the tokens of each row of ``done``, and the log-probabilities at ``rows``."""
         found = AcceptedPaths.unpacked(done.readback.wait(), done.tree.steps if done.tree else 0)
         for row in rows:
             if row >= 0 and done.tree is not None and not done.speculates[row]:
@@ -328,8 +338,9 @@ class Stepper:
         return found
 
     def _launch_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree) -> InFlight | None:
-        """The next step of those of ``sequences`` that go on; None of a few sequences, or where
-        pages are lacking.
+        """Launch the next step of the ``sequences`` that continue.
+
+        None for a small batch, or if pages are lacking.
         """
         if not self._run_ahead or len(sequences) < _LAUNCHED_AHEAD:
             return None
@@ -343,7 +354,10 @@ class Stepper:
         return self.launch(going, tree)
 
     def _propose_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree) -> None:
-        """Propose the next trees of sequences whose tokens the host knows, if all can take one."""
+        """Propose the next trees, if all ``sequences`` can take one.
+
+        Their tokens are on the host.
+        """
         assert self._drafter is not None
         if not any(s.drafting for s in sequences) or not all(
             self.holds(s, tree) and self._has_room(s, s.length + num_tree_rows(tree))
@@ -356,13 +370,13 @@ class Stepper:
         self._drafter.propose_ahead(sequences, tree, batch)
 
     def _goes_on(self, sequence: SequenceState, row: int) -> bool:
-        """Whether ``sequence`` wants a token more than the step emits in which it has ``row``."""
+        """Return whether ``sequence`` continues after the step in which it has ``row``."""
         emitted = int(row >= 0)
         wanted = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
         return wanted and sequence.num_tokens + emitted < self._max_seq_len
 
     def _has_room(self, sequence: SequenceState, num_rows: int) -> bool:
-        """Whether ``num_rows`` rows have pages now; no other sequence gives any back."""
+        """Reserve pages for ``num_rows`` rows without preemption; returns False if lacking."""
         if self._states.lacking(sequence, num_rows) > 0:
             return False
         self._states.reserve(sequence, num_rows)
@@ -385,10 +399,10 @@ class Stepper:
         return self._target.forward(rows.embeds, rows.metadata, rows.logit_rows, reduce=reduce)
 
     def _rows(self, proposal: Proposal, batch: DeviceBatch) -> Rows:
-        """The nodes of each sequence's tree, as the target runs them."""
+        """Build the target's inputs from the tree nodes of each sequence."""
         size, num_nodes = proposal.tokens.shape
         tree, device = proposal.tree, batch.positions.device
-        fixed = isinstance(tree, Tree)  # its shape is not to be copied every time
+        fixed = isinstance(tree, Tree)  # its shape is cached on the device
         depths = tree_shape(tree, device).depths if fixed else proposal.depths.int()
         metadata = AttentionMetadata(
             past=batch.lengths,
@@ -402,9 +416,10 @@ class Stepper:
 
 
 def _roots_after(before: InFlight, batch: DeviceBatch, *, unchanged: bool) -> Tensor:
-    """int64 [B]: the last token of each of ``batch``, of ``before`` or as the host knows it.
+    """Return the last token of each row of ``batch``, int64 [B].
 
-    ``unchanged``: the batch is that of ``before``.
+    It comes from ``before``, or from the host for rows that are not in ``before``. ``unchanged``:
+    both batches have the same rows.
     """
     emitted = before.last.clamp(min=0)
     if unchanged and len(emitted) == batch.size:

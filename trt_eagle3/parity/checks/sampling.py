@@ -121,7 +121,7 @@ def _accept_probs(
     """
     sampler = Sampler(sampling, prompt, len(values))
     root = torch.tensor([first]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool)
-    sampler.verdict(values[None], *root)
+    sampler.verify(values[None], *root)
     sampler.remember([first])
     num, levels = len(drafted), 3
     tokens = torch.cat([torch.tensor([first]), *[drafted] * levels])
@@ -130,7 +130,7 @@ def _accept_probs(
     for depth in range(levels):
         mask[1 + depth * num : 1 + (depth + 1) * num, nodes[: depth + 1]] = True
     parents = torch.tensor([-1, *(node for node in nodes for _ in range(num))])
-    accept: Tensor = sampler.verdict(values.expand(len(tokens), -1), tokens, parents, mask).accept
+    accept: Tensor = sampler.verify(values.expand(len(tokens), -1), tokens, parents, mask).accept
     return list(accept[1:].split(num))
 
 
