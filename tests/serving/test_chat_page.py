@@ -304,7 +304,7 @@ def test_refused_message_stays_in_the_box_and_can_be_tried_again(
     ask(page, "word " * 2000)
     page.wait_for("!$('problem').hidden && running === null")
     [problem] = shown(page, "#problem p")
-    assert re.match(r"\d+ tokens, the limit is", problem)
+    assert re.match(r"The conversation has \d+ tokens, the limit is", problem)
     assert page.evaluate("$('prompt').value") == ("word " * 2000).strip()
     assert count(page, ".turn") == 0
     page.evaluate(f"$('prompt').value = '{QUESTION}', document.querySelector('.again').click()")
