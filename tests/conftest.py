@@ -3,7 +3,7 @@ keeps to one core, and the longest files begin first.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -47,6 +47,7 @@ LONGEST = (
     "calibration/test_hybrid.py",
     "test_pipeline.py",
     "decode/test_decoder.py",
+    "serving/test_chat_page.py",
     "benchmarks/test_soak_engine.py",
     "parity/test_routes.py",
     "serving/test_remote_engine.py",
@@ -90,6 +91,18 @@ def leave_out_for_gpus(config: pytest.Config, items: list[pytest.Item]) -> None:
             told.add(function)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """The last lines name what tests were skipped for lack of."""
+    from tests.skips import skipped_for_lack
+
+    yield
+    found = terminalreporter.getreports("skipped")
+    reasons = [report.longrepr[2] for report in found if isinstance(report.longrepr, tuple)]
+    for line in skipped_for_lack(reasons):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -98,6 +98,16 @@ def test_answer_and_usage_equal_generate(site: Site, engine: LLM) -> None:
     assert plain["usage"]["acceptance_length"] is None
 
 
+def test_usage_has_the_timings_of_one_answer_and_none_of_several(site: Site) -> None:
+    timings = "tokens_per_second", "time_to_first_token_ms"
+    usage = site.chat(messages=QUESTION)[1]["usage"]
+    assert all(usage[name] > 0 for name in timings)
+    *_, last = site.events(messages=QUESTION, stream_options={"include_usage": True})
+    assert all(last["usage"][name] > 0 for name in timings)
+    usage = site.chat(messages=QUESTION, n=2)[1]["usage"]
+    assert [usage[name] for name in timings] == [None, None]
+
+
 def test_stream_equals_generate(site: Site, engine: LLM) -> None:
     expected = engine.generate(QUESTION)
     first, *pieces, usage = site.events(messages=QUESTION, stream_options={"include_usage": True})

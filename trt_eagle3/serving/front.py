@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HTTPRequest
@@ -29,6 +28,7 @@ from trt_eagle3.decode.request.request import PromptSource, Request
 from trt_eagle3.errors import OverloadedError, UserError, as_failure, clip
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
+from trt_eagle3.serving.chat_page import chat_page
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.delivery import events, interleaved
 from trt_eagle3.serving.engine import Engine
@@ -55,10 +55,6 @@ _PARSING = 2  # threads that count and parse bodies
 _COUNTING = 2  # threads of /tokenize, which may decode images
 # stops nginx from buffering a stream
 _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
 
 _T = TypeVar("_T")
 _Explain = Callable[[UserError], UserError]
@@ -256,8 +252,14 @@ class Front:
 
     async def chat_page(self, _: HTTPRequest) -> Response:
         """``GET /``: a chat page. Its policy forbids loading anything from other servers."""
-        page = (files("trt_eagle3.serving") / "chat_page.html").read_text("utf-8")
-        return HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
+        page, policy = chat_page()
+        headers = {
+            "Content-Security-Policy": policy,
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-cache",
+        }
+        return HTMLResponse(page, headers=headers)
 
     async def version(self, _: HTTPRequest) -> Response:
         """``GET /version``."""

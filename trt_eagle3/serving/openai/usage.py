@@ -13,7 +13,10 @@ __all__ = ["acceptance_length", "usage"]
 def usage(
     generations: Sequence[Generation], *, prompts: int = 1, reasoning_tokens: int = 0
 ) -> dict[str, Any]:
-    """Build ``usage`` of a call; ``acceptance_length`` is our own field.
+    """Build ``usage`` of a call; ``acceptance_length`` and the timings are our own fields.
+
+    ``time_to_first_token_ms`` and ``tokens_per_second`` are ``Generation``'s; None for a call with
+    several answers.
 
     Args:
         prompts: number of different prompts. Answers to the same prompt are adjacent, and its
@@ -25,6 +28,7 @@ def usage(
     prompt = sum(generation.prompt_tokens for generation in firsts)
     reused = sum(generation.reused_tokens for generation in firsts)
     completion = sum(len(generation.token_ids) for generation in generations)
+    only = generations[0] if len(generations) == 1 else None
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -32,6 +36,8 @@ def usage(
         "prompt_tokens_details": {"cached_tokens": reused},
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "acceptance_length": acceptance_length(generations),
+        "time_to_first_token_ms": only and only.time_to_first_token_ms,
+        "tokens_per_second": only and only.tokens_per_second,
     }
 
 
