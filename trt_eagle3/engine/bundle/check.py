@@ -54,7 +54,7 @@ def check_weights(bundle: Path, record: BundleRecord) -> None:
             _check_file(file, expected, record)
         except OSError as error:
             raise UserError(
-                f"{clip(file, _MAX_PATH_LEN)}: cannot read it: {error.strerror}. Mend its "
+                f"{clip(file, _MAX_PATH_LEN)}: cannot read it: {error.strerror}. Fix its "
                 "permissions."
             ) from error
     headers: dict[str, Mapping[str, TensorRef]] = {}
@@ -98,7 +98,7 @@ def check_tables(
         shapes |= {f"draft {name}": shape for name, shape in of_draft.items()}
         if manifest.embedding == "own" and "embed_tokens.weight" not in record.draft_tensors:
             raise _refusal(
-                bundle, "draft_tensors: no embed_tokens.weight, which the draft has of its own"
+                bundle, "draft_tensors: no embed_tokens.weight, but the draft has its own table"
             )
     for name, tensor in tensors.items():
         kinds = ("I64", "I32") if name == "draft d2t" else FLOAT_DTYPES
@@ -136,7 +136,7 @@ def _check_file(file: Path, expected: FileRecord, record: BundleRecord) -> None:
     try:
         stream = open_regular(file)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{shown}: a weight file of this bundle is gone. {fix}") from error
+        raise UserError(f"{shown}: a weight file of this bundle is missing. {fix}") from error
     with stream:
         size = os.fstat(stream.fileno()).st_size
         if size != expected.size:
