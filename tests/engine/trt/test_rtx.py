@@ -303,7 +303,7 @@ def test_exchangeable_weights_need_a_driver(
 def test_memory_that_a_build_takes_is_said_before_it_begins(
     rtx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(host_memory, "_WORTH_SAYING", 0)
+    monkeypatch.setattr(host_memory, "_MIN_REPORTED", 0)
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: 1 << 20)
     told: list[str] = []
     build(rtx_config(), output=tmp_path, show=told.append)
