@@ -74,10 +74,10 @@ def set_gpu(monkeypatch: pytest.MonkeyPatch, arch: str | None) -> None:
 @pytest.mark.parametrize(
     ("tensorrt", "said"),
     [
-        ({"chips": ["sm89"]}, "chips: TensorRT builds for the GPU that is there"),
+        ({"chips": ["sm89"]}, "chips: TensorRT builds only for this machine's GPU"),
         ({"runtime": "rtx", "chips": ["sm90"]}, "chips.0: .*'sm80', 'sm86', 'sm89', 'sm120'"),
         ({"runtime": "rtx", "chips": ["sm75"]}, "chips.0: "),
-        ({"runtime": "rtx", "chips": ["sm89", "sm89"]}, "chips: each once, got sm89, sm89"),
+        ({"runtime": "rtx", "chips": ["sm89", "sm89"]}, "chips: expected each once, got"),
         ({"runtime": "trt"}, "runtime: .*'tensorrt' or 'rtx'"),
     ],
 )

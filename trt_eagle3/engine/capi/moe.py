@@ -1,5 +1,5 @@
-"""The kernels of ``FusedMoe``, of experts of each form, and what stock grouped products of prompts
-need beside them.
+"""Kernels of ``FusedMoe`` for experts of each form, and kernels beside stock grouped products of
+prompts.
 
 Shapes: n rows, H hidden, E experts, I inner width, k experts of a row, C chunks of 64 rows. T is
 float16 or bfloat16.
@@ -30,9 +30,9 @@ __all__ = [
     "route_rows_call",
 ]
 
-MAX_FEW_MOE_ROWS = 64  # that ``fused_moe`` takes of any sizes, on any chip
+MAX_FEW_MOE_ROWS = 64  # ``fused_moe`` takes this many rows for any sizes, on any chip
 MAX_EXPERTS, MAX_TOP_K = 512, 16
-DENSE_EXPERT_COLUMNS = (16, 8)  # what H and I of dense experts must be multiples of
+DENSE_EXPERT_COLUMNS = (16, 8)  # H and I of dense experts must be multiples of these
 ROUTE_CHUNK = 64  # rows whose experts a block counts
 
 _SUM = """y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) *
@@ -213,7 +213,7 @@ def fused_moe_call(
     renormalise: int,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """The weighted sum of what each row's experts make of it.
+    """Compute the weighted sum of the outputs of each row's experts.
 
     Args:
         x: T [n, H]. router_logits: T [n, E]. gate_up: T [E, 2 I, H], gate first. down: T
@@ -238,8 +238,8 @@ def fused_moe_fp8_call(
     renormalise: int,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``fused_moe_call`` of FP8 experts: codes and scales, each as of ``linear_fp8_call`` with the
-    experts before the rows.
+    """Compute ``fused_moe_call`` with FP8 experts: codes and scales as in ``linear_fp8_call``, with
+    an axis of experts before the rows.
     """
     out = x.new_empty(x.shape) if out is None else out
     names = ("gate_up", "gate_up_scale", "down", "down_scale")
@@ -257,8 +257,8 @@ def fused_moe_int4_call(
     renormalise: int,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``fused_moe_call`` of INT4 experts: codes, scales and zero points, each as of
-    ``linear_int4_call`` with the experts before the rows.
+    """Compute ``fused_moe_call`` with INT4 experts: codes, scales and zero points as in
+    ``linear_int4_call``, with an axis of experts before the rows.
     """
     out = x.new_empty(x.shape) if out is None else out
     names = [f"{w}{part}" for w in ("gate_up", "down") for part in ("", "_scale", "_zero_point")]
@@ -282,7 +282,7 @@ def _moe_call(
 def route_rows_call(
     router_logits: Tensor, *, top_k: int, renormalise: int
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """``(experts, shares, places, counts)`` as the kernel says; any number of rows."""
+    """Return ``(experts, shares, places, counts)`` (see ``ROUTE_ROWS``) for any number of rows."""
     import torch
 
     rows, num_experts = router_logits.shape
@@ -297,7 +297,7 @@ def route_rows_call(
 def gather_rows_call(
     x: Tensor, experts: Tensor, places: Tensor, counts: Tensor
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
-    """``(gathered, positions, ends)`` as the kernel says."""
+    """Return ``(gathered, positions, ends)``; see ``GATHER_ROWS``."""
     import torch
 
     gathered = x.new_empty(experts.numel(), x.shape[1])
@@ -307,7 +307,7 @@ def gather_rows_call(
 
 
 def combine_rows_call(parts: Tensor, positions: Tensor, shares: Tensor) -> KernelCall[Tensor]:
-    """T [n, H]: the weighted sums of ``parts``, T [n * k, H]."""
+    """Return the weighted sums T [n, H] of ``parts``, T [n * k, H]."""
     y = parts.new_empty(len(positions), parts.shape[1])
     tensors = {"parts": parts, "positions": positions, "shares": shares, "y": y}
     return KernelCall(COMBINE_ROWS, tensors, {}, y)

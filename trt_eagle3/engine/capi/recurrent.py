@@ -1,6 +1,6 @@
-"""The kernels that bring states of recurrent layers further along the rows that were accepted.
+"""Kernels that advance the states of recurrent layers along the accepted rows.
 
-Shapes: L layers, E entries, B sequences, T rows of a forward, K rows accepted at most; Hk key heads
+Shapes: L layers, E entries, B sequences, T rows of a forward, at most K accepted rows; Hk key heads
 of Dk, Hv value heads of Dv; W the convolution's width, C its channels.
 """
 
@@ -72,11 +72,11 @@ RECURRENT_KERNELS = (COMMIT_DELTA, COMMIT_WINDOW)
 def commit_delta_call(
     state: Tensor, rows: Tensor, entries: Tensor, path: Tensor
 ) -> KernelCall[None]:
-    """Bring ``state`` float32 [L, E, Hv, Dk, Dv] further, in place, as the kernel says.
+    """Advance ``state`` float32 [L, E, Hv, Dk, Dv] in place; see ``COMMIT_DELTA``.
 
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: heads wider than 128, or no multiple of 4.
+        NotImplementedError: heads are wider than 128, or no multiple of 4.
     """
     inputs = (state.flatten(0, 1), rows, entries, path)
     return KernelCall(COMMIT_DELTA, dict(zip(COMMIT_DELTA.tensors, inputs, strict=True)), {}, None)
@@ -85,7 +85,7 @@ def commit_delta_call(
 def commit_window_call(
     state: Tensor, rows: Tensor, entries: Tensor, path: Tensor
 ) -> KernelCall[None]:
-    """Move the windows ``state`` T [L, E, W - 1, C] on, in place, as the kernel says.
+    """Advance the windows ``state`` T [L, E, W - 1, C] in place; see ``COMMIT_WINDOW``.
 
     Raises:
         ValueError: a tensor does not fit; the message names it.
