@@ -293,7 +293,7 @@ def test_build_without_gpu_and_chips_asks_for_chips(
 def test_exchangeable_weights_need_a_driver(
     rtx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    with pytest.raises(UserError, match=rf"tensorrt\.{key}: TensorRT for RTX builds such engines"):
+    with pytest.raises(UserError, match=rf"tensorrt\.{key}: TensorRT for RTX needs a GPU"):
         build(rtx_config(**{key: True}), output=tmp_path)
     set_gpu(monkeypatch, "sm89")
     build(rtx_config(**{key: True}), output=tmp_path)
@@ -335,7 +335,7 @@ def test_parser_without_the_librarys_name_is_refused_before_it_parses(
 ) -> None:
     rtx.__file__ = str(tmp_path / "tensorrt_rtx" / "__init__.py")
     companion = tmp_path / "rtx" / "libtensorrt_rtx.so"
-    with pytest.raises(EnvironmentMissingError, match=rf"{companion}: not there.*make plugins"):
+    with pytest.raises(EnvironmentMissingError, match=rf"{companion}: not found.*make plugins"):
         find_dialect().prepare_parser(companion)
 
 

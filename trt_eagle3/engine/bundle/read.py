@@ -124,7 +124,7 @@ def retry_if_replaced(read: Callable[[], _T]) -> _T:
 
 def _check_unreplaced(path: Path, record: BundleRecord) -> None:
     with contextlib.suppress(UserError):
-        if _read_record(path) == record:  # created_at tells builds of one config apart
+        if _read_record(path) == record:  # created_at differs between builds of one config
             return
     raise BundleReplacedError(
         f"{path}: was replaced or removed after it was opened. Load it again."

@@ -29,7 +29,7 @@ ADD_LAYER_NORM = Kernel(
     name="add_layer_norm",
     params="AddLayerNormParams",
     doc="""sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data)
-y is that of x, and there is no sum.""",
+y is LayerNorm(x) * weight + bias, and there is no sum.""",
     tensors={
         "x": "T [n, H]",
         "residual": "T [n, H], or null data with sum's",
@@ -50,9 +50,9 @@ y is that of x, and there is no sum.""",
 KV_MOVE = Kernel(
     name="kv_move",
     params="KVMoveParams",
-    doc="""Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all
-were read before any is written. A negative source or destination moves nothing. Without a
-page_table (null data) rows are slots.""",
+    doc="""Copies row source[b, i] of sequence b to row destination[b, i], in every plane. All rows
+are read before any is written. A negative source or destination moves nothing. Without a page_table
+(null data) rows are slots.""",
     tensors={
         "cache": "T, uint8 or int32 [planes, slots, Hkv, D]",
         "source": "int32 [B, K]",

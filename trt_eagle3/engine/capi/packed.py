@@ -1,4 +1,4 @@
-"""Kernels for quantised weights: products, and kernels that prompts need beside stock products.
+"""Kernels for quantised weights: products, and unpacking for the stock products of prompts.
 ``quantise.py`` makes rows of eight bits.
 
 A *packed* weight has the columns of each row in the order in which the kernels' lanes load them
@@ -71,14 +71,15 @@ _FP4_SIZES = """
     DType dtype;
     """
 _ROWS = "int32_t num_rows;   // M"
-_FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16,
-or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is
-exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales."""
+_FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper also for more
+than 16 rows, or if x does not fit into shared memory. K must be a multiple of 128, N of 16. The
+weight is exact in T, sums and scales are float32. prefetch_safe: as linear's, for weight and
+scales."""
 
 LINEAR_FP8 = Kernel(
     name="linear_fp8",
     params="LinearFp8Params",
-    doc=f"""y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all,
+    doc=f"""y = x . (weight * scale)^T for a few rows of x; a scale covers one row, 128 rows or all,
 and 128 columns or all. {_FEW_ROWS}""",
     tensors={"x": "T [M, K]", **_FP8, "y": "T [M, N]"},
     writes=("y",),
@@ -111,7 +112,7 @@ columns. {_FEW_ROWS}""",
 LINEAR_NVFP4 = Kernel(
     name="linear_nvfp4",
     params="LinearNvfp4Params",
-    doc=f"""y = x . (weight * scale * row_scale)^T for a few rows of x; a scale serves 16 columns.
+    doc=f"""y = x . (weight * scale * row_scale)^T for a few rows of x; a scale covers 16 columns.
 {_FEW_ROWS}""",
     tensors={"x": "T [M, K]", **_NVFP4, "y": "T [M, N]"},
     writes=("y",),
@@ -123,13 +124,13 @@ LINEAR_W8A8 = Kernel(
     name="linear_w8a8",
     params="LinearW8A8Params",
     doc="""y = (x * x_scale) . (weight * scale)^T, products of bytes: float8_e4m3fn by
-float8_e4m3fn, summed in the about 14 bits of the chip's own sums, or int8 by (codes - 128), summed
-exactly. x_scale's second row, of int8 alone: the sums of the rows of x. TE3_NOT_SUPPORTED for
-float32, and but on Hopper. K must be a multiple of 128, N of 16. prefetch_safe as linear's, of
+float8_e4m3fn, summed by the chip in about 14 bits, or int8 by (codes - 128), summed exactly. Only
+for int8, x_scale has a second row: the sums of the rows of x. TE3_NOT_SUPPORTED for float32, and
+on chips other than Hopper. K must be a multiple of 128, N of 16. prefetch_safe: as linear's, for
 weight and scale.""",
     tensors={
         "x": "float8_e4m3fn or int8 [M, K], packed",
-        "x_scale": "float32 [1, M]; of int8 [2, M]",
+        "x_scale": "float32 [1, M]; for int8 [2, M]",
         "weight": "float8_e4m3fn or uint8 [N, K], packed",
         "scale": "float32 [N or 1, 1]",
         "y": "T [M, N]",

@@ -30,7 +30,7 @@ _GROUP = 128  # columns that share a scale, if a row has several scales
 
 _CODES = {
     "q": "float8_e4m3fn or int8 [M, K], packed; or T [M, K]",
-    "scale": "float32 [1 or K / 128, M]; of int8 [2, M]",
+    "scale": "float32 [1 or K / 128, M]; for int8 [2, M]",
 }
 _SIZES = """
     int32_t num_rows;  // M
@@ -44,12 +44,11 @@ _SIZES = """
 QUANTISE_ROWS = Kernel(
     name="quantise_rows",
     params="QuantiseRowsParams",
-    doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that
-is below 1e-30);
-q = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products with
-one. Or q = those numbers times scale, in T and in their own order: for products with few rows. Of
-int8 the largest is 127 in place of 448, of a row alone, and scale's second row the sum of q. K
-must be a multiple of 128.""",
+    doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 if that is below
+1e-30). For FP8 products with a weight, q = x * (448 / largest), rounded to the nearest, packed as
+a weight. For products with few rows, q = those numbers times scale, in T and in their own order.
+For int8 the largest number is 127 instead of 448, scales are by row only, and scale's second row is
+the sum of q. K must be a multiple of 128.""",
     tensors={"x": "T [M, K]", **_CODES},
     writes=("q", "scale"),
     scalars={},
@@ -59,7 +58,7 @@ must be a multiple of 128.""",
 QUANTISE_SILU_MUL = Kernel(
     name="quantise_silu_mul",
     params="QuantiseSiluMulParams",
-    doc="quantise_rows of what silu_mul makes, rounded to T.",
+    doc="quantise_rows of the output of silu_mul, rounded to T.",
     tensors={"gate_up": "T [M, 2 * K]", **_CODES},
     writes=("q", "scale"),
     scalars={},
@@ -69,7 +68,7 @@ QUANTISE_SILU_MUL = Kernel(
 QUANTISE_ADD_RMS_NORM = Kernel(
     name="quantise_add_rms_norm",
     params="QuantiseAddRmsNormParams",
-    doc="""quantise_rows of the y that add_rms_norm makes, rounded to T; TE3_NOT_SUPPORTED for more
+    doc="""quantise_rows of the y of add_rms_norm, rounded to T; TE3_NOT_SUPPORTED for more
 than 8192 columns.""",
     tensors={
         "x": "T [M, K]",

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["RECURRENT_KERNELS", "commit_delta_call", "commit_window_call"]
 
 _PLACES = {
-    "entries": "int32 [B], all different where path[b, 0] is not negative",
-    "path": "int32 [B, K], rows of the T, ascending; negative behind the last",
+    "entries": "int32 [B], all different for rows with path[b, 0] >= 0",
+    "path": "int32 [B, K], rows of the T, ascending; negative after the last",
 }
 _SIZES = """
     int32_t num_layers;   // L
@@ -30,8 +30,8 @@ _SIZES = """
 COMMIT_DELTA = Kernel(
     name="commit_delta",
     params="CommitDeltaParams",
-    doc="""Brings entry entries[b] of every layer further by rows path[b] of te3_gated_delta's
-delta_rows, one after the other.""",
+    doc="""Advances entry entries[b] of every layer by rows path[b] of te3_gated_delta's delta_rows,
+one after the other.""",
     tensors={
         "state": "float32 [L * E, Hv, Dk, Dv], updated in place",
         "rows": "float32 [L, B, T, Hk * Dk + Hv * Dv + 2 * Hv]",
@@ -50,7 +50,7 @@ delta_rows, one after the other.""",
 COMMIT_WINDOW = Kernel(
     name="commit_window",
     params="CommitWindowParams",
-    doc="""Moves the window at entry entries[b] of every layer on by rows path[b] of
+    doc="""Advances the window at entry entries[b] of every layer by rows path[b] of
 te3_gated_delta's conv_rows.""",
     tensors={
         "state": "T [L, E, W - 1, C], updated in place",

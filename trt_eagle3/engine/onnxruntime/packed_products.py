@@ -72,7 +72,7 @@ def with_packed_products(model: onnx.ModelProto, unpack: Unpack) -> tuple[onnx.M
         if weight is not None:
             _rewrite(node, name, weight)
             arrays |= {f"{name}/{key}": array for key, array in weight.arrays.items()}
-    _forget_unused(made, described)
+    _remove_unused(made, described)
     made.graph.initializer.extend(array_initializer(name, array) for name, array in arrays.items())
     if arrays:
         made.opset_import.add(domain=_DOMAIN, version=1)
@@ -105,7 +105,7 @@ def _rewrite(node: NodeProto, name: str, weight: _Packed) -> None:
     node.CopyFrom(new)
 
 
-def _forget_unused(model: onnx.ModelProto, described: Mapping[str, WeightExpr]) -> None:
+def _remove_unused(model: onnx.ModelProto, described: Mapping[str, WeightExpr]) -> None:
     """Remove weights that no node reads any more from the graph and its metadata."""
     used = {name for node in model.graph.node for name in node.input}
     kept = [p for p in model.graph.initializer if p.name in used or p.name not in described]

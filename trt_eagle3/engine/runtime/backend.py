@@ -1,7 +1,7 @@
 """The ``Backend`` protocol: one object per way to run a bundle's graphs.
 
-Build, load, doctor, deploy and parity use it. ``backend_support`` checks what a config may ask of a
-backend.
+Build, load, doctor, deploy and parity use it. ``backend_support`` defines which configs a backend
+supports.
 
 This module and the modules of ``BACKENDS`` are cheap to import. A method imports heavy packages
 (torch, onnx, a runtime) when it needs them.

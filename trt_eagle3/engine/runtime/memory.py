@@ -240,8 +240,8 @@ def _fix(need: MemoryNeed, kv_room: int, limits: LimitsConfig) -> str:
 
 
 def _target_values(spec: TargetSpec) -> int:
-    """Numbers in the target's weights. The token table counts beside the head even if both are the
-    same tensor.
+    """Numbers in the target's weights. The token table and the head are both counted, even if they
+    are the same tensor.
     """
     layers = sum(_layer_values(layer, spec.hidden_size) for layer in spec.layers)
     tower = tower_of(spec).sizes(spec.vision).num_values if spec.vision else 0

@@ -5,7 +5,7 @@ more for each 128 rows up to 384. Each product equals that of the dequantised we
 float32. For more rows, as in prompts, the weight is dequantised for the call. That costs little
 compared with such a product.
 
-``engine.activations`` may ask for FP8 (which also needs an FP8 checkpoint with FP8 activations) or
+``engine.activations`` may be FP8 (which also needs an FP8 checkpoint with FP8 activations) or
 int8. Then each row is rounded by itself, or by 128 columns if the scales change along K. This does
 not depend on the number of rows, so neither does a row's result. On Hopper, bytes are multiplied by
 bytes (``linear_w8a8``; stock products for many FP8 rows). Up to 8 rows, and few rows on other

@@ -202,7 +202,7 @@ def _constants(proto: onnx.ModelProto, device: torch.device) -> dict[str, Tensor
 def _step(node: onnx.NodeProto, device: torch.device) -> Step:
     functions = _own_ops(device.type) if node.domain == DOMAIN else _standard_ops(device.type)
     if node.op_type not in functions:
-        raise UserError(f"{node.name}: the torch session does not know op {node.op_type}")
+        raise UserError(f"{node.name}: the torch session does not support op {node.op_type}")
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     return Step(
         functions[node.op_type], tuple(node.input), tuple(node.output), attributes, op=node.op_type

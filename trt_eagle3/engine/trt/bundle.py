@@ -167,9 +167,9 @@ def write_engines(
             tell_need(name, need, show)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         if missing is None:
-            tell = partial(_tell, show, name)
+            show_stage = partial(_show_stage, show, name)
             built[name] = _build(
-                folder / name, ready.model, profiles[name], config, linear, timing_cache, tell
+                folder / name, ready.model, profiles[name], config, linear, timing_cache, show_stage
             )
         else:
             write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
@@ -193,7 +193,7 @@ def _weight_bytes(ready: TrtExport, folder: Path) -> int:
     return ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
 
 
-def _tell(show: Callable[[str], object], graph: str, what: str) -> None:
+def _show_stage(show: Callable[[str], object], graph: str, what: str) -> None:
     show(f"{graph}: {what}")
 
 

@@ -114,7 +114,7 @@ def check_states(states: Iterable[StateSpec], bound: Mapping[str, Tensor]) -> No
     """Refuse a state whose input and output are not bound to one tensor: engines write into their
     inputs.
 
-    From TensorRT 10.3 on they write nowhere else, whatever the output's address.
+    From TensorRT 10.3 on they ignore the address of the output.
     """
     for state in states:
         ends = (state.name, state.output_name)

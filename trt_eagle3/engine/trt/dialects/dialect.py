@@ -42,7 +42,7 @@ class Dialect(ABC):
         package: a key of ``registry.PACKAGES``. trt: the module.
         dtypes: supported compute types. default_level: ``optimization_level`` if the config has
             none; None keeps TensorRT's default.
-        weakly_typed: whether the builder needs a list of float32 layers beside the graph's types.
+        weakly_typed: whether the builder also needs a list of float32 layers.
         linear_by_plugin: whether our plugin is the better choice for products with 16-bit weights.
         prefetch_safe: whether to try attention that reads its inputs early. An engine that copies
             those inputs must not do so. False if engines always copy them.

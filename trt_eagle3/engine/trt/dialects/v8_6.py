@@ -41,7 +41,7 @@ class TensorRT86(Dialect):
         """Force the layers of ``wide`` to float32; leave the others free.
 
         The builder may compute any layer of a float16 network in half. The other layers' tensors
-        are declared float32, whatever the graph has. Forcing those would double the memory of
+        are declared float32 for any graph. Forcing those would double the memory of
         matrix products.
         """
         super().configure(settings, network, config, wide)
