@@ -51,8 +51,8 @@ class MemoryNeed:
 
     Attributes:
         weights: of target, vision tower and draft. kv_cache: all pages of target and draft.
-        images: the vision tower's for the images of the largest permitted prompt. prefill: one
-            chunk of a prompt, the logits of a cycle, and rows that are kept for the draft.
+        images: the largest permitted prompt's images in the vision tower. prefill: one chunk of a
+            prompt, the logits of a cycle, and rows that are kept for the draft.
         kv_token: one token in the KV cache.
         states: recurrent layers' states of all sequences and snapshots.
     """

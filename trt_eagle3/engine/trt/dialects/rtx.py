@@ -178,9 +178,9 @@ class TensorRTForRTX(TensorRT11):
     def runtime_options(self, engine: Any, cache_file: Path) -> RuntimeOptions:
         """Create configurations and a cache of compiled kernels for all contexts of ``engine``.
 
-        Kernels for new shapes are compiled in the background, and generic kernels replace them
-        meanwhile. A CUDA graph would keep those, so kernels are compiled before a capture. TensorRT
-        refuses a cache of another GPU, driver or version; then the cache starts empty.
+        Kernels for new shapes are compiled later, and substitutes run meanwhile. A CUDA graph would
+        keep the substitutes, so contexts for capture compile their kernels before they run.
+        TensorRT refuses a cache of another GPU, driver or version; then the cache starts empty.
         """
         kinds = self.trt.DynamicShapesKernelSpecializationStrategy
         lazy, eager = self._config(engine, kinds.LAZY), self._config(engine, kinds.EAGER)
