@@ -1,4 +1,4 @@
-"""What each backend can run, as data: a config is checked and filled in with it.
+"""Capabilities of each backend, as data: configs are checked and completed with it.
 
 The objects that run the graphs are in ``engine/<backend>/``.
 """
@@ -16,10 +16,10 @@ ALL_DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class DeviceSupport:
-    """What a backend can do on one device.
+    """Capabilities of a backend on one device.
 
     Attributes:
-        batch_size: ``limits.max_batch_size`` if a config names none.
+        batch_size: ``limits.max_batch_size`` if the config has none.
         activations: values of ``engine.activations`` besides ``compute``.
         defaults: fields of ``EngineConfig`` that differ from its own defaults on this device.
     """
@@ -31,12 +31,12 @@ class DeviceSupport:
 
 @dataclass(frozen=True)
 class BackendSupport:
-    """What a backend can run.
+    """Capabilities of a backend.
 
     Attributes:
-        devices: ``engine.device`` -> what the backend can do there.
+        devices: ``engine.device`` -> capabilities there.
         dtypes: values of ``engine.dtype``.
-        compiles: whether TensorRT compiles its graphs, as ``engine.tensorrt`` says.
+        compiles: whether TensorRT compiles its graphs, by ``engine.tensorrt``.
         float32_residual: compute types whose residual stream may be float32, and is by default.
         defaults: fields of ``EngineConfig`` that differ from its own defaults.
     """
@@ -75,15 +75,15 @@ SUPPORT: Mapping[str, BackendSupport] = {
         },
     ),
     "tensorrt": BackendSupport(
-        # fewer than the GPU could: an engine keeps memory for as many chunks of prompts
+        # fewer than the GPU could run: an engine reserves memory for as many prompt chunks
         devices={"cuda": DeviceSupport(16)},
         compiles=True,
         float32_residual=("float16",),
         defaults={"device": "cuda", "dtype": "float16"},
     ),
 }
-"""By ``engine.backend``. Which quantised weights engines of TensorRT hold is in
-``tensorrt_config``.
+"""Capabilities by ``engine.backend``. ``tensorrt_config`` lists the quantised weights that
+TensorRT engines hold.
 """
 
 ACTIVATIONS_BACKEND = {"int8": "backend: onnxruntime", "fp8": "backend: torch on device: cuda"}

@@ -1,6 +1,6 @@
-"""The table of element types: what each is called in ONNX, safetensors, torch and TensorRT.
+"""The table of element types, with their names in ONNX, safetensors, torch and TensorRT.
 
-It is the only one. Importing it imports neither torch nor onnx.
+It is the only such table. Importing it imports neither torch nor onnx.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DType:
         return dtype
 
     def num_bytes(self, count: int) -> int:
-        """Bytes of ``count`` elements in a row, the last byte filled up."""
+        """Return the bytes of ``count`` packed elements, rounded up to a whole byte."""
         return -(-count * self.bits // 8)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a model is, of any family, as frozen data."""
+"""Specification of a model of any family, as frozen data."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class StateSpec:
     """A state that a layer keeps between forwards; a graph lists its states in its metadata.
 
     Attributes:
-        name: of the graph's input; the output that updates it is called ``<name>_out`` with the
-            layer's suffix kept last (``k_cache.3`` -> ``k_cache_out.3``).
-        kind: what the state is, and so how accepted rows are committed. ``paged``: one row per
-            token, in pages. The others have an entry per sequence: ``window``, the last rows
-            before a convolution; ``delta``, the matrices of a gated delta rule.
+        name: of the graph's input. The output that updates it is called ``<name>_out``, before the
+            layer's suffix (``k_cache.3`` -> ``k_cache_out.3``).
+        kind: type of the state; it determines how accepted rows are committed. ``paged``: one row
+            per token, in pages. The other kinds have an entry per sequence. ``window``: the last
+            rows before a convolution. ``delta``: the matrices of a gated delta rule.
         shape: of one row or one entry, without the leading dimension.
         dtype: name of the element type (``float32``, ``float16``, ``bfloat16``).
     """
@@ -53,8 +53,8 @@ class StateSpec:
 
     @property
     def rows_name(self) -> str:
-        """Name of the graph's output with what each new row adds, of a state with an entry per
-        sequence.
+        """Name of the graph's output with the contribution of each new row. Only for states with an
+        entry per sequence.
         """
         return self._with("rows")
 
@@ -73,13 +73,13 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Softmax attention of grouped heads over everything before.
+    """Softmax attention of grouped heads over all previous tokens.
 
     Attributes:
-        rope: of a part of each head where it has fewer pairs than head_dim / 2.
-        qk_norm: of each head of q and k, before they are rotated; None: there is none.
+        rope: rotates only a part of each head if it has fewer pairs than head_dim / 2.
+        qk_norm: norm of each head of q and k, before their rotation; None: no norm.
         qkv_bias, out_bias: whether those projections have biases.
-        output_gate: q_proj has, behind each head of q, as many channels whose sigmoid multiplies
+        output_gate: q_proj has as many gate channels after each head of q. Their sigmoid multiplies
             the head's output.
     """
 
@@ -94,7 +94,7 @@ class AttentionSpec:
 
     @property
     def out_width(self) -> int:
-        """Columns of the projection behind it."""
+        """Columns of the output projection."""
         return self.q_width
 
     @property
@@ -108,7 +108,7 @@ class AttentionSpec:
         return self.q_width + self.q_proj_width + 4 * self.kv_width
 
     def num_values(self, hidden: int) -> int:
-        """Numbers in its weights; ``hidden``: width of its rows."""
+        """Return the numbers in its weights; ``hidden``: width of its rows."""
         return hidden * (self.q_width + self.q_proj_width + 2 * self.kv_width)
 
     @property
@@ -118,19 +118,20 @@ class AttentionSpec:
 
     @property
     def kv_width(self) -> int:
-        """Channels of all key heads, which are as many as those of all value heads."""
+        """Channels of all key heads, equal to those of all value heads."""
         return self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """Linear attention by the gated delta rule (``graph/ops/gated_delta.py``), behind a causal
+    """Linear attention by the gated delta rule (``graph/ops/gated_delta.py``), after a causal
     convolution of q, k and v.
 
     Attributes:
-        num_k_heads: of q and of k, ``key_dim`` wide. num_v_heads: of v, ``value_dim`` wide.
-        conv_width: rows that the convolution sees.
-        norm: of each head of its output.
+        num_k_heads: heads of q and of k, of width ``key_dim``. num_v_heads: heads of v, of width
+            ``value_dim``.
+        conv_width: rows that the convolution reads.
+        norm: norm of each head of the output.
     """
 
     num_k_heads: int
@@ -140,11 +141,11 @@ class GatedDeltaSpec:
     conv_width: int
     norm: NormSpec
 
-    kv_width = 0  # of keys in pages: it has none
+    kv_width = 0  # width of keys in pages: it has none
 
     @property
     def k_width(self) -> int:
-        """Channels of all key heads, which are as many as those of all query heads."""
+        """Channels of all key heads, equal to those of all query heads."""
         return self.num_k_heads * self.key_dim
 
     @property
@@ -154,12 +155,12 @@ class GatedDeltaSpec:
 
     @property
     def out_width(self) -> int:
-        """Columns of the projection behind it."""
+        """Columns of the output projection."""
         return self.v_width
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q, k and v."""
+        """Channels of the convolution: q, k and v."""
         return 2 * self.k_width + self.v_width
 
     @property
@@ -169,16 +170,16 @@ class GatedDeltaSpec:
 
     @property
     def state_values(self) -> int:
-        """Numbers of the matrices of one sequence, in float32."""
+        """Numbers in the matrices of one sequence, in float32."""
         return self.num_v_heads * self.key_dim * self.value_dim
 
     @property
     def window_values(self) -> int:
-        """Numbers of the convolution's rows of one sequence, in the compute type."""
+        """Numbers in the convolution's rows of one sequence, in the compute type."""
         return (self.conv_width - 1) * self.channels
 
     def num_values(self, hidden: int) -> int:
-        """Numbers in its weights; ``hidden``: width of its rows."""
+        """Return the numbers in its weights; ``hidden``: width of its rows."""
         rows = self.channels + 2 * self.v_width + 2 * self.num_v_heads
         return hidden * rows + self.channels * self.conv_width
 
@@ -195,21 +196,21 @@ class DenseMlp:
         return self.intermediate_size
 
     def num_values(self, hidden: int) -> int:
-        """Numbers in its weights; ``hidden``: width of its rows."""
+        """Return the numbers in its weights; ``hidden``: width of its rows."""
         return 3 * hidden * self.intermediate_size
 
 
 @dataclass(frozen=True)
 class SparseMoe:
-    """A mixture of ``num_experts`` MLPs, of which each row goes through ``top_k``.
+    """A mixture of ``num_experts`` MLPs; each row goes through ``top_k`` of them.
 
-    A row's experts are those of the largest softmax probabilities, and what they give is summed
-    with these as weights.
+    A row's experts are those with the largest softmax probabilities. Their outputs are summed with
+    these probabilities as weights.
 
     Attributes:
         expert_width: inner width of an expert.
-        renormalise: the weights of a row's experts are divided by their sum.
-        shared_expert_width: inner width of an MLP that every row goes through too, times the
+        renormalise: divide the weights of a row's experts by their sum.
+        shared_expert_width: inner width of an MLP that every row also goes through, times the
             sigmoid of a gate; 0: there is none.
     """
 
@@ -232,7 +233,7 @@ class SparseMoe:
         return self.top_k * self.expert_width + self.shared_expert_width
 
     def num_values(self, hidden: int) -> int:
-        """Numbers in its weights, the router's too; ``hidden``: width of its rows."""
+        """Return the numbers in its weights and the router's; ``hidden``: width of its rows."""
         inner = self.num_experts * self.expert_width + self.shared_expert_width
         gates = self.num_experts + (self.shared_expert_width > 0)
         return hidden * (3 * inner + gates)
@@ -243,10 +244,10 @@ class LayerSpec:
     """One decoder layer.
 
     Attributes:
-        mixer: what mixes the rows of a sequence. mlp: what follows it.
+        mixer: mixes the rows of a sequence. mlp: follows the mixer.
         norm: before the mixer and before the MLP.
         visual_level: index of the visual level that is added to the layer's output at the visual
-            rows; None: none is.
+            rows; None: no level.
     """
 
     mixer: AttentionSpec | GatedDeltaSpec
@@ -257,19 +258,18 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class VisionSpec:
-    """A vision tower, and the tokens that stand for its output in a prompt.
+    """A vision tower, and the placeholder tokens of its output in a prompt.
 
     Attributes:
         depth: blocks of ``num_heads`` heads, ``hidden_size`` and ``intermediate_size`` wide.
         patch_size: pixels along a side of a patch. temporal_patch_size: frames in a patch.
         spatial_merge_size: patches along a side of a visual token.
-        out_hidden_size: width of a visual embedding, the decoder's hidden size.
+        out_hidden_size: width of a visual embedding, equal to the decoder's hidden size.
         num_position_embeddings: entries of the square table of positions; 0: there is none.
-        level_blocks: after which blocks the visual levels are taken, in the order of the levels.
+        level_blocks: blocks after which the visual levels are taken, in the order of the levels.
         image_token_id, video_token_id: the tokens that visual embeddings replace.
-        vision_start_token_id, vision_end_token_id: the tokens around them; None: the config
-            names none.
-        own: further numbers of this tower, which its family alone reads.
+        vision_start_token_id, vision_end_token_id: the tokens around them; None: not in the config.
+        own: further numbers of this tower, which only its family reads.
     """
 
     depth: int
@@ -298,13 +298,13 @@ class VisionSpec:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """A target: its decoder, its vision tower, and the tokens it ends with.
+    """A target: its decoder, its vision tower, and its end tokens.
 
     Attributes:
-        family: the checkpoint's ``model_type``, by which ``families.registry`` finds the rest.
-        norm: the last one, before the head.
-        tied_head: whether the head is the token table.
-        vision: None for a target that reads text only.
+        family: the checkpoint's ``model_type``; ``families.registry`` finds the family by it.
+        norm: the last norm, before the head.
+        tied_head: whether the head shares its weight with the token table.
+        vision: None for a text-only target.
     """
 
     family: str
@@ -328,14 +328,14 @@ class TargetSpec:
 
     @property
     def num_visual_levels(self) -> int:
-        """Visual levels, each of which one decoder layer receives."""
+        """Number of visual levels; one decoder layer receives each."""
         return sum(layer.visual_level is not None for layer in self.layers)
 
     def require_vision(self) -> VisionSpec:
-        """The vision tower of a target that has one.
+        """Return the vision tower.
 
         Raises:
-            UserError: it reads text only.
+            UserError: the target is text-only.
         """
         if self.vision is None:
             raise UserError(f"this target ({self.family}) reads text only: it has no vision tower")
@@ -343,17 +343,17 @@ class TargetSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        """Attention of the first layer that has any: what a draft's geometry is held against."""
+        """Attention of the first layer that has any; a draft's geometry is compared with it."""
         return next(spec for _, spec in self.attention_layers)
 
     @property
     def attention_layers(self) -> list[tuple[int, AttentionSpec]]:
-        """The layers that attend, by index."""
+        """The layers with attention, by index."""
         layers = enumerate(self.layers)
         return [(k, m) for k, layer in layers if isinstance(m := layer.mixer, AttentionSpec)]
 
     @property
     def recurrent_layers(self) -> list[tuple[int, GatedDeltaSpec]]:
-        """The layers with a state of each sequence, by index."""
+        """The layers with a state per sequence, by index."""
         layers = enumerate(self.layers)
         return [(k, m) for k, layer in layers if isinstance(m := layer.mixer, GatedDeltaSpec)]

@@ -23,8 +23,8 @@ class TensorRTRuntime:
     """A value of ``engine.tensorrt.runtime``.
 
     Attributes:
-        label: what users call it.
-        weights: values of ``engine.weights`` that its own products multiply with as they are.
+        label: its name for users.
+        weights: values of ``engine.weights`` that its own products multiply as stored.
     """
 
     label: str
@@ -38,7 +38,7 @@ RUNTIMES: Mapping[str, TensorRTRuntime] = {
 
 
 def chips_without_fp8(chips: Iterable[str]) -> list[str]:
-    """Those of the GPU architectures ``chips`` (``sm86``) that do not multiply FP8."""
+    """Return those of the GPU architectures ``chips`` (``sm86``) that do not multiply FP8."""
     return [chip for chip in chips if int(chip.removeprefix("sm")) < _FIRST_WITH_FP8]
 
 
@@ -47,18 +47,17 @@ class TensorRTConfig(Section):
 
     Attributes:
         runtime: ``tensorrt``, or ``rtx`` for TensorRT for RTX, which builds without a GPU.
-        chips: the GPU architectures that engines are for; for ``rtx`` alone. Left out: this
-            machine's.
+        chips: GPU architectures of the engines; only for ``rtx``. Left out: this machine's.
         optimization_level: 0 to 5, how long the builder searches. Left out: TensorRT's default, on
             8.6 it is 2.
-        workspace_mib: most device memory that a layer's algorithm may take. Left out: all there is.
-        refit: engines whose weights can be exchanged. strip_weights: engines without weights, which
-            are put in at load from the ONNX graph beside them (TensorRT 10 and later).
-        linear: what computes matrix products without a bias. auto: of a 16-bit weight our plugin on
-            8.6, whose own products stand between layout copies, TensorRT on later versions; of a
-            quantised one our plugin, for ``rtx`` TensorRT. With ``tensorrt`` quantised weights
-            are dequantised at build, but for ``rtx``.
-        plugin_library: the plugin library, instead of the one that is found.
+        workspace_mib: most device memory of a layer's algorithm. Left out: no limit.
+        refit: build engines whose weights can be exchanged. strip_weights: build engines without
+            weights, which are loaded from the ONNX graph next to them (TensorRT 10 and later).
+        linear: what computes matrix products without a bias. ``auto``, for a 16-bit weight: our
+            plugin on 8.6, whose own products need layout copies, and TensorRT on later versions.
+            ``auto``, for a quantised weight: our plugin, but TensorRT for ``rtx``. ``tensorrt``:
+            quantised weights are dequantised at build, except for ``rtx``.
+        plugin_library: path of the plugin library. Left out: it is searched for.
     """
 
     runtime: Literal["tensorrt", "rtx"] = "tensorrt"
@@ -74,16 +73,16 @@ class TensorRTConfig(Section):
     def _chips_are_named_ahead(self) -> TensorRTConfig:
         if self.chips and self.runtime != "rtx":
             raise ValueError(
-                "chips: TensorRT builds for the GPU that is there. Leave chips out, or build with "
-                "runtime: rtx"
+                "chips: TensorRT builds only for this machine's GPU. Leave chips out, or build "
+                "with runtime: rtx"
             )
         if len(set(self.chips)) < len(self.chips):
-            raise ValueError(f"chips: each once, got {', '.join(self.chips)}")
+            raise ValueError(f"chips: expected each once, got {', '.join(self.chips)}")
         return self
 
     def packs_by_plugin(self, dtype: str) -> bool:
-        """Whether products with a quantised weight go to our plugins: if ``linear`` says so, or
-        leaves it open and the runtime has no products of its own for one.
+        """Return whether our plugins compute products with quantised weights. They do if ``linear``
+        is ``plugin``, or if it is ``auto`` and the runtime has no such products.
         """
         if dtype == "float32":
             return False
@@ -91,14 +90,14 @@ class TensorRTConfig(Section):
         return self.linear == "plugin" or (self.linear == "auto" and not own)
 
     def held_weights(self, dtype: str) -> tuple[str, ...]:
-        """Values of ``engine.weights`` that engines in ``dtype`` hold as they are."""
+        """Return the values of ``engine.weights`` that engines in ``dtype`` hold as stored."""
         return _PLUGIN_WEIGHTS if self.packs_by_plugin(dtype) else RUNTIMES[self.runtime].weights
 
     def check_weights(self, weights: str | None, dtype: str) -> None:
         """Refuse ``engine.weights`` that engines in ``dtype`` cannot hold.
 
         Raises:
-            ValueError: naming those they can.
+            ValueError: engines cannot hold them; the message names those they can.
         """
         held, label = self.held_weights(dtype), RUNTIMES[self.runtime].label
         if weights not in {None, *held} and not held:

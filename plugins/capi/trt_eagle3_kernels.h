@@ -222,7 +222,7 @@ typedef struct te3_linear_args {
 te3_status te3_linear(const te3_linear_args* args, void* stream);
 
 /* sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data) y is
- * that of x, and there is no sum. */
+ * LayerNorm(x) * weight + bias, and there is no sum. */
 typedef struct te3_add_layer_norm_args {
   te3_tensor x;        /* T [n, H] */
   te3_tensor residual; /* T [n, H], or null data with sum's */
@@ -235,7 +235,7 @@ typedef struct te3_add_layer_norm_args {
 
 te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream);
 
-/* Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all were
+/* Copies row source[b, i] of sequence b to row destination[b, i], in every plane. All rows are
  * read before any is written. A negative source or destination moves nothing. Without a
  * page_table (null data) rows are slots. */
 typedef struct te3_kv_move_args {
@@ -248,11 +248,11 @@ typedef struct te3_kv_move_args {
 
 te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
 
-/* y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and
- * 128 columns or all. TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for
- * more than 16, or where x does not fit into shared memory. K must be a multiple of 128, N of
- * 16. The weight is exact in T, sums and scales are float32. prefetch_safe as linear's, of
- * weight and scales. */
+/* y = x . (weight * scale)^T for a few rows of x; a scale covers one row, 128 rows or all, and
+ * 128 columns or all. TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper
+ * also for more than 16 rows, or if x does not fit into shared memory. K must be a multiple of
+ * 128, N of 16. The weight is exact in T, sums and scales are float32. prefetch_safe: as
+ * linear's, for weight and scales. */
 typedef struct te3_linear_fp8_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* float8_e4m3fn [N, K], packed */
@@ -275,9 +275,10 @@ typedef struct te3_linear_int8_args {
 te3_status te3_linear_int8(const te3_linear_int8_args* args, void* stream);
 
 /* y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
- * columns. TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16,
- * or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
- * is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
+ * columns. TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper also for more
+ * than 16 rows, or if x does not fit into shared memory. K must be a multiple of 128, N of 16.
+ * The weight is exact in T, sums and scales are float32. prefetch_safe: as linear's, for weight
+ * and scales. */
 typedef struct te3_linear_int4_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* int32 [N, K / 8], packed codes 0 to 15 */
@@ -289,10 +290,11 @@ typedef struct te3_linear_int4_args {
 
 te3_status te3_linear_int4(const te3_linear_int4_args* args, void* stream);
 
-/* y = x . (weight * scale * row_scale)^T for a few rows of x; a scale serves 16 columns.
- * TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16, or where
- * x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact
- * in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
+/* y = x . (weight * scale * row_scale)^T for a few rows of x; a scale covers 16 columns.
+ * TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper also for more than 16
+ * rows, or if x does not fit into shared memory. K must be a multiple of 128, N of 16. The
+ * weight is exact in T, sums and scales are float32. prefetch_safe: as linear's, for weight and
+ * scales. */
 typedef struct te3_linear_nvfp4_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* int32 [N, K / 8], packed e2m1 */
@@ -305,13 +307,13 @@ typedef struct te3_linear_nvfp4_args {
 te3_status te3_linear_nvfp4(const te3_linear_nvfp4_args* args, void* stream);
 
 /* y = (x * x_scale) . (weight * scale)^T, products of bytes: float8_e4m3fn by float8_e4m3fn,
- * summed in the about 14 bits of the chip's own sums, or int8 by (codes - 128), summed exactly.
- * x_scale's second row, of int8 alone: the sums of the rows of x. TE3_NOT_SUPPORTED for float32,
- * and but on Hopper. K must be a multiple of 128, N of 16. prefetch_safe as linear's, of weight
- * and scale. */
+ * summed by the chip in about 14 bits, or int8 by (codes - 128), summed exactly. Only for int8,
+ * x_scale has a second row: the sums of the rows of x. TE3_NOT_SUPPORTED for float32, and on
+ * chips other than Hopper. K must be a multiple of 128, N of 16. prefetch_safe: as linear's, for
+ * weight and scale. */
 typedef struct te3_linear_w8a8_args {
   te3_tensor x;          /* float8_e4m3fn or int8 [M, K], packed */
-  te3_tensor x_scale;    /* float32 [1, M]; of int8 [2, M] */
+  te3_tensor x_scale;    /* float32 [1, M]; for int8 [2, M] */
   te3_tensor weight;     /* float8_e4m3fn or uint8 [N, K], packed */
   te3_tensor scale;      /* float32 [N or 1, 1] */
   te3_tensor y;          /* T [M, N] */
@@ -361,12 +363,12 @@ typedef struct te3_unpack_nvfp4_args {
 te3_status te3_unpack_nvfp4(const te3_unpack_nvfp4_args* args, void* stream);
 
 /* y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w
- * is the softmax of the row's logits over all experts, in float32, with renormalise that over
- * its own top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums are
- * float32, y is rounded once. Of more than 64 rows, or 1024 / k, each expert's part is rounded
- * to T before it is weighted. TE3_NOT_SUPPORTED for float32; for so many rows but on Hopper with
- * H and I multiples of 128; and where shared memory does not hold a row's spans. At most 512
- * experts, 16 of a row. H must be a multiple of 16, I of 8. */
+ * is the softmax of the row's logits in float32, over all experts, or over its own top_k with
+ * renormalise. Of equal logits the first is chosen. Inner values are rounded to T, sums are
+ * float32, y is rounded once. For more than 64 rows, or 1024 / k, each expert's part is rounded
+ * to T before it is weighted. So many rows need Hopper, and H and I that are multiples of 128.
+ * TE3_NOT_SUPPORTED otherwise, for float32, and if shared memory does not hold a row's spans. At
+ * most 512 experts, 16 of a row. H must be a multiple of 16, I of 8. */
 typedef struct te3_fused_moe_args {
   te3_tensor x;             /* T [n, H] */
   te3_tensor router_logits; /* T [n, E] */
@@ -377,9 +379,9 @@ typedef struct te3_fused_moe_args {
   int32_t renormalise;      /* 0 or 1 */
 } te3_fused_moe_args;
 
-/* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
- * values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n *
- * k, H], and where those lie. Nothing in it outlives a launch. */
+/* Bytes of device memory, aligned to 16, that the kernel needs besides its tensors: the inner
+ * values, T [n * k, I]; for more than 64 rows also each row once for each of its experts, T [n *
+ * k, H], and their positions. Its content is not used after the launch. */
 te3_status te3_fused_moe_workspace(const te3_fused_moe_args* args, size_t* bytes);
 te3_status te3_fused_moe(
     const te3_fused_moe_args* args, void* workspace, size_t workspace_bytes, void* stream);
@@ -398,15 +400,15 @@ typedef struct te3_fused_moe_fp8_args {
   int32_t renormalise;      /* 0 or 1 */
 } te3_fused_moe_fp8_args;
 
-/* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
- * values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n *
- * k, H], and where those lie. Nothing in it outlives a launch. */
+/* Bytes of device memory, aligned to 16, that the kernel needs besides its tensors: the inner
+ * values, T [n * k, I]; for more than 64 rows also each row once for each of its experts, T [n *
+ * k, H], and their positions. Its content is not used after the launch. */
 te3_status te3_fused_moe_fp8_workspace(const te3_fused_moe_fp8_args* args, size_t* bytes);
 te3_status te3_fused_moe_fp8(
     const te3_fused_moe_fp8_args* args, void* workspace, size_t workspace_bytes, void* stream);
 
 /* fused_moe with INT4 experts. H and I must be multiples of 128; weights, scales and zero points
- * as linear_int4's, groups and types alike in both. */
+ * as linear_int4's; both with equal groups and types. */
 typedef struct te3_fused_moe_int4_args {
   te3_tensor x;                  /* T [n, H] */
   te3_tensor router_logits;      /* T [n, E] */
@@ -421,30 +423,30 @@ typedef struct te3_fused_moe_int4_args {
   int32_t renormalise;           /* 0 or 1 */
 } te3_fused_moe_int4_args;
 
-/* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
- * values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n *
- * k, H], and where those lie. Nothing in it outlives a launch. */
+/* Bytes of device memory, aligned to 16, that the kernel needs besides its tensors: the inner
+ * values, T [n * k, I]; for more than 64 rows also each row once for each of its experts, T [n *
+ * k, H], and their positions. Its content is not used after the launch. */
 te3_status te3_fused_moe_int4_workspace(const te3_fused_moe_int4_args* args, size_t* bytes);
 te3_status te3_fused_moe_int4(
     const te3_fused_moe_int4_args* args, void* workspace, size_t workspace_bytes, void* stream);
 
-/* The experts of each row of router_logits, the most probable first, and what each counts, as
- * fused_moe chooses; how many rows of each 64 go through each expert, and which of those a row
- * is. At most 512 experts, 16 of a row. */
+/* The experts of each row of router_logits, the most probable first, with their shares, as
+ * fused_moe chooses them; the number of rows of each 64 that go through each expert, and each
+ * row's index among those. At most 512 experts, 16 of a row. */
 typedef struct te3_route_rows_args {
   te3_tensor router_logits; /* T [n, E] */
   te3_tensor experts;       /* int32 [n, k] */
   te3_tensor shares;        /* float32 [n, k] */
-  te3_tensor places;        /* int32 [n, k], among its 64 rows' of the expert */
+  te3_tensor places;        /* int32 [n, k], index among the expert's rows of its 64 */
   te3_tensor counts;        /* int32 [ceil(n / 64), E] */
   int32_t renormalise;      /* 0 or 1 */
 } te3_route_rows_args;
 
 te3_status te3_route_rows(const te3_route_rows_args* args, void* stream);
 
-/* Each row of x once for each of its experts, those of one expert after those of another: row
- * positions[i, r] of gathered is row i of x, for its expert experts[i, r]; ends[e] is where
- * those of expert e end. Of what route_rows found. H must be a multiple of 8. */
+/* Copies each row of x once for each of its experts, sorted by expert, from the outputs of
+ * route_rows. Row positions[i, r] of gathered is row i of x, for its expert experts[i, r]; the
+ * rows of expert e end at ends[e]. H must be a multiple of 8. */
 typedef struct te3_gather_rows_args {
   te3_tensor x;         /* T [n, H] */
   te3_tensor experts;   /* int32 [n, k] */
@@ -468,60 +470,60 @@ typedef struct te3_combine_rows_args {
 
 te3_status te3_combine_rows(const te3_combine_rows_args* args, void* stream);
 
-/* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below
- * 1e-30); q = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products
- * with one. Or q = those numbers times scale, in T and in their own order: for products with few
- * rows. Of int8 the largest is 127 in place of 448, of a row alone, and scale's second row the
- * sum of q. K must be a multiple of 128. */
+/* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 if that is below 1e-30).
+ * For FP8 products with a weight, q = x * (448 / largest), rounded to the nearest, packed as a
+ * weight. For products with few rows, q = those numbers times scale, in T and in their own
+ * order. For int8 the largest number is 127 instead of 448, scales are by row only, and scale's
+ * second row is the sum of q. K must be a multiple of 128. */
 typedef struct te3_quantise_rows_args {
   te3_tensor x;     /* T [M, K] */
   te3_tensor q;     /* float8_e4m3fn or int8 [M, K], packed; or T [M, K] */
-  te3_tensor scale; /* float32 [1 or K / 128, M]; of int8 [2, M] */
+  te3_tensor scale; /* float32 [1 or K / 128, M]; for int8 [2, M] */
 } te3_quantise_rows_args;
 
 te3_status te3_quantise_rows(const te3_quantise_rows_args* args, void* stream);
 
-/* quantise_rows of what silu_mul makes, rounded to T. */
+/* quantise_rows of the output of silu_mul, rounded to T. */
 typedef struct te3_quantise_silu_mul_args {
   te3_tensor gate_up; /* T [M, 2 * K] */
   te3_tensor q;       /* float8_e4m3fn or int8 [M, K], packed; or T [M, K] */
-  te3_tensor scale;   /* float32 [1 or K / 128, M]; of int8 [2, M] */
+  te3_tensor scale;   /* float32 [1 or K / 128, M]; for int8 [2, M] */
 } te3_quantise_silu_mul_args;
 
 te3_status te3_quantise_silu_mul(const te3_quantise_silu_mul_args* args, void* stream);
 
-/* quantise_rows of the y that add_rms_norm makes, rounded to T; TE3_NOT_SUPPORTED for more than
- * 8192 columns. */
+/* quantise_rows of the y of add_rms_norm, rounded to T; TE3_NOT_SUPPORTED for more than 8192
+ * columns. */
 typedef struct te3_quantise_add_rms_norm_args {
   te3_tensor x;        /* T [M, K] */
   te3_tensor residual; /* T [M, K], or null data with sum's */
   te3_tensor weight;   /* T [K] */
   te3_tensor q;        /* float8_e4m3fn or int8 [M, K], packed; or T [M, K] */
-  te3_tensor scale;    /* float32 [1 or K / 128, M]; of int8 [2, M] */
+  te3_tensor scale;    /* float32 [1 or K / 128, M]; for int8 [2, M] */
   te3_tensor sum;      /* T [M, K] */
   float epsilon;
 } te3_quantise_add_rms_norm_args;
 
 te3_status te3_quantise_add_rms_norm(const te3_quantise_add_rms_norm_args* args, void* stream);
 
-/* Brings entry entries[b] of every layer further by rows path[b] of te3_gated_delta's
- * delta_rows, one after the other. */
+/* Advances entry entries[b] of every layer by rows path[b] of te3_gated_delta's delta_rows, one
+ * after the other. */
 typedef struct te3_commit_delta_args {
   te3_tensor state;   /* float32 [L * E, Hv, Dk, Dv], updated in place */
   te3_tensor rows;    /* float32 [L, B, T, Hk * Dk + Hv * Dv + 2 * Hv] */
-  te3_tensor entries; /* int32 [B], all different where path[b, 0] is not negative */
-  te3_tensor path;    /* int32 [B, K], rows of the T, ascending; negative behind the last */
+  te3_tensor entries; /* int32 [B], all different for rows with path[b, 0] >= 0 */
+  te3_tensor path;    /* int32 [B, K], rows of the T, ascending; negative after the last */
 } te3_commit_delta_args;
 
 te3_status te3_commit_delta(const te3_commit_delta_args* args, void* stream);
 
-/* Moves the window at entry entries[b] of every layer on by rows path[b] of te3_gated_delta's
+/* Advances the window at entry entries[b] of every layer by rows path[b] of te3_gated_delta's
  * conv_rows. */
 typedef struct te3_commit_window_args {
   te3_tensor state;   /* T [L, E, W - 1, C], updated in place */
   te3_tensor rows;    /* T [L, B, T, C] */
-  te3_tensor entries; /* int32 [B], all different where path[b, 0] is not negative */
-  te3_tensor path;    /* int32 [B, K], rows of the T, ascending; negative behind the last */
+  te3_tensor entries; /* int32 [B], all different for rows with path[b, 0] >= 0 */
+  te3_tensor path;    /* int32 [B, K], rows of the T, ascending; negative after the last */
 } te3_commit_window_args;
 
 te3_status te3_commit_window(const te3_commit_window_args* args, void* stream);

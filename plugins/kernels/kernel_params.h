@@ -203,8 +203,8 @@ struct LinearParams {
 
 cudaError_t linear(const LinearParams& params, cudaStream_t stream);
 
-// sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data) y is that
-// of x, and there is no sum.
+// sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data) y is
+// LayerNorm(x) * weight + bias, and there is no sum.
 struct AddLayerNormParams {
   const void* x;         // T [n, H]
   const void* residual;  // T [n, H], or null data with sum's
@@ -220,7 +220,7 @@ struct AddLayerNormParams {
 
 cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream);
 
-// Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all were read
+// Copies row source[b, i] of sequence b to row destination[b, i], in every plane. All rows are read
 // before any is written. A negative source or destination moves nothing. Without a page_table (null
 // data) rows are slots.
 struct KVMoveParams {
@@ -239,10 +239,11 @@ struct KVMoveParams {
 
 cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 
-// y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and 128
-// columns or all. TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than
-// 16, or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
-// is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
+// y = x . (weight * scale)^T for a few rows of x; a scale covers one row, 128 rows or all, and 128
+// columns or all. TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper also for
+// more than 16 rows, or if x does not fit into shared memory. K must be a multiple of 128, N of 16.
+// The weight is exact in T, sums and scales are float32. prefetch_safe: as linear's, for weight and
+// scales.
 struct LinearFp8Params {
   const void* x;          // T [M, K]
   const void* weight;     // float8_e4m3fn [N, K], packed
@@ -277,9 +278,9 @@ struct LinearInt8Params {
 cudaError_t linear_int8(const LinearInt8Params& params, cudaStream_t stream);
 
 // y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128 columns.
-// TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16, or where x
-// does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
-// sums and scales are float32. prefetch_safe as linear's, of weight and scales.
+// TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper also for more than 16
+// rows, or if x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
+// is exact in T, sums and scales are float32. prefetch_safe: as linear's, for weight and scales.
 struct LinearInt4Params {
   const void* x;           // T [M, K]
   const int32_t* weight;   // int32 [N, K / 8], packed codes 0 to 15
@@ -297,10 +298,10 @@ struct LinearInt4Params {
 
 cudaError_t linear_int4(const LinearInt4Params& params, cudaStream_t stream);
 
-// y = x . (weight * scale * row_scale)^T for a few rows of x; a scale serves 16 columns.
-// TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16, or where x
-// does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
-// sums and scales are float32. prefetch_safe as linear's, of weight and scales.
+// y = x . (weight * scale * row_scale)^T for a few rows of x; a scale covers 16 columns.
+// TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper also for more than 16
+// rows, or if x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
+// is exact in T, sums and scales are float32. prefetch_safe: as linear's, for weight and scales.
 struct LinearNvfp4Params {
   const void* x;           // T [M, K]
   const int32_t* weight;   // int32 [N, K / 8], packed e2m1
@@ -317,12 +318,13 @@ struct LinearNvfp4Params {
 cudaError_t linear_nvfp4(const LinearNvfp4Params& params, cudaStream_t stream);
 
 // y = (x * x_scale) . (weight * scale)^T, products of bytes: float8_e4m3fn by float8_e4m3fn, summed
-// in the about 14 bits of the chip's own sums, or int8 by (codes - 128), summed exactly. x_scale's
-// second row, of int8 alone: the sums of the rows of x. TE3_NOT_SUPPORTED for float32, and but on
-// Hopper. K must be a multiple of 128, N of 16. prefetch_safe as linear's, of weight and scale.
+// by the chip in about 14 bits, or int8 by (codes - 128), summed exactly. Only for int8, x_scale
+// has a second row: the sums of the rows of x. TE3_NOT_SUPPORTED for float32, and on chips other
+// than Hopper. K must be a multiple of 128, N of 16. prefetch_safe: as linear's, for weight and
+// scale.
 struct LinearW8A8Params {
   const void* x;          // float8_e4m3fn or int8 [M, K], packed
-  const float* x_scale;   // float32 [1, M]; of int8 [2, M]
+  const float* x_scale;   // float32 [1, M]; for int8 [2, M]
   const void* weight;     // float8_e4m3fn or uint8 [N, K], packed
   const float* scale;     // float32 [N or 1, 1]
   void* y;                // T [M, N]
@@ -395,12 +397,12 @@ struct UnpackNvfp4Params {
 cudaError_t unpack_nvfp4(const UnpackNvfp4Params& params, cudaStream_t stream);
 
 // y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w is
-// the softmax of the row's logits over all experts, in float32, with renormalise that over its own
-// top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums are float32, y is
-// rounded once. Of more than 64 rows, or 1024 / k, each expert's part is rounded to T before it is
-// weighted. TE3_NOT_SUPPORTED for float32; for so many rows but on Hopper with H and I multiples of
-// 128; and where shared memory does not hold a row's spans. At most 512 experts, 16 of a row. H
-// must be a multiple of 16, I of 8.
+// the softmax of the row's logits in float32, over all experts, or over its own top_k with
+// renormalise. Of equal logits the first is chosen. Inner values are rounded to T, sums are
+// float32, y is rounded once. For more than 64 rows, or 1024 / k, each expert's part is rounded to
+// T before it is weighted. So many rows need Hopper, and H and I that are multiples of 128.
+// TE3_NOT_SUPPORTED otherwise, for float32, and if shared memory does not hold a row's spans. At
+// most 512 experts, 16 of a row. H must be a multiple of 16, I of 8.
 struct FusedMoeParams {
   const void* x;              // T [n, H]
   const void* router_logits;  // T [n, E]
@@ -416,9 +418,9 @@ struct FusedMoeParams {
   int32_t renormalise;        // 0 or 1
 };
 
-// Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
-// values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n * k,
-// H], and where those lie. Nothing in it outlives a launch.
+// Bytes of device memory, aligned to 16, that the kernel needs besides its tensors: the inner
+// values, T [n * k, I]; for more than 64 rows also each row once for each of its experts, T [n * k,
+// H], and their positions. Its content is not used after the launch.
 cudaError_t fused_moe_workspace(const FusedMoeParams& params, size_t* bytes);
 cudaError_t fused_moe(
     const FusedMoeParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
@@ -446,15 +448,15 @@ struct FusedMoeFp8Params {
   int32_t renormalise;            // 0 or 1
 };
 
-// Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
-// values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n * k,
-// H], and where those lie. Nothing in it outlives a launch.
+// Bytes of device memory, aligned to 16, that the kernel needs besides its tensors: the inner
+// values, T [n * k, I]; for more than 64 rows also each row once for each of its experts, T [n * k,
+// H], and their positions. Its content is not used after the launch.
 cudaError_t fused_moe_fp8_workspace(const FusedMoeFp8Params& params, size_t* bytes);
 cudaError_t fused_moe_fp8(
     const FusedMoeFp8Params& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 
 // fused_moe with INT4 experts. H and I must be multiples of 128; weights, scales and zero points as
-// linear_int4's, groups and types alike in both.
+// linear_int4's; both with equal groups and types.
 struct FusedMoeInt4Params {
   const void* x;                   // T [n, H]
   const void* router_logits;       // T [n, E]
@@ -476,21 +478,21 @@ struct FusedMoeInt4Params {
   int32_t renormalise;             // 0 or 1
 };
 
-// Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
-// values, T [n * k, I]; of more than 64 rows also each row once for each of its experts, T [n * k,
-// H], and where those lie. Nothing in it outlives a launch.
+// Bytes of device memory, aligned to 16, that the kernel needs besides its tensors: the inner
+// values, T [n * k, I]; for more than 64 rows also each row once for each of its experts, T [n * k,
+// H], and their positions. Its content is not used after the launch.
 cudaError_t fused_moe_int4_workspace(const FusedMoeInt4Params& params, size_t* bytes);
 cudaError_t fused_moe_int4(
     const FusedMoeInt4Params& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 
-// The experts of each row of router_logits, the most probable first, and what each counts, as
-// fused_moe chooses; how many rows of each 64 go through each expert, and which of those a row is.
-// At most 512 experts, 16 of a row.
+// The experts of each row of router_logits, the most probable first, with their shares, as
+// fused_moe chooses them; the number of rows of each 64 that go through each expert, and each row's
+// index among those. At most 512 experts, 16 of a row.
 struct RouteRowsParams {
   const void* router_logits;  // T [n, E]
   int32_t* experts;           // int32 [n, k]
   float* shares;              // float32 [n, k]
-  int32_t* places;            // int32 [n, k], among its 64 rows' of the expert
+  int32_t* places;            // int32 [n, k], index among the expert's rows of its 64
   int32_t* counts;            // int32 [ceil(n / 64), E]
   int32_t num_rows;           // n
   int32_t num_experts;        // E
@@ -501,9 +503,9 @@ struct RouteRowsParams {
 
 cudaError_t route_rows(const RouteRowsParams& params, cudaStream_t stream);
 
-// Each row of x once for each of its experts, those of one expert after those of another: row
-// positions[i, r] of gathered is row i of x, for its expert experts[i, r]; ends[e] is where those
-// of expert e end. Of what route_rows found. H must be a multiple of 8.
+// Copies each row of x once for each of its experts, sorted by expert, from the outputs of
+// route_rows. Row positions[i, r] of gathered is row i of x, for its expert experts[i, r]; the rows
+// of expert e end at ends[e]. H must be a multiple of 8.
 struct GatherRowsParams {
   const void* x;           // T [n, H]
   const int32_t* experts;  // int32 [n, k]
@@ -536,15 +538,15 @@ struct CombineRowsParams {
 
 cudaError_t combine_rows(const CombineRowsParams& params, cudaStream_t stream);
 
-// scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below 1e-30); q
-// = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products with one. Or
-// q = those numbers times scale, in T and in their own order: for products with few rows. Of int8
-// the largest is 127 in place of 448, of a row alone, and scale's second row the sum of q. K must
-// be a multiple of 128.
+// scale = largest |x| / 448 of a row, or of each 128 columns of it (1 if that is below 1e-30). For
+// FP8 products with a weight, q = x * (448 / largest), rounded to the nearest, packed as a weight.
+// For products with few rows, q = those numbers times scale, in T and in their own order. For int8
+// the largest number is 127 instead of 448, scales are by row only, and scale's second row is the
+// sum of q. K must be a multiple of 128.
 struct QuantiseRowsParams {
   const void* x;     // T [M, K]
   void* q;           // float8_e4m3fn or int8 [M, K], packed; or T [M, K]
-  float* scale;      // float32 [1 or K / 128, M]; of int8 [2, M]
+  float* scale;      // float32 [1 or K / 128, M]; for int8 [2, M]
   int32_t num_rows;  // M
   int32_t inner;     // K
   int32_t groups;    // scales of a row
@@ -555,11 +557,11 @@ struct QuantiseRowsParams {
 
 cudaError_t quantise_rows(const QuantiseRowsParams& params, cudaStream_t stream);
 
-// quantise_rows of what silu_mul makes, rounded to T.
+// quantise_rows of the output of silu_mul, rounded to T.
 struct QuantiseSiluMulParams {
   const void* gate_up;  // T [M, 2 * K]
   void* q;              // float8_e4m3fn or int8 [M, K], packed; or T [M, K]
-  float* scale;         // float32 [1 or K / 128, M]; of int8 [2, M]
+  float* scale;         // float32 [1 or K / 128, M]; for int8 [2, M]
   int32_t num_rows;     // M
   int32_t inner;        // K
   int32_t groups;       // scales of a row
@@ -570,14 +572,14 @@ struct QuantiseSiluMulParams {
 
 cudaError_t quantise_silu_mul(const QuantiseSiluMulParams& params, cudaStream_t stream);
 
-// quantise_rows of the y that add_rms_norm makes, rounded to T; TE3_NOT_SUPPORTED for more than
-// 8192 columns.
+// quantise_rows of the y of add_rms_norm, rounded to T; TE3_NOT_SUPPORTED for more than 8192
+// columns.
 struct QuantiseAddRmsNormParams {
   const void* x;         // T [M, K]
   const void* residual;  // T [M, K], or null data with sum's
   const void* weight;    // T [K]
   void* q;               // float8_e4m3fn or int8 [M, K], packed; or T [M, K]
-  float* scale;          // float32 [1 or K / 128, M]; of int8 [2, M]
+  float* scale;          // float32 [1 or K / 128, M]; for int8 [2, M]
   void* sum;             // T [M, K]
   int32_t num_rows;      // M
   int32_t inner;         // K
@@ -590,13 +592,13 @@ struct QuantiseAddRmsNormParams {
 
 cudaError_t quantise_add_rms_norm(const QuantiseAddRmsNormParams& params, cudaStream_t stream);
 
-// Brings entry entries[b] of every layer further by rows path[b] of te3_gated_delta's delta_rows,
-// one after the other.
+// Advances entry entries[b] of every layer by rows path[b] of te3_gated_delta's delta_rows, one
+// after the other.
 struct CommitDeltaParams {
   float* state;            // float32 [L * E, Hv, Dk, Dv], updated in place
   const float* rows;       // float32 [L, B, T, Hk * Dk + Hv * Dv + 2 * Hv]
-  const int32_t* entries;  // int32 [B], all different where path[b, 0] is not negative
-  const int32_t* path;     // int32 [B, K], rows of the T, ascending; negative behind the last
+  const int32_t* entries;  // int32 [B], all different for rows with path[b, 0] >= 0
+  const int32_t* path;     // int32 [B, K], rows of the T, ascending; negative after the last
   int32_t num_layers;      // L
   int32_t num_entries;     // E
   int32_t batch;
@@ -610,13 +612,13 @@ struct CommitDeltaParams {
 
 cudaError_t commit_delta(const CommitDeltaParams& params, cudaStream_t stream);
 
-// Moves the window at entry entries[b] of every layer on by rows path[b] of te3_gated_delta's
+// Advances the window at entry entries[b] of every layer by rows path[b] of te3_gated_delta's
 // conv_rows.
 struct CommitWindowParams {
   void* state;             // T [L, E, W - 1, C], updated in place
   const void* rows;        // T [L, B, T, C]
-  const int32_t* entries;  // int32 [B], all different where path[b, 0] is not negative
-  const int32_t* path;     // int32 [B, K], rows of the T, ascending; negative behind the last
+  const int32_t* entries;  // int32 [B], all different for rows with path[b, 0] >= 0
+  const int32_t* path;     // int32 [B, K], rows of the T, ascending; negative after the last
   int32_t num_layers;      // L
   int32_t num_entries;     // E
   int32_t batch;

@@ -77,7 +77,7 @@ def test_scale_of_int4_is_better_than_that_of_the_largest_value(
 
 def test_target_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
     source = save_quantised(tmp_path / "source", "int8")
-    with pytest.raises(UserError, match=r"int4, and .*source is quantised already \(compressed-"):
+    with pytest.raises(UserError, match=r"int4: .*source is quantised already \(compressed-"):
         build_tiny(tmp_path, target=source, engine={"weights": "int4"})
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 

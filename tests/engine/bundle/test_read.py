@@ -163,7 +163,7 @@ def test_record_with_an_unknown_or_missing_key_is_refused_by_name(bundle: Path) 
 
 def test_missing_weight_file_is_refused_by_name(bundle: Path) -> None:
     (bundle / WEIGHTS).unlink()
-    assert f"{bundle / WEIGHTS}: a weight file of this bundle is gone" in refusal(bundle)
+    assert f"{bundle / WEIGHTS}: a weight file of this bundle is missing" in refusal(bundle)
 
 
 def test_weight_file_that_cannot_be_read_is_refused(

@@ -108,7 +108,7 @@ def test_architecture_that_is_none_is_refused(tools: Path, word: str) -> None:
 
 
 def test_what_is_missing_is_named(tools: Path) -> None:
-    with pytest.raises(EnvironmentMissingError, match=r"names no GPU here\. Name the architecture"):
+    with pytest.raises(EnvironmentMissingError, match=r"lists no GPU\. Give the architecture"):
         install_kernels(folder=tools / "out")
     (tools / "bin/nvcc").unlink()
     with pytest.raises(EnvironmentMissingError, match="no nvcc here: install NVIDIA's CUDA"):

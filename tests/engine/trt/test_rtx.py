@@ -74,10 +74,10 @@ def set_gpu(monkeypatch: pytest.MonkeyPatch, arch: str | None) -> None:
 @pytest.mark.parametrize(
     ("tensorrt", "said"),
     [
-        ({"chips": ["sm89"]}, "chips: TensorRT builds for the GPU that is there"),
+        ({"chips": ["sm89"]}, "chips: TensorRT builds only for this machine's GPU"),
         ({"runtime": "rtx", "chips": ["sm90"]}, "chips.0: .*'sm80', 'sm86', 'sm89', 'sm120'"),
         ({"runtime": "rtx", "chips": ["sm75"]}, "chips.0: "),
-        ({"runtime": "rtx", "chips": ["sm89", "sm89"]}, "chips: each once, got sm89, sm89"),
+        ({"runtime": "rtx", "chips": ["sm89", "sm89"]}, "chips: expected each once, got"),
         ({"runtime": "trt"}, "runtime: .*'tensorrt' or 'rtx'"),
     ],
 )
@@ -293,7 +293,7 @@ def test_build_without_gpu_and_chips_asks_for_chips(
 def test_exchangeable_weights_need_a_driver(
     rtx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    with pytest.raises(UserError, match=rf"tensorrt\.{key}: TensorRT for RTX builds such engines"):
+    with pytest.raises(UserError, match=rf"tensorrt\.{key}: TensorRT for RTX needs a GPU"):
         build(rtx_config(**{key: True}), output=tmp_path)
     set_gpu(monkeypatch, "sm89")
     build(rtx_config(**{key: True}), output=tmp_path)
@@ -303,7 +303,7 @@ def test_exchangeable_weights_need_a_driver(
 def test_memory_that_a_build_takes_is_said_before_it_begins(
     rtx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(host_memory, "_WORTH_SAYING", 0)
+    monkeypatch.setattr(host_memory, "_MIN_REPORTED", 0)
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: 1 << 20)
     told: list[str] = []
     build(rtx_config(), output=tmp_path, show=told.append)
@@ -335,7 +335,7 @@ def test_parser_without_the_librarys_name_is_refused_before_it_parses(
 ) -> None:
     rtx.__file__ = str(tmp_path / "tensorrt_rtx" / "__init__.py")
     companion = tmp_path / "rtx" / "libtensorrt_rtx.so"
-    with pytest.raises(EnvironmentMissingError, match=rf"{companion}: not there.*make plugins"):
+    with pytest.raises(EnvironmentMissingError, match=rf"{companion}: not found.*make plugins"):
         find_dialect().prepare_parser(companion)
 
 

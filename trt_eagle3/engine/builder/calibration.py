@@ -1,9 +1,9 @@
-"""Calibration: what a target's activations made of its weights; ``calibration/`` finds it.
+"""Results of calibration: scales and quantised weights; ``calibration/`` computes them.
 
-Scaling: a weight's columns are multiplied by scales s and what makes its input is divided by them,
-so that the product is the same and the columns that matter are rounded less (AWQ, arXiv 2306.00978,
-section 3.2). What makes the input is a norm, whose weight is divided, or a projection, whose rows
-are: the graph stays as it is.
+Scaling multiplies a weight's columns by scales s and divides the producer of its input by s. The
+product is the same, and the columns that matter are rounded less (AWQ, arXiv 2306.00978, section
+3.2). The producer is a norm, whose weight is divided, or a projection, whose rows are divided. The
+graph does not change.
 
 Shapes: K input channels of a weight [N, K]; E experts of inner width I.
 """
@@ -32,13 +32,13 @@ class Fold:
     """A place where scales can be folded in.
 
     Attributes:
-        producer: canonical name of what is divided: a norm's weight, or a projection's, by rows.
-        consumers: of the weights whose columns are multiplied.
-        heads, head_dim, repeats: of the producer's channels, where each head of values is read by
-            so many heads of queries, or one norm is every head's; 1 everywhere else.
-        unscaled: the producer's first channels that the consumers do not read: gates.
-        exact: scales are powers of two, because a consumer keeps its 16-bit numbers.
-        offset: what a norm adds to its stored weight.
+        producer: canonical name of the weight that is divided: a norm's, or a projection's by rows.
+        consumers: canonical names of the weights whose columns are multiplied.
+        heads, head_dim, repeats: layout of the producer's channels, if ``repeats`` query heads
+            share a value head, or all heads share one norm; 1 otherwise.
+        unscaled: number of first producer channels that the consumers do not read: gates.
+        exact: scales are powers of two, because a consumer stays in 16 bits.
+        offset: added to a norm's stored weight.
     """
 
     producer: str
@@ -51,31 +51,31 @@ class Fold:
     offset: float = 0.0
 
     def to_columns(self, scales: Tensor) -> Tensor:
-        """[..., K] of the consumers' columns, of ``scales`` of the producer's channels."""
+        """Expand ``scales`` of the producer's channels to the consumers' columns [..., K]."""
         if self.repeats == 1:
             return scales[..., self.unscaled :]
         by_head = scales.view(self.heads, self.head_dim)
         return by_head.repeat_interleave(self.repeats, dim=0).flatten()
 
     def to_channels(self, columns: Tensor) -> Tensor:
-        """Of the producer's channels: the mean of the columns [K] that each becomes."""
+        """Reduce the columns [K] to the producer's channels: the mean of each channel's columns."""
         if self.repeats == 1:
             return columns
         return columns.view(self.heads, self.repeats, self.head_dim).mean(dim=1).flatten()
 
 
 def folds_of_layer(layer: LayerSpec, index: int) -> list[Fold]:
-    """Where the scales of decoder layer ``index`` go: q, k, v; o; gate, up; down.
+    """Return the folds of decoder layer ``index``: q, k, v; o; gate, up; down.
 
-    A norm that 16-bit weights read too (a router, a shared expert's gate, the decays of a gated
-    delta rule) has powers of two, which these hold exactly. Where it is stored less one it holds no
-    powers of two, and they are rounded once more.
+    Some norms are also read by 16-bit weights: a router, a shared expert's gate, the decays of a
+    gated delta rule. Their scales are powers of two, which 16 bits hold exactly. If the norm's
+    weight is stored less one, its scales are not, and those 16-bit weights are rounded once more.
     """
     return [*_mixer_folds(layer, index), *_mlp_folds(layer, index)]
 
 
 def _mixer_folds(layer: LayerSpec, index: int) -> Iterator[Fold]:
-    """A layer whose values have a bias has no scales for o: it would have to be divided too."""
+    """Yield the mixer's folds. Values with a bias get no scales for o, as the bias lacks them."""
     prefix, mixer = f"layers.{index}.", layer.mixer
     if isinstance(mixer, GatedDeltaSpec):
         linear = f"{prefix}linear_attn."
@@ -112,13 +112,13 @@ def _mlp_folds(layer: LayerSpec, index: int) -> Iterator[Fold]:
 
 
 def expert_names(index: int) -> tuple[str, str]:
-    """Canonical names of the weights [E, 2 I, H] and [E, H, I] of a sparse layer's experts."""
+    """Return the names of a sparse layer's experts: weights [E, 2 I, H] and [E, H, I]."""
     experts = f"layers.{index}.mlp.experts."
     return f"{experts}gate_up_proj", f"{experts}down_proj"
 
 
 def _norm_fold(layer: LayerSpec, norm: str, made: Sequence[str], kept: Sequence[str] = ()) -> Fold:
-    """Of a norm that weights ``made`` in INT4 read, and such that are ``kept`` in 16 bits."""
+    """The fold of a norm that INT4 weights ``made`` read, and 16-bit weights ``kept``."""
     offset = layer.norm.weight_offset
     exact = bool(kept) and not offset
     return Fold(_weight(norm), tuple(map(_weight, (*made, *kept))), exact=exact, offset=offset)
@@ -129,34 +129,34 @@ def _inner_fold(mlp: str) -> Fold:
 
 
 def _weight(name: str) -> str:
-    """The canonical name of a weight; experts' have no ending."""
+    """The canonical name of a weight; experts' names have no suffix."""
     return name if ".experts." in name else f"{name}.weight"
 
 
 @dataclass(frozen=True)
 class ChannelScales:
-    """Scales of a target; of experts [E, ...].
+    """Scales of a target's channels; those of experts are [E, ...].
 
-    ``by_producer``: canonical name of a fold's producer -> float32, one of each of its channels.
+    ``by_producer``: canonical name of a fold's producer -> float32, one for each of its channels.
     """
 
     spec: TargetSpec
     by_producer: Mapping[str, Tensor] = field(default_factory=dict)
 
     def columns(self, name: str) -> Tensor | None:
-        """float32 [K]: what the columns of a weight are multiplied by."""
+        """Return the factors float32 [K] of a weight's columns; None without scales."""
         return self._columns.get(name)
 
     def rows(self, name: str) -> Tensor | None:
-        """float32 [N]: what the rows of a weight, or the numbers of a norm's, are divided by."""
+        """Return the divisors float32 [N] of a weight's rows or a norm's values; None without."""
         return self.by_producer.get(name)
 
     def changes(self, name: str) -> bool:
-        """Whether ``scaled`` makes other numbers of this weight."""
+        """Return whether ``scaled`` changes this weight."""
         return self.rows(name) is not None or self.columns(name) is not None
 
     def scaled(self, name: str, values: Tensor) -> Tensor:
-        """A weight [..., N, K], or a norm's, with the scales in it."""
+        """Return a weight [..., N, K], or a norm's, with its scales applied."""
         rows, columns = self.rows(name), self.columns(name)
         if columns is not None:
             values = values * columns.to(values.device)[..., None, :]
@@ -179,7 +179,7 @@ class ChannelScales:
             yield from ((name, columns) for name in fold.consumers)
 
     def _folds(self) -> Iterator[Fold]:
-        """Those that have scales."""
+        """Yield the folds that have scales."""
         for index, layer in enumerate(self.spec.layers):
             folds = folds_of_layer(layer, index)
             yield from (fold for fold in folds if fold.producer in self.by_producer)
@@ -187,15 +187,15 @@ class ChannelScales:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibration found.
+    """The result of a calibration.
 
     Attributes:
         scales: of the target's channels. weights: canonical name of a weight -> its tensors on
-            disk, by the last part of their names, quantised with the scales in it.
-        k_amax, v_amax: by layer that attends, float32 [kv heads]: the largest absolute key and
-            value of each head, with the scales in it.
-        num_prompts, num_tokens: that it was made of.
-        experts_without_data: experts that too few rows went through to make weights of.
+            disk, by the last part of their names, quantised after scaling.
+        k_amax, v_amax: by attention layer, float32 [kv heads]: the largest absolute key and value
+            of each head, after scaling.
+        num_prompts, num_tokens: size of the calibration data.
+        experts_without_data: experts that received too few rows to quantise with data.
     """
 
     scales: ChannelScales
@@ -207,8 +207,10 @@ class Calibration:
     experts_without_data: int = 0
 
     def kv_scales(self) -> dict[int, KVScales]:
-        """By layer and head: twice what was seen is the largest that FP8 holds. The room costs next
-        to nothing, as e4m3 is as exact for small numbers; a number beyond is cut off.
+        """Return KV scales by layer and head, so that FP8 holds twice the largest observed value.
+
+        The headroom costs almost no precision, as e4m3 is as exact for small numbers. A larger
+        value is clamped.
         """
         return {i: KVScales(_scales(k), _scales(self.v_amax[i])) for i, k in self.k_amax.items()}
 

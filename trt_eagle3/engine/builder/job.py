@@ -1,4 +1,4 @@
-"""What a backend's part of a build works from, and what it leaves."""
+"""Input and output of a backend's part of a build."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["BuildJob", "BuiltEngine", "Engines", "TreeSizes", "Written"]
 
 @dataclass(frozen=True)
 class TreeSizes:
-    """What a speculation's largest tree asks of the engines.
+    """Sizes of a speculation's largest tree, for which the engines are built.
 
     Attributes:
-        num_nodes: tokens of a target pass. width: of a draft step at most. num_draft_rows: of all
-            draft steps.
+        num_nodes: tokens of a target forward. width: most nodes of a draft step. num_draft_rows:
+            rows of all draft steps.
     """
 
     num_nodes: int = 1
@@ -39,14 +39,14 @@ class TreeSizes:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """A bundle to be made.
+    """A bundle to build.
 
     Attributes:
-        build_config: the whole config as JSON values, which each graph's ``config.json`` repeats.
-        path: where the bundle will be, once it is whole. tree: the largest tree that it decodes.
+        build_config: the whole config as JSON values; each graph's ``config.json`` repeats it.
+        path: final path of the bundle. tree: the largest tree that the bundle decodes.
         reference_weights: leave the weights in the checkpoints.
-        begin: called with each of ``pipeline.STAGES`` that the backend goes through. show: told how
-            far a long stage is.
+        begin: called with each of ``pipeline.STAGES`` that the backend starts. show: called with
+            the progress of a long stage.
     """
 
     engine: EngineConfig
@@ -61,8 +61,8 @@ class BuildJob:
     show: Callable[[str], object]
 
     def make_graphs(self, folder: Path, resolve: ResolveLocation) -> dict[str, onnx.ModelProto]:
-        """The graphs, whose weights lie where ``resolve`` says; writes each one's ``config.json``
-        into ``folder``.
+        """Build the graphs, with weights located by ``resolve``; write each graph's
+        ``config.json`` into ``folder``.
         """
         self.begin("graphs")
         graphs = build_graphs(self.spec, self.manifest, self.engine, resolve)
@@ -71,7 +71,7 @@ class BuildJob:
         return graphs
 
     def _graph_config(self, name: str) -> bytes:
-        """TensorRT-LLM's ``config.json`` of an engine folder."""
+        """Return the content of an engine folder's ``config.json``, as TensorRT-LLM has it."""
         manifest = self.manifest if name in {"fuse", "draft"} else None
         pretrained = manifest_to_dict(manifest) if manifest else target_to_dict(self.spec)
         values = {
@@ -86,7 +86,7 @@ class BuildJob:
 class BuiltEngine:
     """An engine on disk.
 
-    ``device_bytes``: activation memory that it wants; ``num_plugins``: layers that are ours.
+    ``device_bytes``: activation memory that it needs; ``num_plugins``: layers that are plugins.
     """
 
     num_bytes: int
@@ -98,11 +98,11 @@ class BuiltEngine:
 
 @dataclass(frozen=True)
 class Engines:
-    """What became of the graphs where a backend compiles them.
+    """The compiled engines of a backend that compiles its graphs.
 
     Attributes:
-        built: by graph. missing: why there is nothing built, with what is left to do; None where
-            there is.
+        built: engines by graph. missing: why no engines were built, and what remains to be done;
+            None if they were built.
     """
 
     built: Mapping[str, BuiltEngine]
@@ -111,11 +111,11 @@ class Engines:
 
 @dataclass(frozen=True)
 class Written:
-    """What a backend put into a bundle.
+    """The output of a backend's part of a build.
 
     Attributes:
-        locations: of the weights. record: what the graphs were made for. placed: how weight files
-            got there. engines: None where graphs are run as they are.
+        locations: of the weights. record: the types and versions of the graphs. placed: how each
+            weight file was placed. engines: None if the backend does not compile graphs.
     """
 
     locations: WeightLocations

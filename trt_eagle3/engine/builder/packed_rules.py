@@ -1,5 +1,6 @@
-"""Forms of quantised weights that are multiplied as they are stored, as far as a checkpoint's
-index tells; ``engine/torch/packed.py``, ``engine/trt`` and ONNX Runtime's ``MatMulNBits`` decide.
+"""Rules for quantised weights that stay packed at run time, based on a checkpoint's index alone.
+
+``engine/torch/packed.py``, ``engine/trt`` and ONNX Runtime's ``MatMulNBits`` make the final choice.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ _SMALL_GROUPS, _FP4_GROUP = (32, 64), 16
 
 
 def kind_of(ref: QuantisedRef) -> str:
-    """As ``engine.weights`` calls it: ``fp8``, ``int8``, ``int4``; another's own name."""
+    """Return its name in ``engine.weights``: ``fp8``, ``int8``, ``int4``; else its own format."""
     return "int4" if ref.format in _INT4 else ref.format.removesuffix("_packed")
 
 
 def kernels_take(ref: QuantisedRef) -> bool:
-    """Whether our CUDA kernels multiply it: FP8 and INT8 without zero points by row, tensor or 128
-    columns (INT8 a multiple); INT4 in groups of 32, 64 or a multiple of 128 columns; NVFP4.
+    """Return whether our CUDA kernels multiply the weight as stored.
+
+    FP8 and INT8 need scales by row, by tensor, or by 128 columns (INT8: a multiple), and no zero
+    points. INT4 needs groups of 32, 64 or a multiple of 128 columns. NVFP4 is supported.
     """
     (rows, columns), block = ref.shape, ref.block[1]
     if rows % _ROWS or columns % _BLOCK or "g_idx" in ref.tensors:
@@ -37,8 +40,8 @@ def kernels_take(ref: QuantisedRef) -> bool:
 
 
 def builders_take(ref: QuantisedRef) -> bool:
-    """Whether a builder of TensorRT for RTX does: INT4 in groups of up to 128 columns, INT8 and FP8
-    by row or tensor, none with zero points.
+    """Return whether a builder of TensorRT for RTX takes the weight as stored: INT4 in groups of up
+    to 128 columns, INT8 and FP8 by row or tensor, all without zero points.
     """
     if {"g_idx", "zero_point"} & ref.tensors.keys():
         return False
@@ -48,5 +51,5 @@ def builders_take(ref: QuantisedRef) -> bool:
 
 
 def matmul_nbits_takes(ref: QuantisedRef) -> bool:
-    """Whether ONNX Runtime does: INT4 and INT8, in the order of their columns."""
+    """Return whether ONNX Runtime multiplies the weight: INT4 and INT8, in column order."""
     return "g_idx" not in ref.tensors and ref.format in _INT4 | _INT8

@@ -1,4 +1,4 @@
-"""What quantised weights save in memory where they stay packed."""
+"""Memory that quantised weights save if they stay packed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["packed_savings"]
 
 
 def packed_savings(spec: TargetCheckpoint, engine: EngineConfig) -> int:
-    """Bytes by which the target's weights are smaller in memory than in the compute type."""
+    """Return the bytes that packed weights of the target save against the compute type."""
     backend, item = backend_named(engine.backend), dtype_named(engine.dtype).num_bytes(1)
     refs = matrices(spec.tensors.values())
     quantised = [ref for ref in refs if isinstance(ref, QuantisedRef)]

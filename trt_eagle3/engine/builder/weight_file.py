@@ -1,4 +1,4 @@
-"""Weights and tables written as files, in the type that an engine computes in."""
+"""Write weights and tables as files, in the type that an engine computes in."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ __all__ = ["converted_content", "write_tables", "write_weights"]
 
 
 def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
-    """Write the weights of ``ready``, read from their files under ``root``, as its model refers to
-    them.
+    """Write the weights of ``ready``, read from files under ``root``, at the offsets of its model.
 
     Raises:
-        UserError: a value that the type written cannot hold, named with its tensor; a file cut
-            short.
+        UserError: the type written cannot hold a value (the message names its tensor), or a file is
+            cut short.
     """
     with atomic_file(file) as stream:
         for name, expr in ready.weights.items():
@@ -34,8 +33,8 @@ def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
 
 
 def converted_content(ref: TensorRef, dtype: DType) -> Content:
-    """The tensor at ``ref`` as one of ``dtype``, for ``write_tensors``; whole numbers and bools
-    as they are.
+    """Return the tensor at ``ref`` as content of type ``dtype``, for ``write_tensors``. Integers
+    and bools keep their type.
     """
     if ref.dtype not in FLOAT_DTYPES:
         return ref_content(ref)
@@ -48,14 +47,14 @@ def converted_content(ref: TensorRef, dtype: DType) -> Content:
 
 
 def write_tables(file: Path, tables: Mapping[str, TensorRef], dtype: DType) -> None:
-    """Write what a bundle reads outside its engines (token tables, vocabulary maps) as a
-    safetensors file.
+    """Write the tensors that a bundle reads outside its engines (token tables, vocabulary maps) as
+    a safetensors file.
     """
     write_tensors(file, {name: converted_content(ref, dtype) for name, ref in tables.items()})
 
 
 def _in_order(expr: WeightExpr, root: Path) -> Iterator[Tensor]:
-    """Values in row-major order; a weight with a transposed part is made whole for that."""
+    """Yield values in row-major order. A weight with a transposed part is made whole first."""
     if any(part.transpose for part in expr.parts):
         yield materialise(expr, root, expr.dtype)
     else:

@@ -1,7 +1,7 @@
-"""Making quantised weights of a 16-bit target: without data, or as a calibration says.
+"""Quantise the weights of a 16-bit target, with or without calibration.
 
-A weight is read twice, a few megabytes at a time: for its scales, and for its numbers. Only the
-scales of all weights are in memory at once (of INT4 a 64th of the 16-bit weights).
+A weight is read twice, a few megabytes at a time: once for its scales, once for its numbers. Only
+the scales of all weights are in memory at once (for INT4, a 64th of the 16-bit weights).
 """
 
 from __future__ import annotations
@@ -50,38 +50,39 @@ _PROJECTION = re.compile(
 _HEAD = "lm_head.weight"
 _FLOAT32 = dtype_named("float32")
 _CHANNEL_SCALE = ".channel_scale"
-"""Ends the names of the tensors that hold a calibration's scales, after their producers'."""
+"""Suffix of the tensors that hold a calibration's scales; the producer's name precedes it."""
 
 
 def is_quantised_here(name: str, *, head: bool = False) -> bool:
-    """Whether ``quantise_target`` quantises the weight of this canonical name: projections of
-    decoder layers, and the ``head`` where asked. All else stays as it is.
+    """Return whether ``quantise_target`` quantises the weight of this canonical name.
+
+    It quantises projections of decoder layers, and the ``head`` if requested.
     """
     return _PROJECTION.fullmatch(name) is not None or (head and name == _HEAD)
 
 
 def _module(name: str, ref: TensorRef) -> str:
-    """The name of a made weight's module in the file; a tied head's is not the token table's, and
-    experts have their own.
+    """Return the module name of a quantised weight in the file. A tied head's differs from the
+    token table's, and experts have their own.
     """
     own = name == _HEAD or isinstance(ref, ExpertsRef)
     return (name if own else ref.name).removesuffix(".weight")
 
 
 def made_location(weights: str) -> str:
-    """Where the made weights are in a bundle."""
+    """Return the location of the quantised weights in a bundle."""
     return f"weights/target/quantised-{weights}.safetensors"
 
 
 def check_quantisable(spec: TargetCheckpoint, weights: str) -> None:
-    """Refuse a target that ``quantise_target`` cannot quantise.
+    """Check that ``quantise_target`` can quantise the target.
 
     Raises:
         UserError: it is quantised already, or has rows that cannot be cut into groups.
     """
     if spec.quantisation is not None:
         raise UserError(
-            f"engine.weights: {weights}, and {spec.path} is quantised already "
+            f"engine.weights: {weights}: {spec.path} is quantised already "
             f"({spec.quantisation.provenance}). Leave it out, or use the 16-bit checkpoint."
         )
     for name, ref in spec.tensors.items():
@@ -98,14 +99,14 @@ def quantise_target(
     head: bool = False,
     calibration: Calibration | None = None,
 ) -> TargetCheckpoint:
-    """Write all tensors of ``spec`` to ``file``, its projections quantised; returns the target
-    that is read from there.
+    """Write all tensors of ``spec`` to ``file``, with quantised projections; return the target that
+    reads from it.
 
     Args:
-        show: told how far it is. head: quantise the head too.
-        calibration: what has quantised weights already, and scales that go into norms.
+        show: called with the progress. head: quantise the head too.
+        calibration: weights that are already quantised, and scales to fold into norms.
     Raises:
-        UserError: the target is quantised already, or a value is no number.
+        UserError: the target is quantised already, or a value is not a number.
     """
     check_quantisable(spec, weights)
     scheme = SCHEMES[weights]
@@ -130,24 +131,25 @@ def quantise_target(
 def _content(
     scheme: Scheme, name: str, ref: TensorRef, calibration: Calibration | None
 ) -> dict[str, Content]:
-    """The tensors of a quantised weight, by the last part of their names."""
+    """Return the tensors of a quantised weight, by the last part of their names."""
     if calibration is not None and name in calibration.weights:
         return {last: ref_content(made) for last, made in calibration.weights[name].items()}
     return scheme.content(lambda: rows_of(ref), _rows_and_columns(ref.shape))
 
 
 def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Of a matrix, or of those of all experts, one after the other."""
+    """Rows and columns of a matrix, or of all experts' matrices stacked."""
     *rows, columns = shape
     return prod(rows), columns
 
 
 def rows_of(ref: TensorRef) -> Iterator[Tensor]:
-    """float32 [n, K]: consecutive rows of a 16-bit weight, a few megabytes at a time; of experts
-    that lie transposed one at a time.
+    """Yield consecutive rows float32 [n, K] of a 16-bit weight, a few megabytes at a time.
+
+    Transposed experts are read one at a time.
 
     Raises:
-        UserError: a value that is no number.
+        UserError: a value is not a number.
     """
 
     def place(ref: TensorRef) -> str:
@@ -164,8 +166,8 @@ def rows_of(ref: TensorRef) -> Iterator[Tensor]:
 
 
 def _dense_content(name: str, ref: TensorRef, calibration: Calibration | None) -> Content:
-    """A tensor that is not quantised: as it is, but for a norm that scales are folded into, and a
-    router behind it.
+    """Return a tensor that is not quantised. It is unchanged, except for a norm that scales are
+    folded into, and a router that reads the norm.
     """
     if calibration is None or not calibration.scales.changes(name):
         return ref_content(ref)
@@ -174,7 +176,7 @@ def _dense_content(name: str, ref: TensorRef, calibration: Calibration | None) -
 
 
 def read_channel_scales(spec: TargetCheckpoint, file: Path) -> ChannelScales:
-    """The scales that a calibration folded into the weights in ``file``; none without one."""
+    """Read the scales that a calibration folded into the weights in ``file``; empty without one."""
     index = open_file(file)
     stored = {name: f"{ref.name}{_CHANNEL_SCALE}" for name, ref in spec.tensors.items()}
     found = {name: read_tensor(index[to]) for name, to in stored.items() if to in index}
@@ -184,10 +186,10 @@ def read_channel_scales(spec: TargetCheckpoint, file: Path) -> ChannelScales:
 def made_target(
     spec: TargetCheckpoint, weights: str, file: Path, *, head: bool = False
 ) -> TargetCheckpoint:
-    """``spec``, its tensors in the ``file`` that ``quantise_target`` wrote.
+    """Return ``spec`` with its tensors in the ``file`` that ``quantise_target`` wrote.
 
     Raises:
-        UserError: the file holds other tensors.
+        UserError: the file lacks a tensor.
     """
     index, scheme = open_file(file), SCHEMES[weights]
     tensors: dict[str, TensorRef] = {}

@@ -1,4 +1,4 @@
-"""How 16-bit weights become quantised ones: FP8 and INT8 a scale a row, INT4 a scale a group.
+"""Quantisation schemes for 16-bit weights: FP8 and INT8 scale each row, INT4 each group.
 
 Shapes: n rows of a weight [N, K], G groups of columns.
 """
@@ -19,24 +19,25 @@ __all__ = ["INT4_RATIOS", "SCHEMES", "Rows", "Scheme", "int4_block", "int4_round
 
 _GROUPS = (128, 64, 32)
 INT4_RATIOS = tuple(0.7 + 0.035 * i for i in range(12))
-"""What part of a group's largest value is tried as the end of INT4's range."""
+"""Candidates for the end of INT4's range, as fractions of a group's largest value."""
 _CACHED = 1 << 17
-"""Values that are searched at once on a CPU: what fits into a core's cache."""
+"""Values of one search step on a CPU: they fit into a core's cache."""
 _ON_DEVICE = 1 << 24
-"""The same on a GPU, which wants many."""
+"""Values of one search step on a GPU, which needs many."""
 
 Rows = Callable[[], Iterable[Tensor]]
-"""float32 [n, K]: consecutive rows of a weight, read again at each call."""
+"""Yields consecutive rows float32 [n, K] of a weight; each call reads them again."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How weights are made.
+    """How a weight is quantised.
 
     Attributes:
         format: a key of ``WEIGHT_FORMATS``. names: of the codes' and the scales' tensor.
-        block: of a weight of so many columns. scales: [n, G] of rows [n, K], as stored.
-        codes: of rows and their scales, as stored.
+        block: columns of the weight -> columns that share a scale. scales: rows [n, K] -> scales
+            [n, G], as stored.
+        codes: rows and their scales -> codes, as stored.
     """
 
     format: str
@@ -48,7 +49,7 @@ class Scheme:
     packed: int = 1
 
     def content(self, rows: Rows, shape: tuple[int, int]) -> dict[str, Content]:
-        """The tensors of the weight [N, K] of ``rows``, by the last part of their names."""
+        """Return the tensors of the weight [N, K] of ``rows``, by the last part of their names."""
         block = self.block(shape[1])
         scales = torch.cat([self.scales(values, block) for values in rows()])
 
@@ -85,15 +86,17 @@ def int4_scales(
     importance: Tensor | None = None,
     ratios: Iterable[float] = INT4_RATIOS,
 ) -> Tensor:
-    """bfloat16 [n, G] of rows float32 [n, K]: of the candidates the one with the least squared
-    error, each column's times its ``importance`` [K].
+    """Return scales bfloat16 [n, G] of rows float32 [n, K].
+
+    For each group, the candidate with the least squared error is taken. Each column's error is
+    weighted by its ``importance`` [K].
     """
     found = [_best_scales(part, block, importance, ratios) for part in _parts(values)]
     return torch.cat(found)
 
 
 def int4_rounded(values: Tensor, scales: Tensor, block: int) -> Tensor:
-    """``values`` float32 [n, K] as INT4 with ``scales`` [n, G] has them."""
+    """Round ``values`` float32 [n, K] to INT4 with ``scales`` [n, G]; return the rounded values."""
     wide = scales.float()[..., None]
     groups = values.unflatten(1, (-1, block)) / wide
     rounded: Tensor = groups.round_().clamp_(-8, 7).mul_(wide).flatten(1)
@@ -109,7 +112,7 @@ def _parts(values: Tensor) -> tuple[Tensor, ...]:
 def _best_scales(
     values: Tensor, block: int, importance: Tensor | None, ratios: Iterable[float]
 ) -> Tensor:
-    """``int4_scales`` of rows that fit into a cache."""
+    """Compute ``int4_scales`` for rows that fit into a cache."""
     groups = values.unflatten(1, (-1, block))
     weights = None if importance is None else importance.view(-1, block)
     largest = groups.abs().amax(dim=-1)
@@ -126,7 +129,7 @@ def _best_scales(
 
 
 def _int4_codes(values: Tensor, scales: Tensor, block: int) -> Tensor:
-    """int32 [n, K / 8]: the numbers + 8, lowest bits first."""
+    """Pack codes as int32 [n, K / 8]: the numbers + 8, lowest bits first."""
     groups = values.unflatten(1, (-1, block)) / scales[..., None]
     numbers = (groups.round().clamp(-8, 7) + 8).flatten(1).int().unflatten(1, (-1, 8))
     places = torch.arange(0, 32, 4, dtype=torch.int32, device=values.device)
@@ -135,10 +138,10 @@ def _int4_codes(values: Tensor, scales: Tensor, block: int) -> Tensor:
 
 
 def int4_block(columns: int) -> int:
-    """Columns of a group of INT4, in rows of so many ``columns``.
+    """Return the columns of an INT4 group, for rows of ``columns`` columns.
 
     Raises:
-        UserError: they cannot be cut into groups.
+        UserError: no group size divides the rows.
     """
     block = next((group for group in _GROUPS if columns % group == 0), None)
     if block is None:
@@ -163,4 +166,4 @@ SCHEMES: Mapping[str, Scheme] = {
         packed=8,
     ),
 }
-"""``engine.weights`` -> how they are made; tensors are named as compressed-tensors names them."""
+"""``engine.weights`` -> its scheme. Tensors have the names of compressed-tensors."""

@@ -1,4 +1,4 @@
-"""Write graphs that are run as they are, beside whole weight files."""
+"""Write graphs that run without compilation, next to whole weight files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_graphs(folder: Path, job: BuildJob, package: str) -> Written:
     """Write every graph as ``<name>/model.onnx``, and the weight files that it refers to.
 
     Args:
-        package: the Python package that will run them, whose version is recorded.
+        package: the Python package that runs them; its version is recorded.
     """
     locations = FileLocations(job.spec, job.manifest, job.reference_weights)
     for name, model in job.make_graphs(folder, locations.resolve).items():

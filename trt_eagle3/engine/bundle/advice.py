@@ -1,4 +1,4 @@
-"""Settings of a bundle that hurt whoever uses it."""
+"""Warnings for settings of a bundle that limit its users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["setting_warnings"]
 
 
 def setting_warnings(limits: LimitsConfig, spec: TargetSpec) -> Iterator[str]:
-    """A line for each setting that is valid and hardly meant."""
+    """Yield a line for each setting that is valid but probably a mistake."""
     if limits.max_batch_size == 1:
         yield (
             "limits.max_batch_size: 1: requests are answered one after another. Build with 8 or "

@@ -1,5 +1,5 @@
-"""Checks of a bundle's weights: only recorded files are read, and only where their headers say
-that tensors lie.
+"""Check a bundle's weights. Only recorded files are read, and only at the tensor positions that
+their headers give.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ _MAX_GRAPH_BYTES = (1 << 31) - 1  # protobuf's own limit
 def header_digest(file: Path) -> str:
     """Hash a safetensors header (sha256): names, types, shapes and offsets of all its tensors.
 
-    Of a file whose header would reach past its end, or past what safetensors allows, hash the
-    header's length alone.
+    If the header would end after the file, or exceed the limit of safetensors, only the header's
+    length is hashed.
     """
     with open_regular(file) as stream:
         return _digest(stream)
 
 
 def check_weights(bundle: Path, record: BundleRecord) -> None:
-    """Refuse weight files that have changed, and tensors that ``bundle.json`` places where they are
-    not.
+    """Check that weight files are unchanged, and that tensors are where ``bundle.json`` has them.
 
     Raises:
-        UserError: naming the first.
+        UserError: naming the first mismatch.
     """
     files = record.weight_files()
     for location, expected in files.items():
@@ -55,7 +54,7 @@ def check_weights(bundle: Path, record: BundleRecord) -> None:
             _check_file(file, expected, record)
         except OSError as error:
             raise UserError(
-                f"{clip(file, _MAX_PATH_LEN)}: cannot read it: {error.strerror}. Mend its "
+                f"{clip(file, _MAX_PATH_LEN)}: cannot read it: {error.strerror}. Fix its "
                 "permissions."
             ) from error
     headers: dict[str, Mapping[str, TensorRef]] = {}
@@ -70,10 +69,11 @@ def check_weights(bundle: Path, record: BundleRecord) -> None:
 
 
 def check_graphs(bundle: Path, record: BundleRecord) -> None:
-    """Refuse graphs whose weights are not where recorded files have room for them.
+    """Check that the weights of all graphs lie within recorded files.
 
     Raises:
-        UserError: naming the graph and the tensor; or a graph cannot be read.
+        UserError: a weight does not (the message names the graph and the tensor), or a graph cannot
+            be read.
     """
     files = record.weight_files()
     for file in (bundle / graph / "model.onnx" for graph in GRAPHS):
@@ -84,11 +84,11 @@ def check_graphs(bundle: Path, record: BundleRecord) -> None:
 def check_tables(
     bundle: Path, record: BundleRecord, spec: TargetSpec, manifest: DraftManifest | None
 ) -> None:
-    """Refuse tensors read outside the graphs that are not of the shape and kind that target and
-    draft give them.
+    """Check shape and type of the tensors that are read outside the graphs, against target and
+    draft.
 
     Raises:
-        UserError: naming the first.
+        UserError: naming the first mismatch.
     """
     tensors = {"embedding": record.embedding}
     shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, spec.hidden_size)}
@@ -98,7 +98,7 @@ def check_tables(
         shapes |= {f"draft {name}": shape for name, shape in of_draft.items()}
         if manifest.embedding == "own" and "embed_tokens.weight" not in record.draft_tensors:
             raise _refusal(
-                bundle, "draft_tensors: no embed_tokens.weight, which the draft has of its own"
+                bundle, "draft_tensors: no embed_tokens.weight, but the draft has its own table"
             )
     for name, tensor in tensors.items():
         kinds = ("I64", "I32") if name == "draft d2t" else FLOAT_DTYPES
@@ -113,7 +113,7 @@ def check_tables(
 
 
 def _locate(bundle: Path, record: BundleRecord, location: str) -> Path:
-    """The file at ``location``, which a contained bundle has within itself."""
+    """Return the file at ``location``; in a contained bundle it must lie within the bundle."""
     place = PurePosixPath(location)
     plain = "\0" not in location and str(place) == location and len(location) <= _MAX_LOCATION_LEN
     if not plain or place.is_absolute() or ".." in place.parts:
@@ -136,7 +136,7 @@ def _check_file(file: Path, expected: FileRecord, record: BundleRecord) -> None:
     try:
         stream = open_regular(file)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{shown}: a weight file of this bundle is gone. {fix}") from error
+        raise UserError(f"{shown}: a weight file of this bundle is missing. {fix}") from error
     with stream:
         size = os.fstat(stream.fileno()).st_size
         if size != expected.size:
@@ -156,7 +156,7 @@ def _digest(stream: BinaryIO) -> str:
 
 
 def _check_tensor(bundle: Path, name: str, tensor: TensorRecord, found: TensorRef | None) -> None:
-    """Refuse a record that is not what the file's own header says."""
+    """Refuse a record that differs from the file's own header."""
     if found is None:
         raise _refusal(
             bundle, f"{clip(name)}: {quote(tensor.location)} holds no tensor {quote(tensor.name)}"
@@ -206,10 +206,10 @@ def _check_graph(file: Path, model: onnx.ModelProto, files: Mapping[str, FileRec
 def _check_external(
     tensor: onnx.TensorProto, described: Mapping[str, WeightExpr], files: Mapping[str, FileRecord]
 ) -> None:
-    """Refuse a weight that is read from anywhere but recorded files.
+    """Refuse a weight that is read from a file that is not recorded.
 
     Raises:
-        ValueError: saying from where.
+        ValueError: naming the file, or the bytes that are out of range.
     """
     place = {entry.key: entry.value for entry in tensor.external_data}
     if place.get("location") != DESCRIBED:
@@ -230,8 +230,8 @@ def _check_location(location: str, files: Mapping[str, FileRecord]) -> None:
 
 
 def _other_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All tensors of a model but its graph's initializers: in attributes, in graphs within
-    those, sparse ones.
+    """Yield all tensors of a model except its graph's initializers: those in attributes, those in
+    nested graphs, and sparse ones.
     """
     inner: list[Any] = [model.graph, *model.functions]
     sparse = list(model.graph.sparse_initializer)

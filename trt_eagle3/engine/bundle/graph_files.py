@@ -1,4 +1,4 @@
-"""The ``model.onnx`` of a bundle that runs its graphs as they are."""
+"""The ``model.onnx`` files of a bundle whose backend runs graphs without compiling them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_graph_file", "tensors_inside"]
 
 
 def check_graph_file(folder: Path) -> None:
-    """Refuse a ``model.onnx`` that cannot be read or holds no graph.
+    """Check that ``model.onnx`` can be read and holds a graph.
 
     Raises:
         UserError: naming the file.
@@ -29,7 +29,7 @@ def check_graph_file(folder: Path) -> None:
 
 
 def tensors_inside(folder: Path) -> frozenset[str]:
-    """Outputs of all nodes of the graph in ``folder``; empty if there is none."""
+    """Return the outputs of all nodes of the graph in ``folder``; empty if there is no graph."""
     file = folder / "model.onnx"
     if not file.is_file():
         return frozenset()

@@ -1,4 +1,4 @@
-"""Keep outputs apart from what they are made of: nothing written may replace, hold or litter a
+"""Keep outputs apart from their sources, so that no output replaces, contains or lies in a
 checkpoint.
 """
 
@@ -42,12 +42,12 @@ def check_not_around(output: Path, places: Iterable[Path], what: str) -> None:
 
 
 def source_folders(record: BundleRecord) -> list[Path]:
-    """The checkpoints of a bundle, as far as they are on this machine."""
+    """Return the checkpoint folders of a bundle that exist on this machine."""
     return [folder for s in record.sources.values() if (folder := Path(s.path)).is_dir()]
 
 
 def weight_paths(bundle: Path, record: BundleRecord) -> list[Path]:
-    """Every weight file that a bundle reads, in it or, with ``weights: reference``, elsewhere."""
+    """Return every weight file of a bundle: in it, or elsewhere with ``weights: reference``."""
     return [record.weights_root(bundle) / location for location in record.weight_files()]
 
 

@@ -1,4 +1,4 @@
-"""A bundle on disk: what it may hold, and reading its record with the checks of every load."""
+"""Read a bundle from disk: its allowed contents, its record, and the checks of every load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 BUILD_SCRIPT = "build_engine.sh"
-"""What a TensorRT bundle has in place of engines where none could be built."""
+"""The script in a TensorRT bundle that builds engines later, where none could be built."""
 _KEYS = {"schema_version", "tool_version", "config", "sources", "engine"}
 _T = TypeVar("_T")
 _ATTEMPTS = 8
@@ -37,11 +37,11 @@ _WAITS, _WAIT_S = 20, 0.01
 
 
 class BundleReplacedError(UserError):
-    """A build replaced the bundle while it was read: parts of two bundles would have been mixed."""
+    """A build replaced the bundle while it was read, so parts of two bundles would be mixed."""
 
 
 def _recognise(folder: Path) -> str:
-    """Return why ``folder`` is no bundle, or nothing; one of another schema version is one."""
+    """Return why ``folder`` is no bundle, or an empty string. Any schema version is a bundle."""
     try:
         raw = read_json_object(folder / BUNDLE_FILE)
     except (OSError, UserError):
@@ -52,22 +52,22 @@ def _recognise(folder: Path) -> str:
 
 BUNDLE_KIND = FolderKind(
     "bundle",
-    # validate; bench --tune; build_engine.sh with what trtexec keeps; engines that compile at load
+    # written by: validate; bench --tune; trtexec in build_engine.sh; engines that compile at load
     additions=r"parity/((report|compare)\.(json|html))?"
     r"|tuning\.json"
     r"|timing\.cache(\.lock)?|(target|vision|fuse|draft)/rank0\.engine(\.partial)?"
     r"|(target|vision|fuse|draft)/runtime\.cache",
     recognise=_recognise,
 )
-"""Bundles, with what commands other than ``build`` write into them."""
+"""The folder kind of bundles, with the files that commands other than ``build`` write there."""
 
 
 def check_name(path: Path) -> None:
-    """Refuse a bundle's place whose name is not UTF-8: neither ONNX Runtime nor the tokenizer could
-    open its files.
+    """Refuse a bundle path that is not UTF-8: ONNX Runtime and the tokenizer could not open its
+    files.
 
     Raises:
-        UserError: it is not.
+        UserError: the path is not UTF-8.
     """
     try:
         str(path.absolute()).encode()
@@ -79,11 +79,11 @@ def check_name(path: Path) -> None:
 
 
 def read_bundle(path: Path) -> BundleRecord:
-    """Read and check the bundle at ``path``; again where a build replaces it meanwhile.
+    """Read and check the bundle at ``path``; start again if a build replaces it meanwhile.
 
     Raises:
-        UserError: not a bundle, an unfinished or damaged one, of another schema version, or its
-            weights have changed or cannot be read, or are not where a bundle's may be.
+        UserError: the path is no bundle, or an unfinished or damaged one, or one of another schema
+            version; or its weights have changed, cannot be read, or lie outside the allowed places.
     """
     check_name(path)
 
@@ -98,11 +98,11 @@ def read_bundle(path: Path) -> BundleRecord:
 
 @contextlib.contextmanager
 def unreplaced(path: Path, record: BundleRecord) -> Iterator[None]:
-    """Refuse what the block read from ``path`` where that is no longer the bundle of ``record``.
+    """Check that the block read the bundle of ``record`` at ``path``, not a later one.
 
     Raises:
-        BundleReplacedError: a build has replaced it; also in place of what the block raised, which
-            came of that.
+        BundleReplacedError: a build has replaced the bundle. It also replaces an error of the
+            block, because the replacement caused that error.
     """
     try:
         yield
@@ -113,8 +113,8 @@ def unreplaced(path: Path, record: BundleRecord) -> Iterator[None]:
 
 
 def retry_if_replaced(read: Callable[[], _T]) -> _T:
-    """Return ``read()``, called again where it raises ``BundleReplacedError``; a few times at
-    most.
+    """Return ``read()``; call it again if it raises ``BundleReplacedError``, up to a fixed number
+    of attempts.
     """
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(BundleReplacedError):
@@ -124,7 +124,7 @@ def retry_if_replaced(read: Callable[[], _T]) -> _T:
 
 def _check_unreplaced(path: Path, record: BundleRecord) -> None:
     with contextlib.suppress(UserError):
-        if _read_record(path) == record:  # created_at tells builds of one config apart
+        if _read_record(path) == record:  # created_at differs between builds of one config
             return
     raise BundleReplacedError(
         f"{path}: was replaced or removed after it was opened. Load it again."
@@ -169,7 +169,7 @@ def _read_record(path: Path) -> BundleRecord:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, keys included."""
+    """Yield every string in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -182,7 +182,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether ``text`` has no lone surrogate. JSON can hold one; paths and messages cannot."""
+    """Return whether ``text`` has no lone surrogate. JSON can hold one; paths cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -191,8 +191,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def _read_raw(path: Path) -> dict[str, Any]:
-    """The record; waits a moment where a build without an atomic exchange may be between its two
-    renames.
+    """Read the record. A build without an atomic exchange may be between its two renames, so a
+    missing file is retried for a moment.
     """
     lock = lock_file_of(Path(os.path.realpath(path)))
     for _ in range(_WAITS):

@@ -1,4 +1,4 @@
-"""What ``bundle.json`` says."""
+"""The schema of ``bundle.json``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 SCHEMA_VERSION = 3
 BUNDLE_FILE = "bundle.json"
 REFERENCE_ROOT = Path("/")
-"""The weights root of graphs whose weights are left in their checkpoints."""
+"""The weights root of graphs whose weights stay in their checkpoints."""
 
 
 class _Record(BaseModel):
@@ -42,9 +42,9 @@ class FileRecord(_Record):
 
 
 class SourceRecord(_Record):
-    """Where a checkpoint came from.
+    """The origin of a checkpoint.
 
-    ``files``: location under the weights root -> what lay there.
+    ``files``: location under the weights root -> record of that file.
     """
 
     checkpoint: str
@@ -54,7 +54,7 @@ class SourceRecord(_Record):
 
 
 class TensorRecord(_Record):
-    """A tensor that is read outside the graphs, by location under the weights root."""
+    """A tensor that is read outside the graphs; its location is under the weights root."""
 
     location: str
     name: str
@@ -64,7 +64,7 @@ class TensorRecord(_Record):
     shape: tuple[int, ...]
 
     def ref(self, weights_root: Path) -> TensorRef:
-        """Its place on disk."""
+        """Return the tensor's position on disk."""
         return TensorRef(
             self.name,
             weights_root / self.location,
@@ -76,7 +76,7 @@ class TensorRecord(_Record):
 
 
 class EngineRecord(_Record):
-    """What the graphs were made for."""
+    """The backend, types and versions that the graphs were made for."""
 
     backend: str
     dtype: str
@@ -91,9 +91,8 @@ class BundleRecord(_Record):
         weights: ``contained`` = under the bundle; ``reference`` = in the original checkpoints.
         target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and
             ``manifest_to_dict``).
-        kv_scales: layer -> scales of its FP8 KV cache; empty where the cache is none.
-        packed_savings: bytes by which weights that stay packed are smaller in memory than in the
-            compute type.
+        kv_scales: layer -> scales of its FP8 KV cache; empty if the cache is not FP8.
+        packed_savings: bytes that packed weights save in memory, compared with the compute type.
         embedding: the shared token table.
         draft_tensors: every tensor of the draft by canonical name
             (``checkpoint.manifest.DraftManifest.tensors``).
@@ -115,12 +114,12 @@ class BundleRecord(_Record):
 
     @property
     def graphs(self) -> tuple[str, ...]:
-        """The graphs that the bundle has, each in a folder of its name."""
+        """The graphs of the bundle, each in a folder of its name."""
         vision = ("vision",) if self.target.get("vision") else ()
         return ("target", *vision, *(("fuse", "draft") if self.draft else ()))
 
     def weight_files(self) -> dict[str, FileRecord]:
-        """Every weight file by location under the weights root."""
+        """Return every weight file, by location under the weights root."""
         return {
             location: file
             for source in self.sources.values()
@@ -128,12 +127,12 @@ class BundleRecord(_Record):
         }
 
     def weights_root(self, bundle: Path) -> Path:
-        """The folder that weight locations are relative to."""
+        """Return the folder that weight locations are relative to."""
         return bundle if self.weights == "contained" else REFERENCE_ROOT
 
 
 def reference_location(ref: TensorRef) -> str:
-    """Location of a tensor's own file under ``REFERENCE_ROOT``; links are followed, because
-    sessions refuse them.
+    """Return the location of a tensor's own file under ``REFERENCE_ROOT``. Links are resolved,
+    because sessions refuse them.
     """
     return str(ref.file.resolve().relative_to(REFERENCE_ROOT))

@@ -1,5 +1,5 @@
-"""Where a bundle's weights lie: beside its graphs, in their checkpoints, or, for engines, in a
-table of their own.
+"""Locations of a bundle's weights: next to its graphs, in their checkpoints, or, for engines, in a
+separate table file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = [
 ]
 
 TABLE_FILE = "embedding.safetensors"
-"""What is read outside the engines of a TensorRT bundle."""
+"""The file of tensors that a TensorRT bundle reads outside its engines."""
 DRAFT_TENSORS = ("d2t", "embed_tokens.weight")
 """Tensors of a draft that decoding reads outside its graphs."""
 _TOKEN_TABLE = "embed_tokens.weight"
 
 
 class WeightLocations(Protocol):
-    """What ``bundle.json`` says of weights."""
+    """Weight locations that ``bundle.json`` records."""
 
     @property
     def kind(self) -> Literal["contained", "reference"]:
@@ -39,21 +39,21 @@ class WeightLocations(Protocol):
         ...
 
     def files(self, role: str) -> Mapping[str, FileRecord]:
-        """The files of ``target`` or ``draft`` by location under the weights root."""
+        """Return the files of ``target`` or ``draft``, by location under the weights root."""
         ...
 
     def token_table(self) -> TensorRecord:
-        """The target's token table."""
+        """Return the target's token table."""
         ...
 
     def draft_tensors(self) -> Mapping[str, TensorRecord]:
-        """The draft's tensors that can be read."""
+        """Return the draft's tensors that can be read outside the graphs."""
         ...
 
 
 class FileLocations:
-    """Whole weight files: under ``weights/<role>/`` of the bundle, or where their checkpoints
-    are when referenced.
+    """Whole weight files, under ``weights/<role>/`` of the bundle, or in their checkpoints if
+    ``reference``.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FileLocations:
         return reference_location(ref) if self._reference else f"weights/{role}/{ref.file.name}"
 
     def resolve(self, ref: TensorRef) -> str:
-        """Location of a tensor's file under the weights root."""
+        """Return the location of a tensor's file under the weights root."""
         return self.locations[ref.file]
 
     @property
@@ -96,7 +96,7 @@ class FileLocations:
             {
                 name: self._record(ref)
                 for name, ref in self._manifest.tensors.items()
-                if type(ref) is TensorRef  # quantised ones and experts are never read by row
+                if type(ref) is TensorRef  # quantised tensors and experts are never read by row
             }
             if self._manifest
             else {}
@@ -107,12 +107,12 @@ class FileLocations:
 
 
 class TableLocations:
-    """The file ``TABLE_FILE`` alone: engines hold all other weights."""
+    """Only the file ``TABLE_FILE``: the engines hold all other weights."""
 
     kind: Literal["contained", "reference"] = "contained"
 
     def __init__(self, file: Path, index: Mapping[str, TensorRef]) -> None:
-        """``index``: what ``file`` holds, named as ``table_tensors`` names it."""
+        """``index``: the tensors of ``file``, named as in ``table_tensors``."""
         self._file = file
         self._index = index
 
@@ -131,8 +131,8 @@ class TableLocations:
 
 
 def table_tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[str, TensorRef]:
-    """What ``TABLE_FILE`` holds: the token table, and of a draft its own one and its vocabulary
-    map.
+    """Return the contents of ``TABLE_FILE``: the target's token table, and the draft's own token
+    table and vocabulary map if it has them.
     """
     tables = {_TOKEN_TABLE: spec.tensors[_TOKEN_TABLE]}
     for name in DRAFT_TENSORS if manifest else ():

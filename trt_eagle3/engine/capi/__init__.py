@@ -1,9 +1,9 @@
 """Our CUDA kernels on torch tensors, through the C library that ``make plugins`` builds.
 
-Every argument is checked by the library on the host; a call enqueues on torch's current stream,
-allocates its outputs when ``out`` is not given, and never waits, so calls may be captured in a CUDA
-graph. A function here launches the ``KernelCall`` that the function of the same name in
-``graph/ops`` makes; the kernels that compute no op of a graph are in ``kernels.py``.
+The library checks every argument on the host. A call enqueues on torch's current stream, allocates
+its outputs if ``out`` is not given, and never waits, so calls can be captured in a CUDA graph. A
+function here launches the ``KernelCall`` of the same-named function in ``graph/ops``. Kernels that
+compute no op of a graph are in ``kernels.py``.
 
 Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
 head_dim, H hidden. T is float32, float16 or bfloat16, the same for all floating tensors of a call.

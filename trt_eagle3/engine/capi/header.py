@@ -1,7 +1,7 @@
-"""Writes the C headers that follow from the kernels' descriptions, for a checkout of the project.
+"""Write the C headers that are generated from the kernels' descriptions, in a checkout.
 
-``python -m trt_eagle3.engine.capi.header`` writes them into ``plugins/``; they are committed,
-so that building the kernels needs no Python. A test compares them with what this makes.
+``python -m trt_eagle3.engine.capi.header`` writes them into ``plugins/``. They are committed, so
+that building the kernels needs no Python. A test compares them with the output of this module.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POINTED_TO = {"int32": "int32_t", "float32": "float", "bool": "uint8_t"}
 
 
 def headers() -> dict[str, str]:
-    """Path under ``plugins/`` -> text."""
+    """Return path under ``plugins/`` -> text."""
     return {
         "capi/trt_eagle3_kernels.h": _interface(),
         "capi/lists.h": _lists(),
@@ -52,7 +52,7 @@ def headers() -> dict[str, str]:
 
 
 def _interface() -> str:
-    """Numbers, argument structs and functions of the C library."""
+    """Return the numbers, argument structs and functions of the C library."""
     parts = [
         _comment(_MADE + " Include trt_eagle3.h."),
         "#ifndef TRT_EAGLE3_KERNELS_H\n#define TRT_EAGLE3_KERNELS_H\n",
@@ -90,7 +90,7 @@ def _scalar(name: str, kind: type[int] | type[float], comment: str) -> tuple[str
 
 
 def _fields(rows: list[tuple[str, str]], comment: str) -> str:
-    """Declarations, and what is said of them in one column of comments like ``comment``."""
+    """Return declarations with aligned comments; ``comment``: the format of each."""
     width = max(len(declaration) for declaration, _ in rows)
     lines = (f"  {text:{width}} {comment.format(doc) if doc else ''}" for text, doc in rows)
     return "".join(f"{line.rstrip()}\n" for line in lines)
@@ -113,14 +113,14 @@ def _prototype(start: str, *parameters: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """A C comment; paragraphs of ``text`` stand apart."""
+    """Return a C comment; paragraphs of ``text`` stay separate."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     wrapped = ["\n".join(textwrap.wrap(p, _COLUMNS - 6)) for p in paragraphs]
     return "/* " + "\n\n".join(wrapped).replace("\n", "\n * ").replace(" * \n", " *\n") + " */\n"
 
 
 def _launch_parameters() -> str:
-    """The structs that kernels are launched with, and the launchers."""
+    """Return the structs that kernels are launched with, and the launchers."""
     parts = (
         _line_comments(_MADE + " Include params.h."),
         "#pragma once\n",
@@ -163,7 +163,7 @@ def _line_comments(text: str) -> str:
 
 
 def _lists() -> str:
-    """Macros that hand every kernel or plugin to ``X``, for what is the same for all of them."""
+    """Return macros that apply ``X`` to every kernel or plugin, for code that all share."""
     plain = [f"{k.name}, {k.params}, {len(k.tensors)}" for k in KERNELS if not k.workspace]
     with_workspace = [f"{k.name}, {k.params}, {len(k.tensors)}" for k in KERNELS if k.workspace]
     doc = "// X(name, Params, number of tensors), in the second list of kernels with a workspace."

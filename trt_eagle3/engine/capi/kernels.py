@@ -1,4 +1,4 @@
-"""The kernels of the C library that compute no op of a graph, and the list of all its kernels."""
+"""Kernels of the C library that compute no op of a graph, and the list of all its kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADD_LAYER_NORM = Kernel(
     name="add_layer_norm",
     params="AddLayerNormParams",
     doc="""sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data)
-y is that of x, and there is no sum.""",
+y is LayerNorm(x) * weight + bias, and there is no sum.""",
     tensors={
         "x": "T [n, H]",
         "residual": "T [n, H], or null data with sum's",
@@ -50,9 +50,9 @@ y is that of x, and there is no sum.""",
 KV_MOVE = Kernel(
     name="kv_move",
     params="KVMoveParams",
-    doc="""Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all
-were read before any is written. A negative source or destination moves nothing. Without a
-page_table (null data) rows are slots.""",
+    doc="""Copies row source[b, i] of sequence b to row destination[b, i], in every plane. All rows
+are read before any is written. A negative source or destination moves nothing. Without a page_table
+(null data) rows are slots.""",
     tensors={
         "cache": "T, uint8 or int32 [planes, slots, Hkv, D]",
         "source": "int32 [B, K]",
@@ -92,7 +92,7 @@ def add_layer_norm_call(
     epsilon: float,
     out: tuple[Tensor, Tensor | None] | None = None,
 ) -> KernelCall[tuple[Tensor, Tensor | None]]:
-    """``(LayerNorm(x + residual) * weight + bias, x + residual)``; without a residual
+    """Compute ``(LayerNorm(x + residual) * weight + bias, x + residual)``; without a residual,
     ``(LayerNorm(x) ..., None)``.
 
     Args:
@@ -118,16 +118,15 @@ def kv_move_call(
     *,
     page_size: int = 1,
 ) -> KernelCall[None]:
-    """Copy row ``source[b, i]`` of sequence b to row ``destination[b, i]`` in every plane, as if at
-    once.
+    """Copy row ``source[b, i]`` of sequence b to row ``destination[b, i]``, in every plane.
 
-    All rows are read before any is written, so sources and destinations may overlap in any way;
-    destinations must differ from each other. One launch moves at most ``MAX_KV_MOVES`` rows, those
-    of all sequences together.
+    All rows are read before any is written, so sources and destinations may overlap. Destinations
+    must differ from each other. One launch moves at most ``MAX_KV_MOVES`` rows, summed over all
+    sequences.
 
     Args:
-        cache: T or uint8 [..., slots, Hkv, D], contiguous, updated in place; what stands before
-            the slots (keys and values, layers) are planes, and the same rows move in each.
+        cache: T or uint8 [..., slots, Hkv, D], contiguous, updated in place. The axes before the
+            slots (keys and values, layers) are planes; the same rows move in each.
         source, destination: int32 or int64 [B, K], or [K] for one sequence; on the CPU or the
             cache's device. A negative entry moves nothing.
         page_table: int32 [B, P]; without one, rows are slots.
@@ -141,7 +140,7 @@ def kv_move_call(
 
 
 def _slots(rows: Tensor, cache: Tensor) -> Tensor:
-    """``rows`` as the kernel wants them: int32 [B, K], beside the cache."""
+    """Return ``rows`` in the kernel's form: int32 [B, K], on the cache's device."""
     import torch
 
     return rows.to(cache.device, torch.int32, non_blocking=True).view(-1, rows.shape[-1])

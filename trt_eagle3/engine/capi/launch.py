@@ -1,4 +1,4 @@
-"""Launching a ``KernelCall`` on torch's current stream."""
+"""Launch a ``KernelCall`` on torch's current stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ERRORS: dict[int, type[Exception]] = {
 
 
 def launched(call: Callable[P, KernelCall[R]]) -> Callable[P, R]:
-    """A function that launches the calls that ``call`` makes, and returns their results."""
+    """Return a function that launches the calls of ``call``, and returns their results."""
 
     @wraps(call)
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -37,7 +37,7 @@ def launched(call: Callable[P, KernelCall[R]]) -> Callable[P, R]:
 
 
 def launch(call: KernelCall[R]) -> R:
-    """Enqueue ``call`` on the current stream of its tensors' device; returns its result.
+    """Enqueue ``call`` on the current stream of its tensors' device; return its result.
 
     Raises:
         ValueError: a tensor does not fit; the message names it.
@@ -46,7 +46,7 @@ def launch(call: KernelCall[R]) -> R:
     import torch
 
     args, device = arguments_of(call), _device(call)
-    if device.index == torch.cuda.current_device():  # to change it takes longer than to ask
+    if device.index == torch.cuda.current_device():  # querying is faster than setting it
         _launch(call, args, device)
     else:
         with torch.cuda.device(device):
@@ -68,7 +68,7 @@ def _function(kernel: Kernel) -> Callable[..., int]:
 
 
 def _launch_with_workspace(call: KernelCall[Any], args: Structure, device: torch.device) -> None:
-    """With the call's workspace, or with one of the size that the kernel asks for."""
+    """Launch with the call's workspace, or with a new one of the size that the kernel needs."""
     import torch
 
     wanted, workspace = c_size_t(), call.workspace
@@ -88,7 +88,7 @@ def _device(call: KernelCall[Any]) -> torch.device:
 
 
 def _stream(device: torch.device) -> int:
-    """What ``torch.cuda.current_stream`` holds, without an object of it."""
+    """Return the handle of ``torch.cuda.current_stream``, without creating a stream object."""
     import torch
 
     return torch._C._cuda_getCurrentRawStream(device.index)

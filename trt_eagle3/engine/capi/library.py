@@ -1,4 +1,4 @@
-"""Where the C library of our kernels is, and loading it."""
+"""Find and load the C library of our kernels."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LIBRARY_NAME = "libtrt_eagle3_capi.so"
 
 
 def library_path() -> Path | None:
-    """The library named by TRT_EAGLE3_CAPI, else one that ``find_library`` finds."""
+    """Return the library in TRT_EAGLE3_CAPI, else the one of ``find_library``."""
     if named := os.environ.get(LIBRARY_VARIABLE):
         return Path(named)
     return find_library(_LIBRARY_NAME)
 
 
 def available() -> bool:
-    """Whether the library loads and torch sees a CUDA device."""
+    """Return whether the library loads and torch sees a CUDA device."""
     import torch
 
     if library_path() is None or not torch.cuda.is_available():
@@ -42,15 +42,15 @@ def available() -> bool:
 
 @cache
 def library() -> ctypes.PyDLL:
-    """The library, loaded once, its functions declared.
+    """Load the library once, with its functions declared.
 
     Raises:
-        EnvironmentMissingError: there is none, it does not load, or it is of another version.
+        EnvironmentMissingError: it is missing, does not load, or has another version.
     """
     found = _load()
     if (version := found.te3_abi_version()) != ABI_VERSION:
         raise EnvironmentMissingError(
-            f"{library_path()}: speaks version {version} of the C interface, this package "
+            f"{library_path()}: has version {version} of the C interface, this package needs "
             f"{ABI_VERSION}. Run {INSTALL_KERNELS}."
         )
     found.te3_last_error.restype = c_char_p
@@ -72,8 +72,8 @@ def _load() -> ctypes.PyDLL:
             f"set {LIBRARY_VARIABLE} to its path."
         )
     try:
-        # a launch takes microseconds: to let another thread have the interpreter in each of the
-        # hundreds of a prompt would cost milliseconds, whenever one wants it
+        # PyDLL keeps the GIL. A launch takes microseconds; releasing the GIL in each of a prompt's
+        # hundreds of launches would cost milliseconds whenever another thread needs it
         return ctypes.PyDLL(str(path))
     except OSError as error:
         raise EnvironmentMissingError(

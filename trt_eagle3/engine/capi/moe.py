@@ -1,5 +1,5 @@
-"""The kernels of ``FusedMoe``, of experts of each form, and what stock grouped products of prompts
-need beside them.
+"""Kernels of ``FusedMoe`` for experts of each form, and kernels around the stock grouped products
+of prompts.
 
 Shapes: n rows, H hidden, E experts, I inner width, k experts of a row, C chunks of 64 rows. T is
 float16 or bfloat16.
@@ -30,23 +30,24 @@ __all__ = [
     "route_rows_call",
 ]
 
-MAX_FEW_MOE_ROWS = 64  # that ``fused_moe`` takes of any sizes, on any chip
+MAX_FEW_MOE_ROWS = 64  # ``fused_moe`` takes this many rows for any sizes, on any chip
 MAX_EXPERTS, MAX_TOP_K = 512, 16
-DENSE_EXPERT_COLUMNS = (16, 8)  # what H and I of dense experts must be multiples of
+DENSE_EXPERT_COLUMNS = (16, 8)  # H and I of dense experts must be multiples of these
 ROUTE_CHUNK = 64  # rows whose experts a block counts
 
 _SUM = """y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) *
-(up[e] . x)); w is the softmax of the row's logits over all experts, in float32, with renormalise
-that over its own top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums
+(up[e] . x)); w is the softmax of the row's logits in float32, over all experts, or over its
+own top_k with renormalise. Of equal logits the first is chosen. Inner values are rounded to T, sums
 are float32, y is rounded once."""
-_LIMITS = """Of more than 64 rows, or 1024 / k, each expert's part is rounded to T before it is
-weighted. TE3_NOT_SUPPORTED for float32; for so many rows but on Hopper with H and I multiples of
-128; and where shared memory does not hold a row's spans. At most 512 experts, 16 of a row."""
+_LIMITS = """For more than 64 rows, or 1024 / k, each expert's part is rounded to T before it is
+weighted. So many rows need Hopper, and H and I that are multiples of 128. TE3_NOT_SUPPORTED
+otherwise, for float32, and if shared memory does not hold a row's spans. At most 512 experts, 16
+of a row."""
 _COLUMNS = "H must be a multiple of {}, I of {}.".format(*DENSE_EXPERT_COLUMNS)
 _PACKED = "H and I must be multiples of 128; weights, scales and zero points as"
-_WORKSPACE = """Bytes of device memory, aligned to 16, that the kernel wants beside its tensors:
-the inner values, T [n * k, I]; of more than 64 rows also each row once for each of its experts,
-T [n * k, H], and where those lie. Nothing in it outlives a launch."""
+_WORKSPACE = """Bytes of device memory, aligned to 16, that the kernel needs besides its tensors:
+the inner values, T [n * k, I]; for more than 64 rows also each row once for each of its experts,
+T [n * k, H], and their positions. Its content is not used after the launch."""
 _ROUTED = {"x": "T [n, H]", "router_logits": "T [n, E]"}
 _OUT = {"y": "T [n, H]"}
 _SCALARS: dict[str, tuple[type[int] | type[float], str]] = {
@@ -103,7 +104,7 @@ FUSED_MOE_FP8 = Kernel(
 FUSED_MOE_INT4 = Kernel(
     name="fused_moe_int4",
     params="FusedMoeInt4Params",
-    doc=f"fused_moe with INT4 experts. {_PACKED} linear_int4's, groups and types alike in both.",
+    doc=f"fused_moe with INT4 experts. {_PACKED} linear_int4's; both with equal groups and types.",
     tensors={
         **_ROUTED,
         "gate_up": "int32 [E, 2 * I, H / 8], packed codes 0 to 15",
@@ -126,14 +127,14 @@ FUSED_MOE_INT4 = Kernel(
 ROUTE_ROWS = Kernel(
     name="route_rows",
     params="RouteRowsParams",
-    doc="""The experts of each row of router_logits, the most probable first, and what each counts,
-as fused_moe chooses; how many rows of each 64 go through each expert, and which of those a row
-is. At most 512 experts, 16 of a row.""",
+    doc="""The experts of each row of router_logits, the most probable first, with their shares, as
+fused_moe chooses them; the number of rows of each 64 that go through each expert, and each row's
+index among those. At most 512 experts, 16 of a row.""",
     tensors={
         "router_logits": "T [n, E]",
         "experts": "int32 [n, k]",
         "shares": "float32 [n, k]",
-        "places": "int32 [n, k], among its 64 rows' of the expert",
+        "places": "int32 [n, k], index among the expert's rows of its 64",
         "counts": "int32 [ceil(n / 64), E]",
     },
     writes=("experts", "shares", "places", "counts"),
@@ -149,9 +150,9 @@ is. At most 512 experts, 16 of a row.""",
 GATHER_ROWS = Kernel(
     name="gather_rows",
     params="GatherRowsParams",
-    doc="""Each row of x once for each of its experts, those of one expert after those of another:
-row positions[i, r] of gathered is row i of x, for its expert experts[i, r]; ends[e] is where
-those of expert e end. Of what route_rows found. H must be a multiple of 8.""",
+    doc="""Copies each row of x once for each of its experts, sorted by expert, from the outputs of
+route_rows. Row positions[i, r] of gathered is row i of x, for its expert experts[i, r]; the rows
+of expert e end at ends[e]. H must be a multiple of 8.""",
     tensors={
         "x": "T [n, H]",
         "experts": "int32 [n, k]",
@@ -213,7 +214,7 @@ def fused_moe_call(
     renormalise: int,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """The weighted sum of what each row's experts make of it.
+    """Compute the weighted sum of the outputs of each row's experts.
 
     Args:
         x: T [n, H]. router_logits: T [n, E]. gate_up: T [E, 2 I, H], gate first. down: T
@@ -238,8 +239,8 @@ def fused_moe_fp8_call(
     renormalise: int,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``fused_moe_call`` of FP8 experts: codes and scales, each as of ``linear_fp8_call`` with the
-    experts before the rows.
+    """Compute ``fused_moe_call`` with FP8 experts: codes and scales as in ``linear_fp8_call``, with
+    an axis of experts before the rows.
     """
     out = x.new_empty(x.shape) if out is None else out
     names = ("gate_up", "gate_up_scale", "down", "down_scale")
@@ -257,8 +258,8 @@ def fused_moe_int4_call(
     renormalise: int,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``fused_moe_call`` of INT4 experts: codes, scales and zero points, each as of
-    ``linear_int4_call`` with the experts before the rows.
+    """Compute ``fused_moe_call`` with INT4 experts: codes, scales and zero points as in
+    ``linear_int4_call``, with an axis of experts before the rows.
     """
     out = x.new_empty(x.shape) if out is None else out
     names = [f"{w}{part}" for w in ("gate_up", "down") for part in ("", "_scale", "_zero_point")]
@@ -282,7 +283,7 @@ def _moe_call(
 def route_rows_call(
     router_logits: Tensor, *, top_k: int, renormalise: int
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """``(experts, shares, places, counts)`` as the kernel says; any number of rows."""
+    """Return ``(experts, shares, places, counts)`` (see ``ROUTE_ROWS``) for any number of rows."""
     import torch
 
     rows, num_experts = router_logits.shape
@@ -297,7 +298,7 @@ def route_rows_call(
 def gather_rows_call(
     x: Tensor, experts: Tensor, places: Tensor, counts: Tensor
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
-    """``(gathered, positions, ends)`` as the kernel says."""
+    """Return ``(gathered, positions, ends)``; see ``GATHER_ROWS``."""
     import torch
 
     gathered = x.new_empty(experts.numel(), x.shape[1])
@@ -307,7 +308,7 @@ def gather_rows_call(
 
 
 def combine_rows_call(parts: Tensor, positions: Tensor, shares: Tensor) -> KernelCall[Tensor]:
-    """T [n, H]: the weighted sums of ``parts``, T [n * k, H]."""
+    """Return the weighted sums T [n, H] of ``parts``, T [n * k, H]."""
     y = parts.new_empty(len(positions), parts.shape[1])
     tensors = {"parts": parts, "positions": positions, "shares": shares, "y": y}
     return KernelCall(COMBINE_ROWS, tensors, {}, y)

@@ -1,5 +1,5 @@
-"""The kernels for quantised weights: products, and what prompts need beside stock products; rows in
-eight bits are made by ``quantise.py``.
+"""Kernels for quantised weights: products, and unpacking for the stock products of prompts.
+``quantise.py`` makes rows of eight bits.
 
 A *packed* weight has the columns of each row in the order in which the kernels' lanes load them
 (``plugins/kernels/packed_weight.cuh``); ``engine/torch/packing.py`` writes it.
@@ -34,8 +34,8 @@ __all__ = [
     "unpack_nvfp4_call",
 ]
 
-MAX_PACKED_ROWS = 128  # of x, beside a packed weight
-PACKED_COLUMNS, PACKED_ROWS = 128, 16  # K and N of a packed weight are multiples
+MAX_PACKED_ROWS = 128  # of x, in a product with a packed weight
+PACKED_COLUMNS, PACKED_ROWS = 128, 16  # K and N of a packed weight are multiples of these
 GROUP_SIZES = (32, 64, 128)  # columns of an INT4 weight that share a scale
 
 _SCALE = {"scale": "float32 [N or ceil(N / 128) or 1, 1 or K / 128]"}
@@ -71,14 +71,15 @@ _FP4_SIZES = """
     DType dtype;
     """
 _ROWS = "int32_t num_rows;   // M"
-_FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16,
-or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is
-exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales."""
+_FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and for more than 128 rows; before Hopper also for more
+than 16 rows, or if x does not fit into shared memory. K must be a multiple of 128, N of 16. The
+weight is exact in T, sums and scales are float32. prefetch_safe: as linear's, for weight and
+scales."""
 
 LINEAR_FP8 = Kernel(
     name="linear_fp8",
     params="LinearFp8Params",
-    doc=f"""y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all,
+    doc=f"""y = x . (weight * scale)^T for a few rows of x; a scale covers one row, 128 rows or all,
 and 128 columns or all. {_FEW_ROWS}""",
     tensors={"x": "T [M, K]", **_FP8, "y": "T [M, N]"},
     writes=("y",),
@@ -111,7 +112,7 @@ columns. {_FEW_ROWS}""",
 LINEAR_NVFP4 = Kernel(
     name="linear_nvfp4",
     params="LinearNvfp4Params",
-    doc=f"""y = x . (weight * scale * row_scale)^T for a few rows of x; a scale serves 16 columns.
+    doc=f"""y = x . (weight * scale * row_scale)^T for a few rows of x; a scale covers 16 columns.
 {_FEW_ROWS}""",
     tensors={"x": "T [M, K]", **_NVFP4, "y": "T [M, N]"},
     writes=("y",),
@@ -123,13 +124,13 @@ LINEAR_W8A8 = Kernel(
     name="linear_w8a8",
     params="LinearW8A8Params",
     doc="""y = (x * x_scale) . (weight * scale)^T, products of bytes: float8_e4m3fn by
-float8_e4m3fn, summed in the about 14 bits of the chip's own sums, or int8 by (codes - 128), summed
-exactly. x_scale's second row, of int8 alone: the sums of the rows of x. TE3_NOT_SUPPORTED for
-float32, and but on Hopper. K must be a multiple of 128, N of 16. prefetch_safe as linear's, of
+float8_e4m3fn, summed by the chip in about 14 bits, or int8 by (codes - 128), summed exactly. Only
+for int8, x_scale has a second row: the sums of the rows of x. TE3_NOT_SUPPORTED for float32, and
+on chips other than Hopper. K must be a multiple of 128, N of 16. prefetch_safe: as linear's, for
 weight and scale.""",
     tensors={
         "x": "float8_e4m3fn or int8 [M, K], packed",
-        "x_scale": "float32 [1, M]; of int8 [2, M]",
+        "x_scale": "float32 [1, M]; for int8 [2, M]",
         "weight": "float8_e4m3fn or uint8 [N, K], packed",
         "scale": "float32 [N or 1, 1]",
         "y": "T [M, N]",
@@ -210,12 +211,12 @@ def linear_fp8_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``x @ (weight * scale).T`` for at most 128 rows.
+    """Compute ``x @ (weight * scale).T`` for at most 128 rows.
 
     Args:
         x: T [M, K]. weight: float8_e4m3fn [N, K], packed. scale: float32, [N, ceil(N / 128) or 1
             rows, 1 or K / 128 columns].
-        prefetch_safe: as of ``linear_call``, for weight and scale.
+        prefetch_safe: as in ``linear_call``, for weight and scale.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: float32, too many rows.
@@ -233,8 +234,8 @@ def linear_int8_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``x @ ((weight - 128) * scale).T`` for at most 128 rows; as ``linear_fp8_call``, of weight:
-    uint8 [N, K], packed.
+    """Compute ``x @ ((weight - 128) * scale).T`` for at most 128 rows; see ``linear_fp8_call``.
+    weight: uint8 [N, K], packed.
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     tensors = {"x": x, "weight": weight, "scale": scale, "y": out}
@@ -250,12 +251,12 @@ def linear_int4_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``x @ ((weight - zero_point) * scale).T`` for at most 128 rows.
+    """Compute ``x @ ((weight - zero_point) * scale).T`` for at most 128 rows.
 
     Args:
         x: T [M, K]. weight: int32 [N, K / 8], packed. scale: float16 or bfloat16 [N, K / group].
         zero_point: uint8 [N, K / group]; None is 8 for all.
-        prefetch_safe: as of ``linear_call``, for weight, scale and zero_point.
+        prefetch_safe: as in ``linear_call``, for weight, scale and zero_point.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: float32, too many rows.
@@ -274,12 +275,12 @@ def linear_nvfp4_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``x @ (weight * scale * row_scale).T`` for at most 128 rows.
+    """Compute ``x @ (weight * scale * row_scale).T`` for at most 128 rows.
 
     Args:
         x: T [M, K]. weight: int32 [N, K / 8], packed codes of e2m1. scale: float8_e4m3fn
             [N, K / 16]. row_scale: float32 [N, 1].
-        prefetch_safe: as of ``linear_call``, for weight and scales.
+        prefetch_safe: as in ``linear_call``, for weight and scales.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: float32, too many rows.
@@ -299,12 +300,12 @@ def linear_w8a8_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``(x * x_scale) @ (weight * scale).T`` in ``dtype`` [M, N], of what ``quantise_rows`` or
-    ``quantise_rows_int8`` makes.
+    """Compute ``(x * x_scale) @ (weight * scale).T`` in ``dtype`` [M, N].
 
     Args:
+        x, x_scale: as ``quantise_rows`` makes them, in FP8 or int8.
         weight: float8_e4m3fn, or uint8 codes + 128, [N, K], packed. scale: float32 [N or 1, 1].
-        prefetch_safe: as of ``linear_call``, for weight and scale.
+        prefetch_safe: as in ``linear_call``, for weight and scale.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: float32; a chip other than Hopper.
@@ -317,7 +318,7 @@ def linear_w8a8_call(
 def unpack_fp8_call(
     weight: Tensor, scale: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
 ) -> KernelCall[Tensor]:
-    """``weight * scale`` in ``dtype`` [N, K]."""
+    """Compute ``weight * scale`` in ``dtype`` [N, K]."""
     out = weight.new_empty(weight.shape, dtype=dtype) if out is None else out
     return KernelCall(UNPACK_FP8, {"weight": weight, "scale": scale, "out": out}, {}, out)
 
@@ -325,7 +326,7 @@ def unpack_fp8_call(
 def unpack_int8_call(
     weight: Tensor, scale: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
 ) -> KernelCall[Tensor]:
-    """``(weight - 128) * scale`` in ``dtype`` [N, K]."""
+    """Compute ``(weight - 128) * scale`` in ``dtype`` [N, K]."""
     out = weight.new_empty(weight.shape, dtype=dtype) if out is None else out
     return KernelCall(UNPACK_INT8, {"weight": weight, "scale": scale, "out": out}, {}, out)
 
@@ -338,7 +339,7 @@ def unpack_int4_call(
     *,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``(weight - zero_point) * scale`` in ``dtype`` [N, K]."""
+    """Compute ``(weight - zero_point) * scale`` in ``dtype`` [N, K]."""
     rows, words = weight.shape
     out = weight.new_empty((rows, words * 8), dtype=dtype) if out is None else out
     tensors = {"weight": weight, "scale": scale, "zero_point": zero_point, "out": out}
@@ -353,7 +354,7 @@ def unpack_nvfp4_call(
     *,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``weight * scale * row_scale`` in ``dtype`` [N, K]."""
+    """Compute ``weight * scale * row_scale`` in ``dtype`` [N, K]."""
     rows, words = weight.shape
     out = weight.new_empty((rows, words * 8), dtype=dtype) if out is None else out
     tensors = {"weight": weight, "scale": scale, "row_scale": row_scale, "out": out}

@@ -1,4 +1,4 @@
-"""The kernels that make rows of eight bits, for products of bytes (``linear_w8a8`` and stock ones).
+"""Kernels that make rows of eight bits, for products of bytes (``linear_w8a8`` and stock ones).
 
 Shapes: M rows, K columns. T is float16 or bfloat16.
 """
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 MAX_QUANTISED_NORM = 8192  # columns
-_GROUP = 128  # columns that share a scale where not all do
+_GROUP = 128  # columns that share a scale, if a row has several scales
 
 _CODES = {
     "q": "float8_e4m3fn or int8 [M, K], packed; or T [M, K]",
-    "scale": "float32 [1 or K / 128, M]; of int8 [2, M]",
+    "scale": "float32 [1 or K / 128, M]; for int8 [2, M]",
 }
 _SIZES = """
     int32_t num_rows;  // M
@@ -44,12 +44,11 @@ _SIZES = """
 QUANTISE_ROWS = Kernel(
     name="quantise_rows",
     params="QuantiseRowsParams",
-    doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that
-is below 1e-30);
-q = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products with
-one. Or q = those numbers times scale, in T and in their own order: for products with few rows. Of
-int8 the largest is 127 in place of 448, of a row alone, and scale's second row the sum of q. K
-must be a multiple of 128.""",
+    doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 if that is below
+1e-30). For FP8 products with a weight, q = x * (448 / largest), rounded to the nearest, packed as
+a weight. For products with few rows, q = those numbers times scale, in T and in their own order.
+For int8 the largest number is 127 instead of 448, scales are by row only, and scale's second row is
+the sum of q. K must be a multiple of 128.""",
     tensors={"x": "T [M, K]", **_CODES},
     writes=("q", "scale"),
     scalars={},
@@ -59,7 +58,7 @@ must be a multiple of 128.""",
 QUANTISE_SILU_MUL = Kernel(
     name="quantise_silu_mul",
     params="QuantiseSiluMulParams",
-    doc="quantise_rows of what silu_mul makes, rounded to T.",
+    doc="quantise_rows of the output of silu_mul, rounded to T.",
     tensors={"gate_up": "T [M, 2 * K]", **_CODES},
     writes=("q", "scale"),
     scalars={},
@@ -69,7 +68,7 @@ QUANTISE_SILU_MUL = Kernel(
 QUANTISE_ADD_RMS_NORM = Kernel(
     name="quantise_add_rms_norm",
     params="QuantiseAddRmsNormParams",
-    doc="""quantise_rows of the y that add_rms_norm makes, rounded to T; TE3_NOT_SUPPORTED for more
+    doc="""quantise_rows of the y of add_rms_norm, rounded to T; TE3_NOT_SUPPORTED for more
 than 8192 columns.""",
     tensors={
         "x": "T [M, K]",
@@ -87,12 +86,12 @@ QUANTISE_KERNELS = (QUANTISE_ROWS, QUANTISE_SILU_MUL, QUANTISE_ADD_RMS_NORM)
 
 
 class RowCodes(NamedTuple):
-    """Rows of eight bits.
+    """Rows in eight bits.
 
     Attributes:
         q: float8_e4m3fn or int8 [M, K], packed.
-        scale: float32 [1, M], with a scale for each 128 columns [K / 128, M]; of int8 [2, M], the
-            second row the sums of a row's numbers.
+        scale: float32 [1, M]; with a scale for each 128 columns [K / 128, M]; for int8 [2, M], the
+            second row being the sums of the rows' numbers.
     """
 
     q: Tensor
@@ -113,7 +112,7 @@ def _empty(
 def quantise_rows_call(
     x: Tensor, *, blocks: bool = False, integers: bool = False
 ) -> KernelCall[RowCodes]:
-    """Rows of ``x [M, K]``; ``blocks``: a scale for each 128 columns; ``integers``: as int8."""
+    """Quantise ``x [M, K]``; ``blocks``: a scale for each 128 columns; ``integers``: as int8."""
     codes = _empty(x.shape[0], x.shape[1], x.device, blocks=blocks, integers=integers)
     return KernelCall(QUANTISE_ROWS, {"x": x, **codes._asdict()}, {}, codes)
 
@@ -121,7 +120,7 @@ def quantise_rows_call(
 def quantise_silu_mul_call(
     gate_up: Tensor, *, blocks: bool = False, integers: bool = False
 ) -> KernelCall[RowCodes]:
-    """Rows of ``silu(gate) * up`` of ``gate_up [M, 2 K]``; else as ``quantise_rows_call``."""
+    """Quantise ``silu(gate) * up`` of ``gate_up [M, 2 K]``; see ``quantise_rows_call``."""
     rows, columns = gate_up.shape
     codes = _empty(rows, columns // 2, gate_up.device, blocks=blocks, integers=integers)
     return KernelCall(QUANTISE_SILU_MUL, {"gate_up": gate_up, **codes._asdict()}, {}, codes)
@@ -136,7 +135,7 @@ def quantise_add_rms_norm_call(
     blocks: bool = False,
     integers: bool = False,
 ) -> KernelCall[tuple[RowCodes, Tensor | None]]:
-    """Rows of ``RMSNorm(x + residual) * weight``, and ``x + residual``; else as
+    """Quantise ``RMSNorm(x + residual) * weight``, and compute ``x + residual``; see
     ``quantise_rows_call``.
 
     Raises:
@@ -151,15 +150,15 @@ def quantise_add_rms_norm_call(
 
 
 def round_rows_call(x: Tensor, *, blocks: bool = False) -> KernelCall[Tensor]:
-    """What ``quantise_rows`` makes of ``x [M, K]``, as values: T [M, K], each code times its scale
-    rounded once.
+    """Return the rounded values T [M, K] of ``quantise_rows`` for ``x [M, K]``: each code times its
+    scale, rounded once.
     """
     call, rounded = quantise_rows_call(x, blocks=blocks), x.new_empty(x.shape)
     return KernelCall(QUANTISE_ROWS, {**call.tensors, "q": rounded}, {}, rounded)
 
 
 def round_silu_mul_call(gate_up: Tensor, *, blocks: bool = False) -> KernelCall[Tensor]:
-    """``round_rows_call`` of what ``silu_mul`` makes."""
+    """Compute ``round_rows_call`` of the output of ``silu_mul``."""
     call = quantise_silu_mul_call(gate_up, blocks=blocks)
     rounded = gate_up.new_empty(call.result.q.shape)
     return KernelCall(QUANTISE_SILU_MUL, {**call.tensors, "q": rounded}, {}, rounded)
@@ -173,7 +172,7 @@ def round_add_rms_norm_call(
     epsilon: float,
     blocks: bool = False,
 ) -> KernelCall[tuple[Tensor, Tensor | None]]:
-    """``round_rows_call`` of ``RMSNorm(x + residual) * weight``, and ``x + residual``."""
+    """Compute ``round_rows_call`` of ``RMSNorm(x + residual) * weight``, and ``x + residual``."""
     call = quantise_add_rms_norm_call(x, weight, residual, epsilon=epsilon, blocks=blocks)
     rounded = x.new_empty(x.shape)
     tensors = {**call.tensors, "q": rounded}

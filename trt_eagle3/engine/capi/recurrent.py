@@ -1,6 +1,6 @@
-"""The kernels that bring states of recurrent layers further along the rows that were accepted.
+"""Kernels that advance the states of recurrent layers along the accepted rows.
 
-Shapes: L layers, E entries, B sequences, T rows of a forward, K rows accepted at most; Hk key heads
+Shapes: L layers, E entries, B sequences, T rows of a forward, at most K accepted rows; Hk key heads
 of Dk, Hv value heads of Dv; W the convolution's width, C its channels.
 """
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["RECURRENT_KERNELS", "commit_delta_call", "commit_window_call"]
 
 _PLACES = {
-    "entries": "int32 [B], all different where path[b, 0] is not negative",
-    "path": "int32 [B, K], rows of the T, ascending; negative behind the last",
+    "entries": "int32 [B], all different for rows with path[b, 0] >= 0",
+    "path": "int32 [B, K], rows of the T, ascending; negative after the last",
 }
 _SIZES = """
     int32_t num_layers;   // L
@@ -30,8 +30,8 @@ _SIZES = """
 COMMIT_DELTA = Kernel(
     name="commit_delta",
     params="CommitDeltaParams",
-    doc="""Brings entry entries[b] of every layer further by rows path[b] of te3_gated_delta's
-delta_rows, one after the other.""",
+    doc="""Advances entry entries[b] of every layer by rows path[b] of te3_gated_delta's delta_rows,
+one after the other.""",
     tensors={
         "state": "float32 [L * E, Hv, Dk, Dv], updated in place",
         "rows": "float32 [L, B, T, Hk * Dk + Hv * Dv + 2 * Hv]",
@@ -50,7 +50,7 @@ delta_rows, one after the other.""",
 COMMIT_WINDOW = Kernel(
     name="commit_window",
     params="CommitWindowParams",
-    doc="""Moves the window at entry entries[b] of every layer on by rows path[b] of
+    doc="""Advances the window at entry entries[b] of every layer by rows path[b] of
 te3_gated_delta's conv_rows.""",
     tensors={
         "state": "T [L, E, W - 1, C], updated in place",
@@ -72,11 +72,11 @@ RECURRENT_KERNELS = (COMMIT_DELTA, COMMIT_WINDOW)
 def commit_delta_call(
     state: Tensor, rows: Tensor, entries: Tensor, path: Tensor
 ) -> KernelCall[None]:
-    """Bring ``state`` float32 [L, E, Hv, Dk, Dv] further, in place, as the kernel says.
+    """Advance ``state`` float32 [L, E, Hv, Dk, Dv] in place; see ``COMMIT_DELTA``.
 
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: heads wider than 128, or no multiple of 4.
+        NotImplementedError: heads are wider than 128, or no multiple of 4.
     """
     inputs = (state.flatten(0, 1), rows, entries, path)
     return KernelCall(COMMIT_DELTA, dict(zip(COMMIT_DELTA.tensors, inputs, strict=True)), {}, None)
@@ -85,7 +85,7 @@ def commit_delta_call(
 def commit_window_call(
     state: Tensor, rows: Tensor, entries: Tensor, path: Tensor
 ) -> KernelCall[None]:
-    """Move the windows ``state`` T [L, E, W - 1, C] on, in place, as the kernel says.
+    """Advance the windows ``state`` T [L, E, W - 1, C] in place; see ``COMMIT_WINDOW``.
 
     Raises:
         ValueError: a tensor does not fit; the message names it.

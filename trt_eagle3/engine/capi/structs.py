@@ -1,4 +1,4 @@
-"""The C library's structs in ctypes, made from the descriptions of its kernels."""
+"""The C library's structs in ctypes, generated from the descriptions of its kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorStruct(Structure):
 
 @cache
 def argument_struct(kernel: Kernel) -> type[Structure]:
-    """``te3_<name>_args``: the tensors, then the scalars."""
+    """Return ``te3_<name>_args``: the tensors, then the scalars."""
     fields: list[tuple[str, Any]] = [(name, TensorStruct) for name in kernel.tensors]
     for name, (kind, _) in kernel.scalars.items():
         fields.append((name, c_float if kind is float else c_int32))
@@ -38,12 +38,12 @@ def argument_struct(kernel: Kernel) -> type[Structure]:
 
 
 def arguments_of(call: KernelCall[Any]) -> Structure:
-    """The arguments of ``call``; what it does not name stays null or 0.
+    """Return the arguments of ``call``; missing ones are null or 0.
 
     Raises:
-        ValueError: a tensor is not contiguous, has too many axes, or a dtype that no kernel takes.
+        ValueError: a tensor is not contiguous, has too many axes, or a dtype without a kernel.
     """
-    # as few steps as can be: a prompt of many launches waits for the host
+    # as few operations as possible: a prompt has many launches, and the device waits for the host
     kernel, tensors = call.kernel, call.tensors
     pack, struct, dtypes, values = *_layout(kernel), _dtypes(), list[float]()
     for name in kernel.tensors:
@@ -67,7 +67,7 @@ _PADDING = tuple((0,) * (MAX_RANK - rank) for rank in range(MAX_RANK + 1))
 
 @cache
 def _layout(kernel: Kernel) -> tuple[Callable[..., bytes], type[Structure]]:
-    """What packs ``argument_struct``, its end aligned as its tensors are; and that."""
+    """Return the packing function of ``argument_struct``, with its end aligned, and the struct."""
     scalars = ("f" if kind is float else "i" for kind, _ in kernel.scalars.values())
     packing = Struct("@" + f"Pii{MAX_RANK}q" * len(kernel.tensors) + "".join(scalars) + "0q")
     return packing.pack, argument_struct(kernel)
@@ -81,7 +81,7 @@ def _dtypes() -> Mapping[torch.dtype, int]:
 
 
 def _refusal(name: str, tensor: Tensor) -> str:
-    """Why no kernel takes it."""
+    """Return why no kernel takes the tensor."""
     if tensor.dtype not in _dtypes():
         known = ", ".join(map(str, _dtypes()))
         return f"{name}: expected one of {known}, got {tensor.dtype}"

@@ -21,7 +21,7 @@ __all__ = ["InstalledKernels", "install_kernels"]
 _TAIL = 2000  # characters of a failed build's output
 _CAPABILITY = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
 _CUDA = Path("/usr/local/cuda/bin")
-_PROGRAMS = {  # and where they come from
+_PROGRAMS = {  # how to install each
     "cmake": "pip install cmake",
     "nvcc": "install NVIDIA's CUDA toolkit 12 or newer",
 }
@@ -29,13 +29,13 @@ _PROGRAMS = {  # and where they come from
 
 @dataclass(frozen=True)
 class InstalledKernels:
-    """What was compiled: libraries, and for which GPU architectures (CMake's words)."""
+    """The compiled libraries, and their GPU architectures as CMake names them."""
 
     libraries: tuple[Path, ...]
     architectures: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "libraries": [str(path) for path in self.libraries],
             "architectures": list(self.architectures),
@@ -49,15 +49,16 @@ def install_kernels(
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> InstalledKernels:
-    """Compile the kernels' C library, and with TensorRT's headers the plugin library too.
+    """Compile the kernels' C library, and the plugin library if TensorRT's headers are given.
 
     Args:
-        architectures: such as ``90``; left out, those of the GPUs of this machine.
+        architectures: such as ``90``; by default, those of this machine's GPUs.
         tensorrt_include: the folder of NvInfer.h.
-        folder: where the libraries go; left out, where sessions look for them.
+        folder: output folder; by default, the one where sessions look for libraries.
     Raises:
-        EnvironmentMissingError: no sources, compiler or cmake, or no GPU and none named.
-        UserError: an architecture that is none, headers that are not there, or the build failed.
+        EnvironmentMissingError: there are no sources, no compiler or no cmake; or there is no GPU
+            and no architecture was given.
+        UserError: an architecture is invalid, headers are missing, or the build failed.
     """
     sources = kernel_sources()
     if sources is None:
@@ -113,7 +114,7 @@ def _program(name: str) -> str:
 
 
 def _architectures_here() -> list[str]:
-    """Of this machine's GPUs, such as ``90``."""
+    """Return the architectures of this machine's GPUs, such as ``90``."""
     try:
         done = subprocess.run(
             _CAPABILITY,
@@ -125,14 +126,14 @@ def _architectures_here() -> list[str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise EnvironmentMissingError(
-            "install-kernels: nvidia-smi names no GPU here. Name the architecture, for example "
+            "install-kernels: nvidia-smi lists no GPU. Give the architecture, for example "
             "--architecture 90"
         ) from error
     return sorted({line.strip().replace(".", "") for line in done.stdout.splitlines() if line})
 
 
 def _architecture(word: str) -> str:
-    """CMake's word for real code of one; Hopper's has its own instructions."""
+    """Return CMake's name for device code of one architecture; Hopper has extra instructions."""
     number = word.removeprefix("sm_").removesuffix("a")
     if not number.isdigit() or int(number) < 80:
         raise UserError(f"--architecture {word}: expected a number such as 80, 89, 90 or 120.")
@@ -145,12 +146,12 @@ def _run(command: Sequence[str | Path]) -> None:
         words, env=child_environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = " ".join((done.stdout + done.stderr)[-_TAIL:].split())
-        raise UserError(f"install-kernels: {Path(command[0]).name} failed: ...{said}")
+        output = " ".join((done.stdout + done.stderr)[-_TAIL:].split())
+        raise UserError(f"install-kernels: {Path(command[0]).name} failed: ...{output}")
 
 
 def _put(file: Path, folder: Path) -> Path:
-    """Copy a library whole or not at all: sessions may look for it meanwhile."""
+    """Copy a library atomically: a session may look for it at the same time."""
     place = folder / file.name
     with file.open("rb") as library, atomic_file(place, mode=0o777) as stream:
         shutil.copyfileobj(library, stream)

@@ -1,4 +1,4 @@
-"""Where the libraries of our CUDA kernels are, and where their sources."""
+"""Locations of our CUDA kernels' libraries and sources."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NOT_SOURCES = {"build", "bench", "__pycache__"}
 
 
 def find_library(name: str) -> Path | None:
-    """The library ``name``: beside this package (a wheel with kernels), in plugins/build of a
-    checkout, or where ``install-kernels`` puts it.
+    """Find the library ``name``: next to this package (a wheel with kernels), in plugins/build of a
+    checkout, or in the folder of ``install-kernels``.
     """
     places = [_PACKAGE, _PACKAGE.parent / "plugins" / "build"]
     if kernel_sources() is not None:
@@ -25,15 +25,15 @@ def find_library(name: str) -> Path | None:
 
 
 def kernel_sources() -> Path | None:
-    """The folder of CMakeLists.txt: in this package (a wheel), or plugins/ of a checkout."""
+    """Return the folder of CMakeLists.txt: in this package (a wheel), or a checkout's plugins/."""
     places = (_PACKAGE / "plugins", _PACKAGE.parent / "plugins")
     return next((place for place in places if (place / "CMakeLists.txt").is_file()), None)
 
 
 @cache
 def installed_folder() -> Path:
-    """Where libraries built from these sources are kept: below ``TRT_EAGLE3_CACHE``, else
-    ``XDG_CACHE_HOME``, else ~/.cache; other sources have another folder.
+    """Return the folder of libraries that were built from these sources: below
+    ``TRT_EAGLE3_CACHE``, else ``XDG_CACHE_HOME``, else ~/.cache. Other sources use another folder.
     """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(os.environ.get("TRT_EAGLE3_CACHE") or Path(home) / "trt-eagle3")

@@ -25,13 +25,13 @@ class OnnxRuntimeBackend:
     exact_packages: Mapping[str, str] = {}
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
-        """Whole numbers, where activations are rounded too."""
+        """Return whether it stays packed: integers, if activations are int8."""
         from trt_eagle3.engine.builder.packed_rules import matmul_nbits_takes
 
         return config.activations == "int8" and matmul_nbits_takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
-        """Graphs beside whole weight files."""
+        """Write graphs next to whole weight files."""
         from trt_eagle3.engine.builder.write_graphs import write_graphs
 
         return write_graphs(folder, job, "onnxruntime")
@@ -39,35 +39,35 @@ class OnnxRuntimeBackend:
     def open(
         self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
     ) -> Session:
-        """An ``InferenceSession`` over the graph."""
+        """Create an ``InferenceSession`` of the graph."""
         from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 
         return OnnxRuntimeSession(model, weights_root, intermediates, device)
 
     def intermediates(self, folder: Path) -> frozenset[str]:
-        """All."""
+        """Return all inner tensors of the graph."""
         from trt_eagle3.engine.bundle.graph_files import tensors_inside
 
         return tensors_inside(folder)
 
     def check_folder(self, folder: Path) -> None:
-        """Refuse a graph that cannot be read."""
+        """Check that the graph can be read."""
         from trt_eagle3.engine.bundle.graph_files import check_graph_file
 
         check_graph_file(folder)
 
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
-        """The package alone."""
+        """Return the only requirement: the package."""
         from trt_eagle3.engine.runtime.requirement import package
 
         return {self.name: (package("onnxruntime"),)}
 
     def requirement(self, config: EngineConfig) -> str:
-        """The same for every config."""
+        """Return the same key for every config."""
         del config
         return self.name
 
     def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
-        """None: its operators are ONNX Runtime's own."""
+        """Return none: all operators are ONNX Runtime's own."""
         del config
         return ()

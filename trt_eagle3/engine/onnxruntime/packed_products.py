@@ -1,8 +1,9 @@
 """Products with integer weights by ONNX Runtime's own kernel: ``MatMulNBits`` on packed numbers.
 
-The kernel rounds the rows of x to int8, a scale for each block of columns (accuracy level 4), and
-multiplies whole numbers. Its level 0, which keeps x in float32, is no faster than a float32 product
-(docs/measurements.md), so where activations are not int8 the weights are dequantised at load.
+At accuracy level 4, the kernel rounds the rows of x to int8, with a scale for each block of
+columns, and multiplies integers. Level 0 keeps x in float32 and is no faster than a float32 product
+(docs/measurements.md). So weights are dequantised at load unless activations are int8.
+
 Shapes: N outputs, K inputs, G blocks of columns.
 """
 
@@ -32,19 +33,19 @@ __all__ = ["with_packed_products"]
 
 _DOMAIN, _ACCURACY = "com.microsoft", 4
 _BLOCKS = (128, 64, 32, 16, 256)
-"""Block sizes that the kernel has, in the order in which a group is cut."""
+"""Block sizes of the kernel, in the order of preference."""
 _MIDDLE = {4: 8, 8: 128}
-"""The zero point of a weight that names none."""
+"""The zero point of a weight that has none, by bits."""
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """A weight as ``MatMulNBits`` takes it.
+    """A weight in the form of ``MatMulNBits``.
 
     Attributes:
-        bits, block: of a number, and columns that share a scale. shape: [N, K].
-        arrays: codes uint8 [N, G, block * bits / 8], scales float32 [N * G], zero points uint8
-            [N, G * bits / 8] where there are any.
+        bits, block: bits of a number, and columns that share a scale. shape: [N, K].
+        arrays: codes uint8 [N, G, block * bits / 8], scales float32 [N * G], and zero points uint8
+            [N, G * bits / 8] if there are any.
     """
 
     bits: int
@@ -54,10 +55,10 @@ class _Packed:
 
 
 def with_packed_products(model: onnx.ModelProto, unpack: Unpack) -> tuple[onnx.ModelProto, Arrays]:
-    """``model`` with ``MatMulNBits`` for every product whose weight the kernel can read.
+    """Use ``MatMulNBits`` for every product whose weight the kernel can read.
 
     Returns:
-        the model, and the packed weights by initializer name. ``model`` is not changed.
+        a changed copy of ``model``, and the packed weights by initializer name.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -71,7 +72,7 @@ def with_packed_products(model: onnx.ModelProto, unpack: Unpack) -> tuple[onnx.M
         if weight is not None:
             _rewrite(node, name, weight)
             arrays |= {f"{name}/{key}": array for key, array in weight.arrays.items()}
-    _forget_unused(made, described)
+    _remove_unused(made, described)
     made.graph.initializer.extend(array_initializer(name, array) for name, array in arrays.items())
     if arrays:
         made.opset_import.add(domain=_DOMAIN, version=1)
@@ -84,7 +85,7 @@ def _is_product(node: NodeProto) -> bool:
 
 
 def _rewrite(node: NodeProto, name: str, weight: _Packed) -> None:
-    """Make a Gemm of x, weight and perhaps a bias a ``MatMulNBits``, in place."""
+    """Turn a Gemm of x, weight and an optional bias into a ``MatMulNBits``, in place."""
     x, _, *bias = node.input
     zeros = f"{name}/zero_points" if "zero_points" in weight.arrays else ""
     inputs = [x, f"{name}/codes", f"{name}/scales", zeros, "", *bias]
@@ -104,8 +105,8 @@ def _rewrite(node: NodeProto, name: str, weight: _Packed) -> None:
     node.CopyFrom(new)
 
 
-def _forget_unused(model: onnx.ModelProto, described: Mapping[str, WeightExpr]) -> None:
-    """Take weights that no node reads any more out of the graph and its metadata."""
+def _remove_unused(model: onnx.ModelProto, described: Mapping[str, WeightExpr]) -> None:
+    """Remove weights that no node reads any more from the graph and its metadata."""
     used = {name for node in model.graph.node for name in node.input}
     kept = [p for p in model.graph.initializer if p.name in used or p.name not in described]
     del model.graph.initializer[:]
@@ -117,7 +118,7 @@ def _forget_unused(model: onnx.ModelProto, described: Mapping[str, WeightExpr]) 
 
 
 def _packed(expr: WeightExpr, unpack: Unpack) -> _Packed | None:
-    """The weight as the kernel reads it; None where it cannot."""
+    """Pack the weight for the kernel; None if the kernel cannot read it."""
     form = WEIGHT_FORMATS.get(expr.format)
     blocks = {_block(part) for part in expr.parts}
     block = next(iter(blocks))
@@ -135,7 +136,7 @@ def _packed(expr: WeightExpr, unpack: Unpack) -> _Packed | None:
 
 
 def _block(part: WeightPart) -> int | None:
-    """Columns of a block that the kernel knows and that divides the part's groups."""
+    """Return the columns of a supported block that divides the part's groups; None without one."""
     quantised = part.quantised
     if quantised is None or any(t.role == "g_idx" for t in quantised.tensors):
         return None
@@ -147,7 +148,7 @@ def _block(part: WeightPart) -> int | None:
 
 
 def _taken(part: WeightPart, rows: IntegerRows, block: int) -> tuple[NDArray[Any], ...]:
-    """Codes [n, K], zero points [n, G] and scales [n, G] of the rows that the weight takes."""
+    """Return codes [n, K], zero points [n, G] and scales [n, G] of the weight's rows."""
     first, end = part.row_range
     repeats = rows.codes.shape[1] // block // rows.scales.shape[1]
     zeros = rows.zeros[first:end].repeat_interleave(repeats, dim=1)
@@ -156,7 +157,7 @@ def _taken(part: WeightPart, rows: IntegerRows, block: int) -> tuple[NDArray[Any
 
 
 def _in_bytes(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """uint8 [n, ceil(m * bits / 8)] of numbers [n, m], the low half of a byte first."""
+    """Pack numbers [n, m] as uint8 [n, ceil(m * bits / 8)], the low half of a byte first."""
     if bits == 8:
         return np.ascontiguousarray(numbers)
     padded = np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)))

@@ -1,4 +1,4 @@
-"""The ONNX Runtime session: the embedded default, float32 on the CPU, caches updated in place."""
+"""The ONNX Runtime session, the default: float32 on the CPU, caches updated in place."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from trt_eagle3.spec import StateSpec
 __all__ = ["OnnxRuntimeSession"]
 
 _ONE_THREAD_BYTES = 32e6
-"""A graph with fewer weights runs on one thread: waking a second costs more than it gives (tiny
-pair: 10 %).
+"""A graph with fewer bytes of weights runs on one thread. Waking a second thread costs more than it
+saves (10 % for the tiny pair).
 """
 
 
 class OnnxRuntimeSession(Session):
     """Runs one graph.
 
-    Binding one tensor to an input and to the output that scatters into it makes the update happen
-    in place (measured for ScatterND: 5 to 18 us whatever the cache's size), so a cache costs no
-    copy per step.
+    A cache tensor is bound to an input and to the output that scatters into it. The update then
+    happens in place, so a cache costs no copy per step. Measured for ScatterND: 5 to 18 us, for any
+    cache size.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class OnnxRuntimeSession(Session):
             self._states: tuple[StateSpec, ...] = read_states(proto)
             proto, arrays = _with_weights(proto, weights_root)
             options = _options(proto, weights_root, sum(a.nbytes for a in arrays.values()))
-            # ONNX Runtime keeps neither the memory nor a copy of what is not contiguous
+            # ONNX Runtime does not keep the memory alive, and does not copy non-contiguous arrays
             self._handed = [np.ascontiguousarray(array) for array in arrays.values()]
             values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._handed]
             if values:
@@ -78,16 +78,16 @@ class OnnxRuntimeSession(Session):
         self._inputs = {i.name: _input(i, dtypes[i.name]) for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._bound: dict[str, Tensor] = {}
-        self._output_order: dict[str, None] = {}  # as first bound: so does get_outputs order them
+        self._output_order: dict[str, None] = {}  # order of first binding, as in get_outputs
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """What the graph's layers keep between runs, in the order of the layers."""
+        """Layer states that the graph keeps between runs, in the order of the layers."""
         return self._states
 
     def bind(self, name: str, tensor: Tensor) -> None:
-        """Let ``tensor`` (contiguous, CPU) be the static buffer of input or output ``name``."""
-        assert tensor.is_contiguous(), f"{name}: a static buffer is contiguous"
+        """Use ``tensor`` (contiguous, CPU) as the static buffer of input or output ``name``."""
+        assert tensor.is_contiguous(), f"{name}: a static buffer must be contiguous"
         element_type = np.dtype(dtype_of_torch(tensor.dtype).name)
         place = ("cpu", 0, element_type, list(tensor.shape), tensor.data_ptr())
         if name in self._inputs:
@@ -100,7 +100,7 @@ class OnnxRuntimeSession(Session):
         self._bound[name] = tensor  # ONNX Runtime does not keep the memory alive
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run once over CPU tensors; returns the outputs that have no static buffer."""
+        """Run once over CPU tensors; return the outputs that have no static buffer."""
         check_names(inputs, self._inputs, self._bound)
         kept = [self._bind_input(name, tensor) for name, tensor in inputs.items()]
         free = [name for name in self._outputs if name not in self._bound]
@@ -115,7 +115,7 @@ class OnnxRuntimeSession(Session):
     def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
         expected, shape = self._inputs[name], list(tensor.shape)
         if not expected.takes(tensor.dtype, shape):
-            raise UserError(f"{name}: expected {expected.said}, got {tensor.dtype} {shape}")
+            raise UserError(f"{name}: expected {expected.description}, got {tensor.dtype} {shape}")
         tensor = tensor.contiguous()
         self._binding.bind_input(name, "cpu", 0, expected.element_type, shape, tensor.data_ptr())
         return tensor
@@ -123,29 +123,29 @@ class OnnxRuntimeSession(Session):
 
 @dataclass(frozen=True)
 class _Input:
-    """What the graph takes under a name; looked up once, for it is asked some fifty times a cycle.
+    """Requirements of a graph input. They are cached, as they are checked some fifty times a cycle.
 
     Attributes:
-        said: type and shape in ONNX Runtime's words. rank: number of axes. sizes: by axis, of those
-            that are fixed.
+        description: type and shape as ONNX Runtime names them. rank: number of axes. sizes: by
+            axis, of the fixed axes.
     """
 
-    said: str
+    description: str
     dtype: torch.dtype
     element_type: np.dtype[Any]
     rank: int
     sizes: Mapping[int, int]
 
     def takes(self, dtype: torch.dtype, shape: Sequence[int]) -> bool:
-        """Whether such a tensor may be bound."""
+        """Return whether a tensor of this type and shape may be bound."""
         same = dtype == self.dtype and len(shape) == self.rank
         return same and all(shape[axis] == size for axis, size in self.sizes.items())
 
 
 def _input(found: Any, dtype: torch.dtype) -> _Input:
-    """Of ONNX Runtime's ``NodeArg``."""
+    """Convert ONNX Runtime's ``NodeArg``."""
     return _Input(
-        said=f"{found.type} {found.shape}",
+        description=f"{found.type} {found.shape}",
         dtype=dtype,
         element_type=np.dtype(dtype_of_torch(dtype).name),
         rank=len(found.shape),
@@ -154,7 +154,7 @@ def _input(found: Any, dtype: torch.dtype) -> _Input:
 
 
 def _with_intermediates(model: Path, intermediates: Sequence[str]) -> onnx.ModelProto:
-    """The model with the intermediate tensors ``intermediates`` among its outputs."""
+    """Return the model with the tensors ``intermediates`` added to its outputs."""
     proto = onnx.load(model, load_external_data=False)
     known = {name for node in proto.graph.node for name in node.output}
     for name in intermediates:
@@ -165,7 +165,7 @@ def _with_intermediates(model: Path, intermediates: Sequence[str]) -> onnx.Model
 
 
 def _with_weights(proto: onnx.ModelProto, root: Path) -> tuple[onnx.ModelProto, Arrays]:
-    """The model with what prepares its weights, and the weights that are handed over beside it."""
+    """Return the model with nodes that prepare its weights, and the weights to pass next to it."""
 
     def unpack(expr: WeightExpr, part: WeightPart) -> IntegerRows:
         return integer_rows(expr, part, root)
@@ -174,23 +174,22 @@ def _with_weights(proto: onnx.ModelProto, root: Path) -> tuple[onnx.ModelProto, 
     if read_activations(proto) == "int8":
         proto, packed = with_packed_products(proto, unpack)
     proto, unpacked = with_weight_nodes(proto, unpack)
-    # ONNX Runtime inlines too, and checks the whole graph anew after each function: the tiny pair's
-    # target takes 0.21 s to load, and 0.14 s like this
+    # ONNX Runtime inlines too, but checks the whole graph after each function: the tiny pair's
+    # target loads in 0.21 s that way, and in 0.14 s this way
     return inline_local_functions(proto), {**packed, **unpacked}
 
 
 def _options(proto: onnx.ModelProto, weights_root: Path, handed: int) -> ort.SessionOptions:
-    """``handed``: bytes of the weights beside the model."""
+    """Return session options; ``handed``: bytes of the weights passed next to the model."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # A cycle goes through three sessions: threads of one that spin while idle take the cores of the
-    # next.
+    # A cycle runs three sessions: idle threads of one that spin would take the next one's cores.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(weights_root)
     )
-    # What prepares weights is folded once at load; by default tensors above 1 GiB would be made
-    # every step.
+    # Fold the nodes that prepare weights once at load. By default, tensors above 1 GiB are computed
+    # in every step.
     options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
     lengths = (
         e.value for i in proto.graph.initializer for e in i.external_data if e.key == "length"

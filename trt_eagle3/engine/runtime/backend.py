@@ -1,8 +1,10 @@
-"""Backend: what runs a bundle's graphs, as one object that build, load, doctor, deploy and parity
-use. What a config may ask of it is in ``backend_support``.
+"""The ``Backend`` protocol: one object per way to run a bundle's graphs.
 
-This module and the modules of ``BACKENDS`` are cheap to import: what is heavy (torch, onnx, a
-runtime) is imported where a method needs it.
+Build, load, doctor, deploy and parity use it. ``backend_support`` defines which configs a backend
+supports.
+
+This module and the modules of ``BACKENDS`` are cheap to import. A method imports heavy packages
+(torch, onnx, a runtime) when it needs them.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ BACKENDS: Mapping[str, str] = {
     "torch": "trt_eagle3.engine.torch.backend:TorchBackend",
     "tensorrt": "trt_eagle3.engine.trt.backend:TensorRTBackend",
 }
-"""Name (``engine.backend``) -> the class of its one object."""
+"""Name (``engine.backend``) -> import path of the backend's class."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library of ours that a backend loads.
+    """A library of this project that a backend loads.
 
     Attributes:
-        variable: the environment variable that names it. path: where it is; None where it is not
-            built. build: the command that builds it in a checkout.
+        variable: the environment variable that overrides its path. path: its file; None if it is
+            not built. build: the command that builds it in a checkout.
     """
 
     variable: str
@@ -54,70 +56,67 @@ class Library:
 
 
 class Backend(Protocol):
-    """One way to run graphs; implemented in ``engine/<backend>/backend.py``."""
+    """A way to run graphs; implemented in ``engine/<backend>/backend.py``."""
 
     @property
     def name(self) -> str:
-        """Its key in ``BACKENDS``, and what ``bundle.json`` calls it."""
+        """The backend's key in ``BACKENDS``, also stored in ``bundle.json``."""
         ...
 
     @property
     def exact_packages(self) -> Mapping[str, str]:
-        """Python packages that a bundle runs with in the version of its build and no other -> what
-        users call them.
-        """
+        """Python packages that must have the same version at build and at load -> display name."""
         ...
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
-        """Whether a quantised weight stays so in memory where it runs."""
+        """Return whether the quantised weight ``ref`` stays packed in memory at run time."""
         ...
 
     def write(self, folder: Path, job: BuildJob) -> Written:
-        """Put graphs or engines into the bundle that is being made in ``folder``, with the weights
-        that they want.
+        """Write graphs or engines, and their weights, into the bundle under ``folder``.
 
         Raises:
-            UserError: the job asks for what the backend cannot do, or weights are damaged.
-            EnvironmentMissingError: its installation here is incomplete.
+            UserError: the backend does not support the job, or weights are damaged.
+            EnvironmentMissingError: the backend's installation is incomplete.
         """
         ...
 
     def open(
         self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
     ) -> Session:
-        """Load a graph; as ``runtime.session.open_session``."""
+        """Load a graph; see ``runtime.session.open_session``."""
         ...
 
     def intermediates(self, folder: Path) -> frozenset[str]:
-        """Inner tensors that sessions of the graph in ``folder`` can return."""
+        """Return the intermediate tensors that sessions of the graph in ``folder`` can return."""
         ...
 
     def check_folder(self, folder: Path) -> None:
-        """Refuse a graph's ``folder`` of a bundle that cannot be loaded here, without loading it.
+        """Check that the graph in a bundle's ``folder`` can be loaded here, without loading it.
 
         Raises:
-            UserError: it is damaged, or was made for something else than this machine has.
+            UserError: the graph is damaged, or was built for another machine.
         """
         ...
 
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
-        """What this backend can do -> what each of these needs to be installed."""
+        """Return each configuration of this backend -> what it needs installed."""
         ...
 
     def requirement(self, config: EngineConfig) -> str:
-        """The key of ``requirements()`` that a bundle with ``config`` needs."""
+        """Return the key of ``requirements()`` that a bundle with ``config`` needs."""
         ...
 
     def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
-        """Libraries of ours that a bundle with ``config`` loads, as found on this machine."""
+        """Return this project's libraries that a bundle with ``config`` loads on this machine."""
         ...
 
 
 def backend_named(name: str) -> Backend:
-    """The backend called ``name``.
+    """Return the backend called ``name``.
 
     Raises:
-        UserError: there is none of that name; it lists those there are.
+        UserError: there is no such backend; the message lists those that exist.
     """
     if name not in BACKENDS:
         raise UserError(
@@ -127,7 +126,7 @@ def backend_named(name: str) -> Backend:
 
 
 def all_backends() -> Iterator[Backend]:
-    """Every backend, in the order of ``BACKENDS``."""
+    """Yield every backend, in the order of ``BACKENDS``."""
     return map(_load, BACKENDS)
 
 

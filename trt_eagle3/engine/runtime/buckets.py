@@ -1,6 +1,6 @@
-"""The sizes to which forwards are padded, so that captured CUDA graphs and kernels fit again.
+"""Padded sizes of forwards, so that captured CUDA graphs and kernels can be reused.
 
-One table for target, draft and vision tower. The numbers were measured on one H200
+Target, draft and vision tower share these tables. The numbers were measured on one H200
 (docs/measurements.md).
 """
 
@@ -31,7 +31,7 @@ _ANY = sys.maxsize
 
 @dataclass(frozen=True)
 class Buckets:
-    """Sizes to which a count is padded: multiples of a step that grows with the count.
+    """Padded sizes of a count: multiples of a step that grows with the count.
 
     Attributes:
         steps: pairs (limit, step), ascending. A count up to ``limit`` is padded to a multiple of
@@ -42,77 +42,77 @@ class Buckets:
 
     @property
     def limit(self) -> int:
-        """The largest count that is padded."""
+        """Return the largest count that is padded."""
         return self.steps[-1][0]
 
     def size_of(self, count: int) -> int:
-        """The size that ``count`` is padded to."""
+        """Return the size that ``count`` is padded to."""
         step = next((step for limit, step in self.steps if count <= limit), 1)
         return -(-count // step) * step
 
     def sizes(self, most: int) -> list[int]:
-        """All sizes that counts from 1 to ``most`` are padded to, ascending."""
+        """Return all sizes that counts from 1 to ``most`` are padded to, ascending."""
         return sorted({self.size_of(count) for count in range(1, most + 1)})
 
 
 CAPTURED_AT_RUN = 3
-"""The run of the same shapes that captures them: prompts seldom repeat theirs, decode steps do."""
+"""Capture a set of shapes at this run. Prompts seldom repeat their shapes; decode steps do."""
 MAX_WHOLE_WIDTH = 256
-"""Rows of one sequence at most in a forward that is captured whole: up to there a GPU takes about
-as long as it takes to read the weights.
+"""Most rows of one sequence in a forward that is captured whole. Up to this width, a GPU takes
+about as long as reading the weights takes.
 """
 
 BATCHES = Buckets(((4, 1), (8, 2), (32, 4), (64, 8), (128, 16), (_ANY, 32)))
-"""Sequences of a step: at most a quarter of a batch is padding from four sequences on."""
+"""Sequences of a step. From four sequences on, at most a quarter of a batch is padding."""
 BATCH_SIZES = tuple(BATCHES.sizes(128))
-"""Sizes of steps that are captured before the first request."""
+"""Batch sizes of steps that are captured before the first request."""
 
 PROMPTS = Buckets(((64, 32), (_ANY, 64)))
-"""Rows of a prompt that runs alone. Long prompts are padded by no more than what a tile of the
-matrix products holds anyway.
+"""Rows of a prompt that runs alone. The padding of a long prompt stays within one tile of the
+matrix products.
 """
 PROMPT_WIDTHS = tuple(PROMPTS.sizes(MAX_WHOLE_WIDTH))
 """Widths of prompts that run alone and are captured whole."""
 
 ROWS = Buckets(((256, 32), (1024, 64), (4096, 128)))
-"""Rows of a forward that is captured in pieces, those of all its sequences together. For more rows
-a device takes much longer than the host needs to launch them one by one.
+"""Rows of a forward that is captured in pieces, summed over its sequences. For more rows, the
+device takes much longer than the host needs to launch each node.
 """
 
 PICKED_ROWS = Buckets(tuple((1 << i, 1 << i) for i in range(8)))
-"""Rows of prompts that are read after the last attention, one or more of each sequence: powers of
-two, up to the sequences of the largest batch whose graphs are captured.
+"""Prompt rows that are read after the last attention, at least one for each sequence. The sizes are
+powers of two, up to the sequences of the largest captured batch.
 """
 
 PATCHES = Buckets(((1024, 64), (2048, 128)))
-"""Patches of a run of the vision tower: up to an eighth more from 512 on. Launches of larger runs
-are hidden behind their work, so those are not captured.
+"""Patches of a run of the vision tower. From 512 on, the padding is at most an eighth. Larger runs
+are not captured: the device's work hides their launches.
 """
 
-_MAX_NEAR = 1024  # up to here every width of a prompt is run ahead
-_FAR_STEP = 256  # beyond, which kernels are chosen changes less
+_MAX_NEAR = 1024  # every prompt width up to here is run during warm-up
+_FAR_STEP = 256  # above it, the choice of kernels changes less with the width
 
 
 def padded_size(batch_size: int, most: int) -> int:
-    """The size that a batch of ``batch_size`` is padded to, ``most`` at most: an engine may be
-    built for no larger ones.
+    """Return the size that a batch of ``batch_size`` is padded to, at most ``most``: an engine may
+    be built for no larger batch.
     """
     return min(BATCHES.size_of(batch_size), most)
 
 
 def batch_sizes(max_batch_size: int) -> list[int]:
-    """All sizes that batches of up to ``max_batch_size`` are padded to, ascending."""
+    """Return all sizes that batches of up to ``max_batch_size`` are padded to, ascending."""
     return sorted({padded_size(n, max_batch_size) for n in range(1, max_batch_size + 1)})
 
 
 def power_of_two(count: int) -> int:
-    """The next power of two that is not less than ``count``."""
+    """Return the smallest power of two that is not less than ``count``."""
     return 1 << (count - 1).bit_length()
 
 
 def warm_widths(room: int) -> list[int]:
-    """Widths of prompts that run before the first request, the largest first, ``room`` rows at
-    most.
+    """Return the widths of prompts that run before the first request, at most ``room`` rows, in
+    descending order.
     """
     far = range(_FAR_STEP, room + 1, _FAR_STEP)
     near = PROMPTS.sizes(min(room, _MAX_NEAR))

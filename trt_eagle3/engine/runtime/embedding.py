@@ -1,4 +1,4 @@
-"""The token table: on the CPU mapped from its file, so that rows are read as they are asked for."""
+"""The token embedding table; on the CPU, the file is memory-mapped and rows are read on use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trt_eagle3.host_copy import to_device
 
 __all__ = ["EmbeddingTable", "TableDifference", "table_difference"]
 
-_MOST_ROWS = 4096  # compared, evenly spaced: a table has gigabytes
+_MOST_ROWS = 4096  # compared, evenly spaced: a whole table has gigabytes
 
 
 class EmbeddingTable:
-    """Token id -> embedding, for target and draft alike; the lookup stands outside the graphs."""
+    """Token id -> embedding, for target and draft. The lookup is outside the graphs."""
 
     def __init__(
         self, ref: TensorRef, dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -41,12 +41,12 @@ class EmbeddingTable:
 
     @property
     def num_tokens(self) -> int:
-        """Rows."""
+        """Rows of the table."""
         return self._table.shape[0]
 
     @property
     def device(self) -> torch.device:
-        """Where the table lies."""
+        """The device of the table."""
         return self._table.device
 
     @property
@@ -55,8 +55,8 @@ class EmbeddingTable:
         return self._dtype
 
     def lookup(self, token_ids: Tensor) -> Tensor:
-        """Embeddings ``[..., H]`` in the compute type of ``token_ids`` (int64), on the table's
-        device.
+        """Look up embeddings ``[..., H]`` of ``token_ids`` (int64), in the compute type, on the
+        table's device.
         """
         return self._table[to_device(token_ids, self._table.device)].to(self._dtype)
 
@@ -84,7 +84,7 @@ class TableDifference:
 def table_difference(own: TensorRef, target: TensorRef) -> TableDifference | None:
     """Compare the token table ``own`` of a draft with that of its ``target``, both [V, H].
 
-    None if the shapes differ.
+    Returns None if the shapes differ.
 
     Raises:
         UserError: a table is not of a float type.

@@ -1,4 +1,4 @@
-"""What this machine is (its name, its GPU's architecture), and how long work takes on it."""
+"""Name of this machine, architecture of its GPU, and timing of work on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["gpu_arch", "machine_name", "seconds_of"]
 
 
 def machine_name(device: str) -> str:
-    """The GPU, or the processor and how many cores this process may use."""
+    """Return the GPU's name, or the processor's with the number of cores this process may use."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -22,14 +22,14 @@ def machine_name(device: str) -> str:
 
 
 def gpu_arch() -> str | None:
-    """``sm90`` and the like for the current CUDA device; None without one."""
+    """Return the architecture of the current CUDA device (such as ``sm90``); None without one."""
     if not torch.cuda.is_available():
         return None
     return "sm{}{}".format(*torch.cuda.get_device_capability())
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Wall time of ``work``, until the GPU, if there is one, has done what it launched."""
+    """Measure the wall time of ``work`` in seconds, including the GPU work that it launches."""
     _wait_for_gpu()
     start = time.perf_counter()
     work()

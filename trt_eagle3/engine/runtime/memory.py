@@ -1,6 +1,6 @@
-"""What a bundle needs of a device's memory, reckoned before anything is loaded.
+"""Estimate the device memory that a bundle needs, before anything is loaded.
 
-Sizes are of geometry and limits alone; `docs/measurements.md` says how near they came on a GPU.
+Sizes depend on geometry and limits alone. `docs/measurements.md` compares them with a GPU's.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 MAX_DEFERRED = 512
-"""Rows that a sequence keeps for its draft while it decodes plainly: 12 MB of an 8B target's aux
-hidden states.
+"""Most rows of aux hidden states that a sequence keeps for its draft while it decodes without
+speculation: 12 MB for an 8B target.
 """
 
 _SEGMENT = 256  # rows of a prompt's shortest segment (decode/forward/chunks.py)
@@ -47,14 +47,14 @@ _LIBRARIES_BYTES = 3 << 29
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes by what they are for.
+    """Bytes of device memory, by purpose.
 
     Attributes:
-        weights: of target, vision tower and draft. kv_cache: of all pages, target's and draft's.
-        images: of the largest permitted prompt's images in the vision tower. prefill: of one chunk
-            of a prompt, of the logits of a cycle, and of rows that are kept for the draft.
-        kv_token: of one token in the KV cache.
-        states: of recurrent layers, of all sequences and snapshots.
+        weights: of target, vision tower and draft. kv_cache: all pages of target and draft.
+        images: the largest permitted prompt's images in the vision tower. prefill: one chunk of a
+            prompt, the logits of a cycle, and rows that are kept for the draft.
+        kv_token: one token in the KV cache.
+        states: recurrent layers' states of all sequences and snapshots.
     """
 
     weights: int
@@ -66,7 +66,7 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of all purposes, in bytes."""
         return self.weights + self.kv_cache + self.images + self.prefill + self.states
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ def memory_need(
     num_nodes: int = 1,
     packed_savings: int = 0,
 ) -> MemoryNeed:
-    """Bytes that the largest permitted load takes.
+    """Return the bytes that the largest permitted load takes.
 
     Args:
         num_nodes: of a tree, the root included. packed_savings: ``BundleRecord.packed_savings``.
@@ -111,19 +111,21 @@ def memory_need(
 
 
 def num_snapshots(limits: LimitsConfig) -> int:
-    """Snapshots of recurrent states that are kept at most: two of each sequence."""
+    """Return how many snapshots of recurrent states are kept at most: two for each sequence."""
     return 2 * limits.max_batch_size if limits.prefix_cache else 0
 
 
 def num_entries(max_sequences: int, snapshots: int) -> int:
-    """Entries of each recurrent layer: that of no token, that which padding writes, those that are
-    read and written of each sequence, and those of snapshots.
+    """Return the entries of each recurrent layer.
+
+    There is one for the state before any token and one that padding writes. Each sequence has one
+    that is read and one that is written. The rest hold snapshots.
     """
     return 2 + 2 * max_sequences + snapshots
 
 
 def state_bytes(spec: TargetSpec, dtype: str) -> int:
-    """Bytes of one entry, over all recurrent layers: of one sequence or snapshot."""
+    """Return the bytes of one entry (a sequence or a snapshot), over all recurrent layers."""
     item = dtype_named(dtype).num_bytes(1)
     layers = (m for _, m in spec.recurrent_layers)
     return sum(4 * m.state_values + item * m.window_values for m in layers)
@@ -132,9 +134,9 @@ def state_bytes(spec: TargetSpec, dtype: str) -> int:
 def kv_bytes_per_token(
     spec: TargetSpec, manifest: DraftManifest | None, dtype: str, kv_dtype: str = "compute"
 ) -> int:
-    """Bytes of one token in the KV cache, over all layers of target and draft.
+    """Return the bytes of one token in the KV cache, over all layers of target and draft.
 
-    ``kv_dtype``: of the target's; a draft's are always ``dtype``.
+    ``kv_dtype`` is that of the target's cache. A draft's cache always has ``dtype``.
     """
     item = dtype_named(dtype).num_bytes(1)
     target = 1 if kv_dtype == "fp8" else item
@@ -142,7 +144,9 @@ def kv_bytes_per_token(
 
 
 def free_bytes() -> int | None:
-    """Bytes of the current GPU that this process can still have; None where torch sees no GPU."""
+    """Return the bytes of the current GPU that this process can still allocate; None if torch sees
+    no GPU.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -153,11 +157,11 @@ def free_bytes() -> int | None:
 
 @contextmanager
 def request_memory(what: str, fix: str) -> Iterator[None]:
-    """Work for requests: a GPU that is out of memory is their failure, told in one line, and not
-    the program's end.
+    """Turn an out-of-memory error of the block into a failure of its requests, with a one-line
+    message, so that the program goes on.
 
     Raises:
-        DeviceMemoryError: naming ``what`` was too large, and the ``fix``.
+        DeviceMemoryError: ``what`` was too large; the message names it and the ``fix``.
     """
     import torch
 
@@ -169,10 +173,11 @@ def request_memory(what: str, fix: str) -> Iterator[None]:
 
 
 def check_fits(need: MemoryNeed, free: int, limits: LimitsConfig) -> None:
-    """Refuse limits that the ``free`` bytes of a GPU cannot hold.
+    """Check that the ``free`` bytes of a GPU can hold the load that ``limits`` permit.
 
     Raises:
-        UserError: naming what is needed, what is there, and the limit that would fit.
+        UserError: they cannot. The message names the bytes needed, those free, and a limit that
+            fits.
     """
     lacking = need.total + _LIBRARIES_BYTES - free
     if lacking <= 0:
@@ -184,8 +189,9 @@ def check_fits(need: MemoryNeed, free: int, limits: LimitsConfig) -> None:
 
 
 def fill_memory(need: MemoryNeed, free: int, limits: LimitsConfig, page_size: int) -> LimitsConfig:
-    """``limits`` with the ``max_kv_tokens`` that ``memory_fraction`` of a GPU's memory gives, where
-    they name none: of what is ``free`` and neither weights nor a load's other needs take.
+    """Return ``limits`` with a ``max_kv_tokens``, computed from ``memory_fraction`` if not set.
+
+    The fraction applies to the ``free`` bytes less the weights and all other needs of a load.
 
     Raises:
         UserError: not even one sequence of ``max_seq_len`` fits.
@@ -203,7 +209,7 @@ def fill_memory(need: MemoryNeed, free: int, limits: LimitsConfig, page_size: in
 
 
 def kv_room(need: MemoryNeed, limits: LimitsConfig, page_size: int) -> str:
-    """One line: how many sequences run at once, and how many tokens the KV cache holds."""
+    """Describe in one line how many sequences run at once, and how many tokens the cache holds."""
     tokens = (num_pages(limits, page_size) - 1) * page_size
     full = f"{tokens / limits.max_seq_len:.1f}"
     return (
@@ -213,7 +219,7 @@ def kv_room(need: MemoryNeed, limits: LimitsConfig, page_size: int) -> str:
 
 
 def _fix(need: MemoryNeed, kv_room: int, limits: LimitsConfig) -> str:
-    """The limit that would fit; ``kv_room``: bytes that all else leaves to the KV cache."""
+    """Name the limit that would fit; ``kv_room``: bytes that are left for the KV cache."""
     tokens = kv_room // need.kv_token
     if tokens >= limits.max_seq_len:
         return f"Rebuild with limits.max_kv_tokens: {tokens}, or free its memory."
@@ -234,8 +240,8 @@ def _fix(need: MemoryNeed, kv_room: int, limits: LimitsConfig) -> str:
 
 
 def _target_values(spec: TargetSpec) -> int:
-    """Numbers in the target's weights; the token table lies beside the head even where they are
-    one.
+    """Numbers in the target's weights. The token table and the head are both counted, even if they
+    are the same tensor.
     """
     layers = sum(_layer_values(layer, spec.hidden_size) for layer in spec.layers)
     tower = tower_of(spec).sizes(spec.vision).num_values if spec.vision else 0
@@ -243,7 +249,7 @@ def _target_values(spec: TargetSpec) -> int:
 
 
 def _draft_values(manifest: DraftManifest | None) -> int:
-    """Numbers in the draft's weights, with the target's head where it has none of its own."""
+    """Numbers in the draft's weights, with the target's head if the draft has none."""
     if manifest is None:
         return 0
     head = manifest.draft_vocab_size * manifest.hidden_size if manifest.head == "target" else 0
@@ -264,7 +270,7 @@ def _draft_kv_width(manifest: DraftManifest | None) -> int:
 
 
 def _widened_bytes(spec: TargetSpec, limits: LimitsConfig, prefill_chunk: int) -> int:
-    """Of what a prompt's attention widens an FP8 cache to: keys and values of one layer, of the
+    """Bytes of a widened FP8 cache in a prompt's attention: keys and values of one layer, for the
     sequences that share a chunk (``plugins/kernels/prompt_fp8.cuh``).
     """
     width = max(layer.mixer.kv_width for layer in spec.layers)
@@ -273,8 +279,8 @@ def _widened_bytes(spec: TargetSpec, limits: LimitsConfig, prefill_chunk: int) -
 
 
 def num_pages(limits: LimitsConfig, page_size: int) -> int:
-    """Pages of the KV cache: page 0, and those of all sequences or of the tokens that are
-    allowed.
+    """Return the pages of the KV cache: page 0, and those for all sequences, or for
+    ``max_kv_tokens`` if that is less.
     """
     whole = -(-limits.max_seq_len // page_size) * limits.max_batch_size
     return 1 + (
@@ -288,7 +294,7 @@ def _deferred_values(spec: TargetSpec, manifest: DraftManifest | None) -> int:
 
 
 def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
-    """Numbers that the tower holds at its fullest place, and what it gives for a prompt."""
+    """Numbers that the tower holds at its peak, and those of its output for a prompt."""
     vision = spec.vision
     if vision is None:
         return 0
@@ -298,8 +304,8 @@ def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
 
 
 def _row_values(spec: TargetSpec) -> int:
-    """Numbers of one row of a prompt in the widest decoder layer, with its visual levels and aux
-    hidden states.
+    """Numbers of one prompt row in the widest decoder layer, with its visual levels and aux hidden
+    states.
     """
     inner = max(3 * layer.mlp.row_width + layer.mixer.row_width for layer in spec.layers)
     return (spec.num_visual_levels + 9) * spec.hidden_size + inner

@@ -1,4 +1,4 @@
-"""What must be installed for something to work, and how to look for it."""
+"""Software and hardware that a feature needs, and how to detect it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Requirement:
     """One thing that may be installed.
 
     Attributes:
-        look: what there is of it, for a bundle's engine where one is asked about; it returns None
-            or raises where there is nothing. fix: how to get it.
+        look: describes what is installed, for a bundle's engine if one is given. It returns None
+            or raises if nothing is installed. fix: how to install it.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Requirement:
     fix: str = ""
 
     def find(self, engine: EngineConfig | None = None) -> str | None:
-        """What ``look`` finds; None where it finds nothing, whatever the reason."""
+        """Return what ``look`` finds; None if it finds nothing, for any reason."""
         try:
             return self.look(engine)
         except (ImportError, OSError, RuntimeError, subprocess.SubprocessError, TrtEagle3Error):
@@ -38,7 +38,7 @@ class Requirement:
 
 
 def package(name: str) -> Requirement:
-    """A Python package, by the version of its installation."""
+    """Require a Python package; it is described by its installed version."""
 
     def look(_: EngineConfig | None) -> str | None:
         try:
@@ -50,12 +50,12 @@ def package(name: str) -> Requirement:
 
 
 def torch_package() -> Requirement:
-    """PyTorch, with the CUDA that it was built for."""
+    """Require PyTorch; it is described with the CUDA version that it was built for."""
     return Requirement("torch", _torch, "pip install torch")
 
 
 def gpu() -> Requirement:
-    """A CUDA device that torch sees."""
+    """Require a CUDA device that torch sees."""
     return Requirement("GPU", _gpu, "a CUDA GPU, and a torch built for CUDA")
 
 

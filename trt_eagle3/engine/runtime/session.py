@@ -1,4 +1,4 @@
-"""Session: a graph that can run. All that the rest of the program knows of an engine."""
+"""Session: a loaded graph that can run. It is the only interface to an engine."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Reduction:
-    """Makes a smaller tensor of an output, without a wait for the device.
+    """Reduce an output to a smaller tensor, without waiting for the device.
 
     Attributes:
-        name: tells captured graphs apart: one name, one function.
-        function: of the output, in the type in which it was computed.
+        name: identifies the function in captured graphs: equal names must mean equal functions.
+        function: takes the output, in the type in which it was computed.
     """
 
     name: str
     function: Callable[[Tensor], Tensor]
 
     def __call__(self, output: Tensor) -> Tensor:
-        """``function`` of ``output``."""
+        """Apply ``function`` to ``output``."""
         return self.function(output)
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a session can do that its callers must know beforehand.
+    """Optional features of a session that its callers must check beforehand.
 
     Attributes:
-        reduces: ``run_reduced`` computes its functions as parts of the graph, so that the outputs
+        reduces: ``run_reduced`` computes its functions as parts of the graph, so the outputs that
             they read are never returned.
         mixes: ``run_mixed`` can be called.
     """
@@ -59,35 +59,35 @@ class Capabilities:
 class Session(ABC):
     """A loaded graph over named tensors.
 
-    Inputs and outputs are called as the graph calls them (``docs/architecture.md``). A tensor given
-    to ``bind`` stands for that input or output in every later run: its memory is read or written in
-    place, and the caller keeps it.
+    Inputs and outputs have the graph's names (``docs/architecture.md``). A tensor given to ``bind``
+    is used for that input or output in every later run. Its memory is read or written in place, and
+    the caller owns it.
 
     A backend must implement ``states``, ``bind`` and ``run``. The other methods work for every
-    session; a backend overrides those that it can do better, and names in ``capabilities`` what
-    callers must know of that.
+    session. A backend may override them with faster ones, and reports in ``capabilities`` what
+    callers must know.
     """
 
     @property
     @abstractmethod
     def states(self) -> tuple[StateSpec, ...]:
-        """What the graph's layers keep between runs, in the order of the layers."""
+        """Layer states that the graph keeps between runs, in the order of the layers."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this session can do with its graph; the same for as long as it lives."""
+        """Optional features of this session; constant during its life."""
         return Capabilities()
 
     @abstractmethod
     def bind(self, name: str, tensor: Tensor) -> None:
-        """Let ``tensor`` be the static buffer of input or output ``name``."""
+        """Use ``tensor`` as the static buffer of input or output ``name``."""
 
     @abstractmethod
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run once; returns the outputs that have no static buffer.
+        """Run once; return the outputs that have no static buffer.
 
-        They may be the session's own memory, which its next run of the same shapes overwrites (a
-        captured CUDA graph has such outputs). A caller that keeps one longer keeps a copy.
+        The outputs may be the session's own memory, which its next run of the same shapes
+        overwrites (as with a captured CUDA graph). A caller that keeps one longer must copy it.
 
         Raises:
             UserError: an input is missing, unknown, or of another type or shape than the graph's.
@@ -96,36 +96,38 @@ class Session(ABC):
     def run_reduced(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
-        """``run``, but return of the outputs named in ``reduced`` what their functions make of
-        them.
+        """Run once as ``run`` does, but replace each output named in ``reduced`` by what its
+        function returns.
         """
         outputs = self.run(inputs)
         return {name: reduced[name](t) if name in reduced else t for name, t in outputs.items()}
 
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``run`` a target or draft graph over rows of prompts: ``tree_mask`` is lower-triangular.
+        """Run a target or draft graph over rows of prompts: ``tree_mask`` is lower-triangular.
 
-        ``features_out`` has the rows in ``logit_rows`` alone: [B, R, Hd]. A session that overrides
-        this need not compute the others.
+        ``features_out`` has only the rows in ``logit_rows``: [B, R, Hd]. An override need not
+        compute the other rows.
         """
         return with_picked_rows(self.run(inputs), inputs["logit_rows"])
 
     def run_mixed(
         self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
     ) -> list[dict[str, Tensor]]:
-        """Run ``parts``, rows of prompts and of decoding sequences, as one forward; returns the
-        outputs of each part. Only a session that ``mixes`` has this.
+        """Run ``parts``, rows of prompts and of decoding sequences, as one forward; return the
+        outputs of each part. Only a session that ``mixes`` implements this.
 
         Args:
-            parts: each has the inputs of ``run``. reduced: what to make of each part's logits;
-                None: nothing.
+            parts: each has the inputs of ``run``. reduced: the reduction of each part's logits;
+                None keeps them.
         """
         del parts, reduced
         raise AssertionError(f"{type(self).__name__} does not mix")
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
-        """Capture forwards of up to ``most`` rows, of prompts and of what runs beside them, while
-        ``has_room``; returns for how many row counts there are graphs. 0 where nothing is captured.
+        """Capture forwards of up to ``most`` rows, of prompts and of sequences in the same batch.
+
+        Capturing stops when ``has_room`` returns False. Returns the number of row counts that have
+        graphs; 0 if nothing is captured.
 
         ``table_len``: pages in a sequence's page table.
         """
@@ -134,7 +136,7 @@ class Session(ABC):
 
 
 def with_picked_rows(outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """``outputs``, with the rows ``rows [B, R]`` of ``features_out [B, S, Hd]`` alone."""
+    """Return ``outputs``, with only the rows ``rows [B, R]`` of ``features_out [B, S, Hd]``."""
     features = outputs.get("features_out")
     if features is None:
         return dict(outputs)
@@ -144,12 +146,12 @@ def with_picked_rows(outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, T
 
 
 def check_names(inputs: Collection[str], known: Collection[str], bound: Collection[str]) -> None:
-    """Refuse ``inputs`` that lack one, or that have one which is unknown or has a static buffer.
+    """Check that ``inputs`` has every input that is not bound, and no unknown or bound one.
 
     Args:
         known: inputs of the graph. bound: inputs and outputs with a static buffer.
     Raises:
-        UserError: naming it.
+        UserError: an input is missing, unknown or bound; the message names it.
     """
     missing = [name for name in known if name not in inputs and name not in bound]
     if missing:
@@ -168,9 +170,9 @@ def open_session(
     intermediates: Sequence[str] = (),
     device: str = "cpu",
 ) -> Session:
-    """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``.
+    """Load the graph at ``model`` with ``backend``; its weights are under ``weights_root``.
 
-    ``intermediates`` names intermediate tensors of the graph (``layers.3.output``) that ``run``
-    shall return too; ``Backend.intermediates`` lists the available ones.
+    ``run`` also returns the intermediate tensors that ``intermediates`` names
+    (``layers.3.output``). ``Backend.intermediates`` lists the available ones.
     """
     return backend_named(backend).open(model, weights_root, intermediates, device)

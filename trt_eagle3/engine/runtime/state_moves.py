@@ -1,7 +1,7 @@
-"""Updates of layer states outside a graph: by our kernels on CUDA, else by torch's operations.
+"""Updates of layer states outside a graph: by our kernels on CUDA, else by torch operations.
 
-Shapes: L layers, E entries, n sequences, T rows of a forward, K rows accepted at most; Hv value
-heads of Dv, Dk wide keys; W the convolution's width, C its channels.
+Shapes: L layers, E entries, n sequences, T rows of a forward, at most K accepted rows; Hv value
+heads of width Dv, keys of width Dk; W the convolution's width, C its channels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ __all__ = ["commit_delta", "commit_window", "move_rows"]
 
 def move_rows(buffer: Tensor, source: Tensor, destination: Tensor) -> None:
     """Copy the rows at slots ``source`` (int64) of ``buffer [states, slots, *shape]`` to slots
-    ``destination``, in every state, as if at once.
+    ``destination``, in every state.
+
+    All rows are read before any is written.
     """
     by_kernel = buffer.is_cuda and buffer.ndim == 4 and len(source) <= capi.MAX_KV_MOVES
     if by_kernel and capi.available():
@@ -30,8 +32,9 @@ def move_rows(buffer: Tensor, source: Tensor, destination: Tensor) -> None:
 
 def commit_delta(state: Tensor, rows: Tensor, entries: Tensor, path: Tensor) -> None:
     """Advance the matrices at ``entries`` int32 [n] of ``state`` float32 [L, E, Hv, Dk, Dv], in
-    place, along ``path`` int32 [n, K] of ``rows`` float32 [L, n, T, ...]. Entries of ``path``
-    behind the last row are negative.
+    place, along ``path`` int32 [n, K] of ``rows`` float32 [L, n, T, ...].
+
+    Entries of ``path`` after its last row are negative.
     """
     if _has_kernels(state):
         try:
@@ -44,7 +47,7 @@ def commit_delta(state: Tensor, rows: Tensor, entries: Tensor, path: Tensor) -> 
 
 
 def commit_window(state: Tensor, rows: Tensor, entries: Tensor, path: Tensor) -> None:
-    """``commit_delta`` of windows T [L, E, W - 1, C] and rows T [L, n, T, C]."""
+    """Advance windows T [L, E, W - 1, C] by rows T [L, n, T, C], as ``commit_delta`` does."""
     if _has_kernels(state):
         return capi.commit_window(state, rows, entries, path)
     taken, counts = _taken(rows, path)
@@ -57,7 +60,7 @@ def _has_kernels(state: Tensor) -> bool:
 
 
 def _taken(rows: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``path`` of each sequence, and how many of them count."""
+    """Return the rows ``path`` of each sequence, and how many of them are valid."""
     index = path.clamp(min=0).long()[None, :, :, None]
     taken = rows.gather(2, index.expand(len(rows), -1, -1, rows.shape[3]))
     return taken, (path >= 0).sum(1)

@@ -1,4 +1,4 @@
-"""Tensors made of weight expressions, a few megabytes at a time: the one way for every backend."""
+"""Make tensors from weight expressions, a few megabytes at a time; used by every backend."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _CHUNK_BYTES = 1 << 23
 
 @dataclass(frozen=True)
 class Shard:
-    """One of ``world`` equal pieces of a weight, for a rank of several that share it.
+    """One of ``world`` equal pieces of a weight, for one rank of those that share it.
 
-    Each part is cut along ``axis`` of what it makes (0: rows, outputs; 1: columns, inputs), so a
+    Each part is cut along ``axis`` of its result (0: rows, outputs; 1: columns, inputs). So a
     rank's piece of a fused projection holds its piece of each projection.
     """
 
@@ -46,7 +46,7 @@ class Shard:
 
 
 class Piece(NamedTuple):
-    """Values, and where in the made tensor they go."""
+    """Values, and their position in the tensor that is made."""
 
     where: tuple[slice, ...]
     values: Tensor
@@ -61,14 +61,14 @@ def materialise(
 ) -> Tensor:
     """Make the tensor of ``expr`` in ``dtype`` on ``device``, from files under ``root``.
 
-    What is stored as it is wanted is mapped on the CPU, not read; its values are not looked at.
-    Nothing else of a file is held in memory but the chunk that is converted.
+    A tensor that is stored in its final form is memory-mapped on the CPU. Its values are not
+    checked. Otherwise, only the chunk that is being converted is in memory.
 
     Args:
-        shard: the piece to make, and to read where it is rows on disk; None makes all.
+        shard: the piece to make; only its rows are read, if it is rows on disk. None makes all.
     Raises:
-        UserError: a value that ``dtype`` cannot hold, named with its tensor; a file that cannot be
-            read, or is cut short; a part that cannot be cut into equal pieces.
+        UserError: ``dtype`` cannot hold a value (the message names its tensor); a file cannot be
+            read, or is cut short; a part cannot be cut into equal pieces.
     """
     if expr.is_stored and dtype == expr.dtype and shard is None:
         return mapped(expr.parts[0].stored[0], root).to(device).view(expr.shape)
@@ -80,10 +80,10 @@ def materialise(
 
 
 def sharded_shape(expr: WeightExpr, shard: Shard | None) -> tuple[int, ...]:
-    """Shape of a weight's piece, its parts stacked; of the whole without ``shard``.
+    """Return the shape of a weight's piece, its parts stacked; without ``shard``, of the whole.
 
     Raises:
-        UserError: a part that cannot be cut into equal pieces.
+        UserError: a part cannot be cut into equal pieces.
     """
     windows = [_window(part, shard) for part in expr.parts]
     sides = [
@@ -102,10 +102,10 @@ def pieces(
     device: torch.device | str = "cpu",
     shard: Shard | None = None,
 ) -> Iterator[Piece]:
-    """Read and convert a weight piece by piece; row-major in order unless a part is transposed.
+    """Read and convert a weight piece by piece, in row-major order unless a part is transposed.
 
     Raises:
-        UserError: as ``materialise`` does.
+        UserError: see ``materialise``.
     """
     start = 0
     for part in expr.parts:
@@ -125,7 +125,7 @@ def pieces(
 
 
 def integer_rows(expr: WeightExpr, part: WeightPart, root: Path) -> IntegerRows:
-    """Read the whole numbers of an integer part, with their zero points and scales.
+    """Read the integers of an integer part, with their zero points and scales.
 
     Raises:
         UserError: a file cannot be read, or is cut short.
@@ -162,7 +162,7 @@ def read_chunks(name: str, file: Path, offset: int, sizes: Iterator[int]) -> Ite
 
 
 class _Window(NamedTuple):
-    """What of a stored tensor is taken: ranges on its first axis and its second."""
+    """The ranges of a stored tensor's first two axes that are read."""
 
     first_row: int
     num_rows: int
@@ -201,7 +201,7 @@ def _piece_size(part: WeightPart, count: int, world: int) -> int:
 def _dequantised_rows(
     expr: WeightExpr, part: WeightPart, root: Path, window: _Window, device: torch.device | str
 ) -> Iterator[Tensor]:
-    """Consecutive rows float32 [n, ...] of a quantised part, of the window's columns."""
+    """Yield consecutive rows float32 [n, ...] of a quantised part, in the window's columns."""
     quantised = part.quantised
     assert quantised is not None, part.name
     stored = {t.role: mapped(t, root).to(device) for t in part.stored}
@@ -217,7 +217,7 @@ def _dequantised_rows(
 def _stored_rows(
     _expr: WeightExpr, part: WeightPart, root: Path, window: _Window, _device: torch.device | str
 ) -> Iterator[Tensor]:
-    """Consecutive rows [n, ...] as they are stored, of the window's columns."""
+    """Yield consecutive rows [n, ...] as stored, limited to the window's columns."""
     row_values = prod(part.shape[1:])
     row_bytes = part.dtype.num_bytes(row_values)
     if not row_bytes or not window.num_rows:
@@ -232,7 +232,7 @@ def _stored_rows(
 
 
 def _converted(part: WeightPart, root: Path, values: Tensor, dtype: DType) -> Tensor:
-    """The values as ``dtype``, times the part's scale."""
+    """Convert the values to ``dtype``, multiplied by the part's scale."""
     scaled = values if part.scale == 1.0 else values.float() * part.scale
     made = scaled.to(dtype.torch)
     if not bool(torch.isfinite(made).all()):
@@ -251,14 +251,14 @@ def _unfit(part: WeightPart, root: Path, worst: float, dtype: DType) -> UserErro
 
 
 def mapped(stored: StoredTensor, root: Path) -> Tensor:
-    """A tensor on disk, mapped and not read.
+    """Memory-map a tensor on disk, without reading it.
 
     Raises:
         UserError: the file cannot be read, or is cut short.
     """
     file = root / stored.location
     try:
-        # mode c: copy on write, so that torch may call the memory its own
+        # mode c (copy on write): torch requires writable memory
         size = (stored.num_bytes,)
         raw = np.memmap(file, dtype=np.uint8, mode="c", offset=stored.offset, shape=size)
     except (OSError, ValueError) as error:

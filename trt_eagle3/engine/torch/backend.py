@@ -1,4 +1,4 @@
-"""The torch backend: graphs interpreted node by node, on the CPU, or on CUDA with our kernels."""
+"""The torch backend: interprets graphs node by node, on the CPU, or on CUDA with our kernels."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class TorchBackend:
     exact_packages: Mapping[str, str] = {}
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
-        """On CUDA in 16 bits, what our kernels multiply."""
+        """Return whether it stays packed: on CUDA in 16 bits, if our kernels multiply it."""
         from trt_eagle3.engine.builder.packed_rules import kernels_take
 
         return config.device == "cuda" and config.dtype != "float32" and kernels_take(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
-        """Graphs beside whole weight files."""
+        """Write graphs next to whole weight files."""
         from trt_eagle3.engine.builder.write_graphs import write_graphs
 
         return write_graphs(folder, job, "torch")
@@ -40,25 +40,25 @@ class TorchBackend:
     def open(
         self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
     ) -> Session:
-        """The graph as a program of torch operations."""
+        """Load the graph as a program of torch operations."""
         from trt_eagle3.engine.torch.session import TorchSession
 
         return TorchSession(model, weights_root, intermediates, device)
 
     def intermediates(self, folder: Path) -> frozenset[str]:
-        """All."""
+        """Return all inner tensors of the graph."""
         from trt_eagle3.engine.bundle.graph_files import tensors_inside
 
         return tensors_inside(folder)
 
     def check_folder(self, folder: Path) -> None:
-        """Refuse a graph that cannot be read."""
+        """Check that the graph can be read."""
         from trt_eagle3.engine.bundle.graph_files import check_graph_file
 
         check_graph_file(folder)
 
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
-        """By device; our kernels are faster than torch's operations, and may be missing."""
+        """Return what each device needs. Our kernels are optional: without them torch is slower."""
         from trt_eagle3.engine.runtime.requirement import Requirement, gpu, torch_package
 
         kernels = Requirement("kernel library", _look_for_kernels, INSTALL_KERNELS)
@@ -69,16 +69,16 @@ class TorchBackend:
         }
 
     def requirement(self, config: EngineConfig) -> str:
-        """By device."""
+        """Return the key of the config's device."""
         return f"torch on {config.device}"
 
     def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
-        """Our kernels, on CUDA."""
+        """Return our kernel library, if the device is CUDA."""
         return (kernel_library(),) if config.device == "cuda" else ()
 
 
 def kernel_library() -> Library:
-    """The library of our kernels, of which the KV cache uses one on CUDA whatever the backend."""
+    """The library of our kernels. On CUDA the KV cache uses one of them with every backend."""
     from trt_eagle3.engine.capi import LIBRARY_VARIABLE, library_path
 
     return Library(LIBRARY_VARIABLE, library_path(), INSTALL_KERNELS)

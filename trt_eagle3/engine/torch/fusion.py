@@ -1,5 +1,5 @@
-"""What the torch session computes in one launch on CUDA where the graph has two nodes, and kernels
-of single nodes.
+"""Fused launches of the torch session on CUDA: two graph nodes in one kernel, and kernels of
+single nodes.
 
 Shapes: n rows, H hidden.
 """
@@ -25,7 +25,7 @@ __all__ = ["Step", "fused", "gemm", "layer_norm"]
 
 @dataclass(frozen=True)
 class Step:
-    """One node: what it computes, from what, into what, and which values nothing after it needs."""
+    """One node: its function, inputs and outputs, and the values that no later node needs."""
 
     function: Function
     inputs: tuple[str, ...]
@@ -38,10 +38,11 @@ class Step:
 def fused(
     steps: Sequence[Step], kept: Collection[str], byte_weights: Collection[str] = ()
 ) -> list[Step]:
-    """``steps`` with pairs joined: a product and its GELU, a sum and its LayerNorm, and what makes
-    the rows of a product with a weight in ``byte_weights``, which may want them in eight bits.
+    """Return ``steps`` with fusible pairs joined.
 
-    Values in ``kept`` stay values.
+    Joined are a product and its GELU, a sum and its LayerNorm, and a product with the node that
+    makes its rows. The last needs a weight in ``byte_weights``, which may take rows in eight bits.
+    Values in ``kept`` are still computed.
     """
     readers = Counter(name for step in steps for name in step.inputs)
     made_by = {step.outputs[0]: i for i, step in enumerate(steps)}
@@ -77,7 +78,7 @@ def _is_gelu_of_gemm(before: Step, step: Step) -> bool:
 
 
 def _rows_of_product(before: Step, product: Step) -> Step:
-    """What makes the rows, and their product, in the product's place."""
+    """Join the node that makes the rows with the product, at the product's position."""
     inputs = (product.inputs[1], *before.inputs)
     outputs = (*product.outputs, *before.outputs[1:])
     return Step(_ROWS_OF[before.op], inputs, outputs, before.attributes)
@@ -106,7 +107,9 @@ _ROWS_OF: Mapping[str, Function] = {"SiluMul": _silu_mul_gemm, "AddRmsNorm": _no
 def gemm(
     x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, transB: int = 0
 ) -> Tensor:
-    """``Gemm``: a few rows by our kernel, at what reading the weight costs; the rest by torch."""
+    """Compute ``Gemm``. Our kernel takes few rows, at the cost of reading the weight; torch the
+    rest.
+    """
     if isinstance(weight, PackedWeight):
         assert bias is None, "a packed weight has no bias"
         return weight.linear(x)
@@ -121,7 +124,7 @@ def gemm(
 def layer_norm(
     x: Tensor, scale: Tensor, bias: Tensor, *, axis: int = -1, epsilon: float = 1e-5
 ) -> Tensor:
-    """``LayerNormalization`` of ``x [n, H]``."""
+    """Compute ``LayerNormalization`` of ``x [n, H]``."""
     assert axis == -1, f"LayerNormalization: axis -1, got {axis}"
     return capi.add_layer_norm(x, scale, bias, epsilon=epsilon)[0]
 
@@ -135,7 +138,7 @@ def _add_layer_norm(
     axis: int = -1,
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
-    """The sum, and its LayerNorm."""
+    """Return the sum, and its LayerNorm."""
     assert axis == -1, f"LayerNormalization: axis -1, got {axis}"
     normed, total = capi.add_layer_norm(x, scale, bias, residual, epsilon=epsilon)
     assert total is not None
@@ -143,7 +146,7 @@ def _add_layer_norm(
 
 
 def _gemm_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``gelu(x @ weight.T + bias)`` by tanh, in one launch: cuBLAS computes it on the sums,
+    """Compute ``gelu(x @ weight.T + bias)`` by tanh, in one launch. cuBLAS applies it to the sums
     before they are rounded.
     """
     product: Tensor = torch._addmm_activation(bias, x, weight.T, use_gelu=True)

@@ -1,10 +1,10 @@
-"""One forward over several parts, each with inputs of its own: the rows of prompts beside the rows
-of sequences that decode, so that the weights are read once for both.
+"""One forward over several parts, each with its own inputs: rows of prompts and rows of decoding
+sequences in one batch, so that the weights are read once.
 
-All that a graph computes row by row it computes over the rows of all parts at once. Attention is
-launched for each part, over that part's rows.
+Nodes that compute row by row run over the rows of all parts at once. Attention is launched once for
+each part, over that part's rows.
 
-Shapes, of part g: B_g sequences, S_g rows of each, R_g rows wanted of each; N and R: the sums of
+Shapes, for part g: B_g sequences, S_g rows and R_g picked rows of each; N and R: the sums of
 B_g * S_g and of B_g * R_g.
 """
 
@@ -39,30 +39,30 @@ __all__ = [
 ]
 
 _OF_ATTENTION = ("past_lengths", "query_lengths", "page_table", "tree_mask")
-"""Context inputs that attention alone reads."""
+"""Context inputs that only attention reads."""
 LOGITS, AUX = "logits", "aux_hidden_states"
 ROW_INPUTS = ("inputs_embeds", "deepstack_embeds", "position_ids")
-"""Inputs that have rows, and that others than attention read."""
+"""Inputs with rows that nodes other than attention read."""
 
 Inputs = Mapping[str, Tensor]
 Function = Callable[..., Any]
 
 
 class Parts:
-    """What attention is told of each part; stands for each of ``_OF_ATTENTION`` in a forward."""
+    """Attention inputs of each part; replaces each of ``_OF_ATTENTION`` in a forward."""
 
     def __init__(self, parts: Sequence[Inputs], out: Tensor | None = None) -> None:
-        """``out``: where what attention says of all rows is written, the last ones padding."""
+        """``out``: the buffer for attention's output of all rows; its last rows are padding."""
         self._parts = parts
         self._out = out
 
     def attend(
         self, function: Function, inputs: Sequence[Any], *, picked: bool, **geometry: Any
     ) -> tuple[Tensor, ...]:
-        """``function`` of each part: the parts' rows one after the other, and the caches.
+        """Call ``function`` for each part; return the parts' rows concatenated, and the caches.
 
-        ``inputs``: of ``TreeAttention``, or where rows are ``picked`` of ``PromptAttention``, whose
-        last one counts rows within each part.
+        ``inputs``: those of ``TreeAttention``. If rows are ``picked``, those of
+        ``PromptAttention``, whose last input counts rows within each part.
         """
         qkv, caches, more = inputs[:3], inputs[3:5], inputs[9 : -1 if picked else None]
         found, start = [], 0
@@ -85,8 +85,8 @@ def mixable(
     states: Sequence[StateSpec],
     steps: Sequence[Step],
 ) -> bool:
-    """Whether a graph with these can run so: a target all of whose states are paged, and of which
-    nothing else is asked.
+    """Return whether a graph can run so: a target whose states are all paged, with no inputs and
+    outputs beyond the known ones.
     """
     readers = {step.op for step in steps if not set(_OF_ATTENTION).isdisjoint(step.inputs)}
     own = {name for state in states for name in (state.name, state.output_name)}
@@ -100,7 +100,7 @@ def mixable(
 
 
 def mixed_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """``steps`` whose attention takes ``Parts``."""
+    """Return ``steps`` with attention that takes ``Parts``."""
     return tuple(_mixed(step) for step in steps)
 
 
@@ -117,8 +117,10 @@ def _mixed(step: Step) -> Step:
 
 
 def joined(parts: Sequence[Inputs]) -> dict[str, Any]:
-    """The inputs of one forward over ``parts``, which are on the device: embeddings [1, N, H],
-    positions [3, 1, N], levels [L, 1, N, H] and wanted rows [1, R], and ``Parts`` for the rest.
+    """Return the inputs of one forward over ``parts``, which are on the device.
+
+    They are embeddings [1, N, H], positions [3, 1, N], levels [L, 1, N, H], picked rows [1, R], and
+    ``Parts`` for the rest.
     """
     found = context_of(parts)
     for name in parts[0].keys() - found.keys():
@@ -129,24 +131,24 @@ def joined(parts: Sequence[Inputs]) -> dict[str, Any]:
 
 
 def context_of(parts: Sequence[Inputs], out: Tensor | None = None) -> dict[str, Any]:
-    """What attention and the head are told of ``parts``; ``out``: as of ``Parts``."""
+    """Return the inputs of attention and head for ``parts``; ``out``: see ``Parts``."""
     found: dict[str, Any] = dict.fromkeys(_OF_ATTENTION, Parts(parts, out))
     found["logit_rows"] = torch.cat(_rows_in_all(parts))[None]
     return found
 
 
 def row_axis(name: str) -> int:
-    """Which axis of an input counts rows, from the last one; the one before counts sequences."""
+    """Return the axis of an input's rows, counted from the last; the one before is the batch's."""
     return -1 if name == "position_ids" else -2
 
 
 def flat_rows(name: str, tensor: Tensor) -> Tensor:
-    """An input with one axis for the rows of all sequences: [..., B * S] or [..., B * S, H]."""
+    """Flatten an input's sequences and rows into one axis: [..., B * S] or [..., B * S, H]."""
     return tensor.flatten(row_axis(name) - 1, row_axis(name))
 
 
 def _rows_in_all(parts: Sequence[Inputs]) -> list[Tensor]:
-    """int32 [B_g * R_g] of each part: its ``logit_rows``, counted over the rows of all parts."""
+    """Return int32 [B_g * R_g] for each part: its ``logit_rows``, counted over all parts' rows."""
     found, start = [], 0
     for part in parts:
         batch, width = part["tree_mask"].shape[:2]
@@ -158,8 +160,8 @@ def _rows_in_all(parts: Sequence[Inputs]) -> list[Tensor]:
 
 
 def split_rows(rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """``rows`` [1, n, ...] as those of each part: [B_g, n_g, ...] by ``shapes``; what follows them
-    is padding.
+    """Split ``rows`` [1, n, ...] into those of each part, [B_g, n_g, ...] by ``shapes``. Rows after
+    them are padding.
     """
     sizes = [batch * width for batch, width in shapes]
     cut = rows[0, : sum(sizes)].split(sizes)
@@ -169,7 +171,7 @@ def split_rows(rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
 def reduction_of(
     shapes: Sequence[tuple[int, int]], reduced: Sequence[Reduction | None]
 ) -> Callable[[Tensor], list[Tensor]]:
-    """What makes each part's own output of that of all: by its function, or in float32."""
+    """Return a function that splits an output by part and reduces each, or widens it to float32."""
 
     def split(rows: Tensor) -> list[Tensor]:
         found = zip(split_rows(rows, shapes), reduced, strict=True)

@@ -1,9 +1,9 @@
 """``FusedMoe`` on CUDA: a mixture of experts whose weights are dense, FP8 or INT4.
 
-Kernels of ours read the experts that any row goes through: up to 64 rows at what reading them
-takes, more, as of prompts, gathered by expert. Where FP8 activations were asked for and each row of
-a weight has one scale, rows of prompts are in FP8 and go through stock grouped products. Sizes that
-no kernel takes go through stock operations. Nothing waits for the device, so all may be captured.
+Our kernels read each expert that receives a row. Up to 64 rows take as long as this reading. More
+rows, as in prompts, are gathered by expert. If FP8 activations are configured and each row of a
+weight has one scale, prompt rows are in FP8 and use stock grouped products. Sizes that no kernel
+takes use stock operations. No operation waits for the device, so all can be captured.
 
 Shapes: n rows, H hidden, E experts, I inner width, k experts of a row. T is float16 or bfloat16.
 """
@@ -35,25 +35,25 @@ __all__ = [
     "pack_experts",
 ]
 
-_GROUPED_CHIP = (9, 0)  # where torch has grouped products
+_GROUPED_CHIP = (9, 0)  # torch has grouped products only there
 
 
 class Experts(ABC):
-    """Weights [E, N, K] of all experts, kept in one form."""
+    """Weights [E, N, K] of all experts, stored in one form."""
 
     @abstractmethod
     def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """The mixture with these as gate_up, by our kernels.
+        """Compute the mixture with our kernels; ``self`` is gate_up.
 
         Raises:
-            NotImplementedError: no kernel computes it, of so many rows.
+            NotImplementedError: no kernel computes it for this number of rows.
         """
 
     @abstractmethod
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """T [E, N, K]."""
+        """Return the weights T [E, N, K], dequantised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,19 +65,21 @@ class DenseExperts(Experts):
     def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """``Experts.mixture``."""
+        """Compute the mixture; see ``Experts.mixture``."""
         assert isinstance(down, DenseExperts), type(down)
         weights = (self.weight, down.weight)
         return capi.fused_moe(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """``Experts.dense``."""
+        """Return the weights; see ``Experts.dense``."""
         return self.weight.to(dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Fp8Experts(Experts):
-    """``codes``: float8_e4m3fn [E, N, K], packed. ``scale``: float32 [E, N or 1, 1 or K / 128] or
+    """Experts in FP8.
+
+    ``codes``: float8_e4m3fn [E, N, K], packed. ``scale``: float32 [E, N or 1, 1 or K / 128] or
     [E, N / 128, K / 128]. ``fp8_activations``: whether many rows are multiplied in FP8.
     """
 
@@ -88,26 +90,26 @@ class Fp8Experts(Experts):
     def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """``Experts.mixture``."""
+        """Compute the mixture; see ``Experts.mixture``."""
         assert isinstance(down, Fp8Experts), type(down)
         weights = ((self.codes, self.scale), (down.codes, down.scale))
         return capi.fused_moe_fp8(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """``Experts.dense``."""
+        """Return the weights; see ``Experts.dense``."""
         scale = self.scale
-        if scale.shape[1] == 1:  # an expert's: the experts' rows have one each
+        if scale.shape[1] == 1:  # one scale for an expert: repeat it for its rows
             scale = scale.expand(-1, self.codes.shape[1], -1)
         values = capi.unpack_fp8(self.codes.flatten(0, 1), scale.flatten(0, 1), dtype)
         return values.view(self.codes.shape)
 
     @property
     def multiplies_in_fp8(self) -> bool:
-        """Whether rows of prompts are in FP8, too."""
+        """Whether prompt rows are also in FP8."""
         return self.fp8_activations and self.scale.shape[1:] == (self.codes.shape[1], 1)
 
     def times(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Rows in FP8, those up to ``ends[e]`` times expert e's weight: T [rows, N]."""
+        """Multiply rows in FP8; those up to ``ends[e]`` by expert e's weight: T [rows, N]."""
         q, scale = capi.quantise_rows(rows)
         weight, scales = self.codes.transpose(1, 2), self.scale[..., 0]
         return torch._scaled_grouped_mm(
@@ -117,7 +119,9 @@ class Fp8Experts(Experts):
 
 @dataclass(frozen=True, eq=False)
 class Int4Experts(Experts):
-    """``codes``: int32 [E, N, K / 8], packed; ``scale``: 16-bit [E, N, K / group];
+    """Experts in INT4.
+
+    ``codes``: int32 [E, N, K / 8], packed; ``scale``: 16-bit [E, N, K / group];
     ``zero_point``: uint8 of scale's shape; None is 8 for all.
     """
 
@@ -131,13 +135,13 @@ class Int4Experts(Experts):
         return self.scale.dtype, group, self.zero_point is None
 
     def is_like(self, other: object) -> bool:
-        """Whether one call takes both: of one type of scales and size of groups."""
+        """Return whether one call takes both: same type of scales, group size and zero points."""
         return isinstance(other, Int4Experts) and self._form == other._form
 
     def mixture(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
-        """``Experts.mixture``."""
+        """Compute the mixture; see ``Experts.mixture``."""
         assert isinstance(down, Int4Experts), type(down)
         weights = (
             (self.codes, self.scale, self.zero_point),
@@ -146,7 +150,7 @@ class Int4Experts(Experts):
         return capi.fused_moe_int4(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """``Experts.dense``."""
+        """Return the weights; see ``Experts.dense``."""
         experts, outer, words = self.codes.shape
         zeros = None if self.zero_point is None else self.zero_point.flatten(0, 1)
         parts = (self.codes.flatten(0, 1), self.scale.flatten(0, 1), zeros)
@@ -160,8 +164,8 @@ def pack_experts(
     *,
     activations: str = "compute",
 ) -> tuple[Experts, Experts] | None:
-    """A layer's gate_up and down packed on ``device``; None where the kernels do not know the form
-    of either.
+    """Pack a layer's gate_up and down on ``device``; None if the kernels do not support the form of
+    either.
 
     Raises:
         UserError: a file cannot be read, or is cut short.
@@ -180,14 +184,14 @@ def pack_experts(
 def _packed(
     expr: WeightExpr, root: Path, device: torch.device, *, activations: str
 ) -> Experts | None:
-    """The experts of ``expr``, of whose shape [E, N, K] N and K are multiples of 128."""
+    """Pack the experts of ``expr``, whose shape is [E, N, K]; N and K are multiples of 128."""
     packed = pack(replace(expr, experts=0), root, device, activations=activations)
     return None if packed is None else as_experts(packed, expr.experts)
 
 
 def as_experts(packed: PackedWeight, experts: int) -> Experts | None:
-    """The matrices [N, K], one after the other in ``packed``, of so many experts; None where no
-    kernel multiplies with experts of its form. N must be a multiple of 128.
+    """Return the stacked matrices [N, K] of ``packed`` as ``experts`` experts; None if no kernel
+    multiplies experts of this form. N must be a multiple of 128.
     """
     if isinstance(packed, Fp8Weight):
         rows, columns = packed.codes.shape
@@ -210,10 +214,10 @@ def fused_moe(
     top_k: int,
     renormalise: int,
 ) -> Tensor:
-    """The op (``graph/ops/fused_moe.py``) on CUDA; weights as a tensor are dense.
+    """Compute the op (``graph/ops/fused_moe.py``) on CUDA; weights given as a tensor are dense.
 
-    A row's bits do not depend on which others there are, nor on how many up to 64; with packed
-    experts those of up to 8 rows, and of 9 to 64, are alike.
+    A row's bits do not depend on other rows, nor on the number of rows up to 64. With packed
+    experts, this holds within 1 to 8 rows and within 9 to 64.
     """
     up = DenseExperts(gate_up) if isinstance(gate_up, Tensor) else gate_up
     low = DenseExperts(down) if isinstance(down, Tensor) else down
@@ -225,7 +229,7 @@ def fused_moe(
 
 
 def _known(gate_up: Experts, top_k: int) -> bool:
-    """Whether the kernels take experts of these sizes; of packed ones ``pack_experts`` asked."""
+    """Whether the kernels take experts of these sizes; ``pack_experts`` has checked packed ones."""
     if top_k > capi.MAX_TOP_K:
         return False
     if not isinstance(gate_up, DenseExperts):
@@ -266,7 +270,7 @@ def _many_in_fp8(
     top_k: int,
     renormalise: int,
 ) -> Tensor:
-    """With rows gathered by expert, and rounded to FP8."""
+    """Compute the mixture with rows that are gathered by expert and rounded to FP8."""
     experts, shares, places, counts = capi.route_rows(
         router_logits, top_k=top_k, renormalise=renormalise
     )

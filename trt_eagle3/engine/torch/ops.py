@@ -1,6 +1,6 @@
-"""What each standard op of our graphs does in torch, on the CPU and on CUDA: op -> function.
+"""Standard ops of our graphs in torch, on the CPU and on CUDA: op -> function.
 
-Integer 64-bit tensors are shapes and scalar indices: they stay on the CPU, so that no shape waits
+64-bit integer tensors are shapes and scalar indices. They stay on the CPU, so that no shape waits
 for the device. Our own ops are in ``graph/ops``.
 """
 
@@ -52,7 +52,7 @@ def _unsqueeze(data: Tensor, axes: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, *, approximate: bytes = b"none") -> Tensor:
-    """GELU, exact or by tanh."""
+    """Compute GELU, exactly or by tanh."""
     return functional.gelu(x, approximate=approximate.decode())
 
 

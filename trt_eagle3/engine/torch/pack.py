@@ -1,4 +1,4 @@
-"""Packs the quantised weights of a checkpoint for the kernels (``packed.py``)."""
+"""Pack the quantised weights of a checkpoint for the kernels (``packed.py``)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from trt_eagle3.graph.weights import WeightExpr, WeightPart
 __all__ = ["fp8_scales", "pack"]
 
 _COMPUTE = (torch.float16, torch.bfloat16)
-_BLOCK = 128  # rows and columns of an FP8 scale that the kernels know
-_INT8_ZERO = 128  # the zero point of every group
+_BLOCK = 128  # rows and columns of an FP8 scale that the kernels support
+_INT8_ZERO = 128  # the only zero point that the kernels support
 
 
 def pack(
     expr: WeightExpr, root: Path, device: torch.device, *, activations: str = "compute"
 ) -> PackedWeight | None:
-    """The weight of ``expr`` packed on ``device``; None where the kernels do not know its form:
-    another format, compute type, number of columns, or grouping.
+    """Pack the weight of ``expr`` on ``device``.
 
-    ``activations``: as ``engine.activations`` says; FP8 where the checkpoint says so too.
+    Returns None if the kernels do not support its format, compute type, number of columns or
+    grouping.
+
+    ``activations``: ``engine.activations``; FP8 also needs a checkpoint with FP8 activations.
 
     Raises:
         UserError: a file cannot be read, or is cut short.
@@ -77,8 +79,8 @@ def _pack_fp8(
 
 
 def fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | None:
-    """float32 [rows made, 1 or K / 128]: a scale of every row that the part makes; None: another
-    block.
+    """Return a scale for every output row of the part, float32 [rows, 1 or K / 128]; None if the
+    block is not supported.
     """
     quantised = part.quantised
     assert quantised is not None, part.name
@@ -95,7 +97,7 @@ def fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | N
 
 
 def _merged(grids: list[Tensor]) -> Tensor:
-    """The scales of all rows; those of 128 columns once for each 128 rows that are alike."""
+    """Merge the scales of all rows. Scales of 128 columns are stored once for 128 equal rows."""
     scales = torch.cat(grids)
     if scales.shape[1] == 1:
         return scales
@@ -164,7 +166,7 @@ def _pack_int8(
 
 
 def _int8_scales(rows: IntegerRows) -> Tensor | None:
-    """float32 [n, 1 or K / 128]; None: groups that the kernels do not know."""
+    """Return float32 [n, 1 or K / 128]; None if the kernels do not support the groups."""
     columns = rows.codes.shape[1]
     if rows.scales.shape[1] == 1:
         return rows.scales
@@ -175,13 +177,13 @@ def _int8_scales(rows: IntegerRows) -> Tensor | None:
 
 
 def _rows_of(rows: IntegerRows, part: WeightPart) -> IntegerRows:
-    """The rows that the part takes."""
+    """Return the rows that the part takes."""
     taken = slice(*part.row_range)
     return IntegerRows(rows.codes[taken], rows.zeros[taken], rows.scales[taken], rows.groups)
 
 
 def _group_columns(groups: Tensor) -> int | None:
-    """Columns of a group where all are alike and consecutive, and the kernels know their number."""
+    """Return the columns of a group; None if groups differ, are not consecutive or unsupported."""
     columns = len(groups)
     count = int(groups.max()) + 1
     group = columns // count
@@ -191,7 +193,7 @@ def _group_columns(groups: Tensor) -> int | None:
 
 
 def _in_16_bits(scale: Tensor) -> Tensor | None:
-    """``scale`` as bfloat16 or float16, whichever holds it exactly; None where neither does."""
+    """Return ``scale`` as bfloat16 or float16, if one of them holds it exactly; else None."""
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(scale.to(dtype).float(), scale):
             return scale.to(dtype).contiguous()

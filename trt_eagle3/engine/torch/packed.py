@@ -1,14 +1,15 @@
-"""Quantised weights that the torch session multiplies with as they are, on CUDA.
+"""Quantised weights that the torch session multiplies as stored, on CUDA.
 
-With 16-bit activations our kernels read the quantised numbers once for up to 128 rows, in passes of
-128 up to 384, and each product is that of the dequantised weight, summed in float32. More rows, as
-of prompts, meet the weight dequantised for the call: little beside such a product.
+With 16-bit activations, our kernels read the quantised numbers once for up to 128 rows, and once
+more for each 128 rows up to 384. Each product equals that of the dequantised weight, summed in
+float32. For more rows, as in prompts, the weight is dequantised for the call. That costs little
+compared with such a product.
 
-Where ``engine.activations`` says that activations are FP8 (and an FP8 checkpoint says so too) or
-int8, rows are rounded, each by itself (by 128 columns where the scales change along K), whatever
-their number: what a row gives does not depend on how many there are. On Hopper bytes are then
-multiplied by bytes (``linear_w8a8``; many rows of FP8 by stock products); up to 8 rows, and few
-rows elsewhere, are rounded to the same FP8 values and multiplied in 16 bits.
+``engine.activations`` may be FP8 (which also needs an FP8 checkpoint with FP8 activations) or
+int8. Then each row is rounded by itself, or by 128 columns if the scales change along K. This does
+not depend on the number of rows, so neither does a row's result. On Hopper, bytes are multiplied by
+bytes (``linear_w8a8``; stock products for many FP8 rows). Up to 8 rows, and few rows on other
+chips, are rounded to the same FP8 values and multiplied in 16 bits.
 
 Shapes: n rows of x, K inputs, N outputs. T is the compute type, float16 or bfloat16.
 """
@@ -38,45 +39,45 @@ __all__ = [
 ]
 
 _FEW_ROWS = 3 * capi.MAX_PACKED_ROWS
-"""Up to which passes of the kernels are faster than a weight dequantised for the call."""
+"""Up to this number of rows, repeated kernel calls are faster than dequantising the weight."""
 _ROUNDED_ROWS, _BYTE_ROWS = 8, 128
-"""From the first to the second our products of FP8 bytes are the fastest: fewer rows are rounded
-and multiplied in 16 bits, more are for stock products.
+"""Above the first and up to the second number of rows, our products of FP8 bytes are the fastest.
+Fewer rows are rounded and multiplied in 16 bits. More rows use stock products.
 """
-_BLOCK = 128  # rows of an FP8 scale of blocks
-_STOCK_ROWS = 16  # stock products with scales of blocks take multiples
+_BLOCK = 128  # rows of an FP8 block scale
+_STOCK_ROWS = 16  # stock products with block scales need a multiple of this
 _FP8_CHIP, _HOPPER = (8, 9), 9
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight(ABC):
-    """A weight [N, K] that is kept quantised: ``codes`` has N rows."""
+    """A weight [N, K] that stays quantised: ``codes`` has N rows."""
 
     codes: Tensor
 
     def linear(self, x: Tensor) -> Tensor:
-        """``x [n, K] @ weight.T``: T [n, N]."""
+        """Return ``x [n, K] @ weight.T``: T [n, N]."""
         return self.product(TensorRows(x))
 
     def product(self, rows: ProductRows) -> Tensor:
-        """``linear`` of rows that may be made for this product alone."""
+        """Compute ``linear`` of rows that may be made for this product alone."""
         return self._of_values(rows.values())
 
     @property
     def takes_bytes(self) -> bool:
-        """Whether ``product`` may ask for rows in eight bits."""
+        """Whether ``product`` may take rows in eight bits."""
         return False
 
     @abstractmethod
     def _few(self, x: Tensor, out: Tensor) -> Tensor:
-        """``out = linear(x)`` of at most ``MAX_PACKED_ROWS`` rows, by our kernels."""
+        """Compute ``out = linear(x)`` of at most ``MAX_PACKED_ROWS`` rows, with our kernels."""
 
     @abstractmethod
     def _unpacked(self, dtype: torch.dtype) -> Tensor:
-        """The dequantised weight [N, K]."""
+        """Return the dequantised weight [N, K]."""
 
     def _of_values(self, x: Tensor) -> Tensor:
-        """``linear`` with 16-bit activations."""
+        """Compute ``linear`` with 16-bit activations."""
         if len(x) <= _FEW_ROWS:
             out = x.new_empty(len(x), len(self.codes))
             with contextlib.suppress(NotImplementedError):  # before Hopper
@@ -89,16 +90,18 @@ class PackedWeight(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(PackedWeight):
-    """``codes``: float8_e4m3fn [N, K], packed. ``scale``: float32 [N, 1], or with K / 128 columns
-    and N or ceil(N / 128) rows. ``fp8_activations``: whether rows are rounded to FP8, each by
-    itself, where the chip multiplies FP8 and T is bfloat16.
+    """A weight in FP8.
+
+    ``codes``: float8_e4m3fn [N, K], packed. ``scale``: float32 [N, 1], or with K / 128 columns and
+    N or ceil(N / 128) rows. ``fp8_activations``: whether rows are rounded to FP8, each by itself.
+    Rounding needs a chip with FP8 products, and bfloat16 as T.
     """
 
     scale: Tensor
     fp8_activations: bool = False
 
     def product(self, rows: ProductRows) -> Tensor:
-        """``PackedWeight.product``."""
+        """Compute the product; see ``PackedWeight.product``."""
         if not self._rounds(rows.dtype):
             return self._of_values(rows.values())
         by_bytes = not self._blocks and _on_hopper()
@@ -110,7 +113,7 @@ class Fp8Weight(PackedWeight):
 
     @property
     def takes_bytes(self) -> bool:
-        """``PackedWeight.takes_bytes``."""
+        """Whether rows may be rounded; see ``PackedWeight.takes_bytes``."""
         return self._rounds(torch.bfloat16)
 
     @property
@@ -119,19 +122,19 @@ class Fp8Weight(PackedWeight):
         return self.scale.shape[1] > 1
 
     def _rounds(self, dtype: torch.dtype) -> bool:
-        """Whether rows are rounded to FP8: never of one number of rows alone."""
+        """Whether rows are rounded to FP8; independent of the number of rows."""
         stock = not self._blocks or len(self.scale) * _BLOCK == len(self.codes)
         known = self.fp8_activations and stock and dtype == torch.bfloat16
         return known and _capability() >= _FP8_CHIP
 
     def _stock(self, rows: ProductRows) -> Tensor:
-        """By stock FP8 products."""
+        """Compute the product with stock FP8 operations."""
         padding = -len(rows) % _STOCK_ROWS if self._blocks else 0
         if padding:
             padded = functional.pad(rows.values(), (0, 0, 0, padding))
             return self._stock(TensorRows(padded))[: len(rows)]
         q, scale = rows.codes(blocks=self._blocks)
-        # Adds as the chip does, in about 14 bits (docs/measurements.md): far below what FP8 rounds
+        # fast: the chip adds in about 14 bits (docs/measurements.md); FP8 rounding loses far more
         fast = not self._blocks
         return torch._scaled_mm(
             q, self.codes.T, scale.T, self.scale.T, out_dtype=rows.dtype, use_fast_accum=fast
@@ -146,23 +149,25 @@ class Fp8Weight(PackedWeight):
 
 @dataclass(frozen=True, eq=False)
 class Int8Weight(PackedWeight):
-    """``codes``: uint8 [N, K], packed, of the numbers + 128. ``scale`` as ``Fp8Weight``'s.
-    ``int8_activations``: whether rows are rounded to int8, each by itself, where scales are of rows
-    and the chip is a Hopper. Whole numbers are summed exactly.
+    """A weight in INT8.
+
+    ``codes``: uint8 [N, K], packed, of the numbers + 128. ``scale``: as in ``Fp8Weight``.
+    ``int8_activations``: whether rows are rounded to int8, each by itself. Rounding needs a scale
+    for each row of the weight, and a Hopper chip. Integers are summed exactly.
     """
 
     scale: Tensor
     int8_activations: bool = False
 
     def product(self, rows: ProductRows) -> Tensor:
-        """``PackedWeight.product``."""
+        """Compute the product; see ``PackedWeight.product``."""
         if not self.takes_bytes:
             return self._of_values(rows.values())
         return _of_bytes(rows.codes(integers=True), self.codes, self.scale, rows.dtype)
 
     @property
     def takes_bytes(self) -> bool:
-        """``PackedWeight.takes_bytes``."""
+        """Whether rows are rounded; see ``PackedWeight.takes_bytes``."""
         return self.int8_activations and self.scale.shape[1] == 1 and _on_hopper()
 
     def _few(self, x: Tensor, out: Tensor) -> Tensor:
@@ -174,7 +179,7 @@ class Int8Weight(PackedWeight):
 
 @dataclass(frozen=True, eq=False)
 class Int4Weight(PackedWeight):
-    """``codes``, ``scale``, ``zero_point`` as ``capi.linear_int4`` takes them."""
+    """A weight in INT4: ``codes``, ``scale``, ``zero_point`` as in ``capi.linear_int4``."""
 
     scale: Tensor
     zero_point: Tensor | None
@@ -189,7 +194,7 @@ class Int4Weight(PackedWeight):
 
 @dataclass(frozen=True, eq=False)
 class Nvfp4Weight(PackedWeight):
-    """``codes``, ``scale``, ``row_scale`` as ``capi.linear_nvfp4`` takes them."""
+    """A weight in NVFP4: ``codes``, ``scale``, ``row_scale`` as in ``capi.linear_nvfp4``."""
 
     scale: Tensor
     row_scale: Tensor
@@ -203,13 +208,13 @@ class Nvfp4Weight(PackedWeight):
 
 
 def _of_bytes(rows: capi.RowCodes, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product of rows and a weight in eight bits each."""
+    """Compute the product of rows and a weight, both in eight bits."""
     return capi.linear_w8a8(*rows, codes, scale, dtype, prefetch_safe=True)
 
 
 @cache
 def _capability() -> tuple[int, int]:
-    """Of the chip that this process computes on."""
+    """Return the capability of this process's chip; (0, 0) without CUDA."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 
 
@@ -218,7 +223,7 @@ def _on_hopper() -> bool:
 
 
 def warn_of_unrounded(activations: str) -> None:
-    """Warn where ``engine.activations`` asks for products of bytes that this chip does not have."""
+    """Warn if ``engine.activations`` needs products of bytes that this chip does not have."""
     has = {"fp8": _capability() >= _FP8_CHIP, "int8": _on_hopper()}
     if not has.get(activations, True):
         chip = "sm{}{}".format(*_capability())

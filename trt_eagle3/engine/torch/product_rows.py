@@ -1,7 +1,7 @@
-"""What a product multiplies: rows that are there, or that are made for it alone.
+"""Rows that a product multiplies: existing ones, or ones that are made for it alone.
 
-A product with a quantised weight may want rows in eight bits. Where SiluMul or AddRmsNorm make
-them, one kernel makes them so, and their 16-bit values are never written.
+A product with a quantised weight may need rows in eight bits. If SiluMul or AddRmsNorm make them,
+one kernel computes the bytes directly, and the 16-bit values are never written.
 
 Shapes: n rows, K columns. T is the compute type.
 """
@@ -19,32 +19,32 @@ __all__ = ["NormRows", "ProductRows", "SiluMulRows", "TensorRows"]
 
 
 class ProductRows(Protocol):
-    """Rows ``x [n, K]`` of a product; one of its functions is called, once."""
+    """Rows ``x [n, K]`` of a product. Call only one of ``values``, ``codes``, ``rounded``, once."""
 
     def __len__(self) -> int:
-        """n."""
+        """Return n."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """T."""
+        """The type T."""
         ...
 
     def values(self) -> Tensor:
-        """T [n, K]."""
+        """Return the rows, T [n, K]."""
         ...
 
     def codes(self, *, blocks: bool = False, integers: bool = False) -> capi.RowCodes:
-        """As ``capi.quantise_rows`` makes them."""
+        """Return the rows in eight bits; see ``capi.quantise_rows``."""
         ...
 
     def rounded(self, *, blocks: bool = False) -> Tensor:
-        """T [n, K], as ``capi.round_rows`` makes them: the values of FP8 codes."""
+        """Return the values of FP8 codes, T [n, K]; see ``capi.round_rows``."""
         ...
 
 
 class TensorRows:
-    """Implements ``ProductRows``: the rows of a tensor."""
+    """Implements ``ProductRows`` for the rows of a tensor."""
 
     def __init__(self, x: Tensor) -> None:
         self._x = x
@@ -54,20 +54,20 @@ class TensorRows:
         return len(self._x)
 
     def values(self) -> Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return self._x
 
     def codes(self, *, blocks: bool = False, integers: bool = False) -> capi.RowCodes:
-        """``ProductRows.codes``."""
+        """Return the rows in eight bits; see ``ProductRows.codes``."""
         return capi.quantise_rows(self._x, blocks=blocks, integers=integers)
 
     def rounded(self, *, blocks: bool = False) -> Tensor:
-        """``ProductRows.rounded``."""
+        """Return the rounded rows; see ``ProductRows.rounded``."""
         return capi.round_rows(self._x, blocks=blocks)
 
 
 class SiluMulRows:
-    """Implements ``ProductRows``: ``silu(gate) * up`` of ``gate_up`` [n, 2 K]."""
+    """Implements ``ProductRows`` for ``silu(gate) * up`` of ``gate_up`` [n, 2 K]."""
 
     def __init__(self, gate_up: Tensor) -> None:
         self._gate_up = gate_up
@@ -77,21 +77,21 @@ class SiluMulRows:
         return len(self._gate_up)
 
     def values(self) -> Tensor:
-        """``SiluMul``."""
+        """Compute ``SiluMul``."""
         return capi.silu_mul(self._gate_up)
 
     def codes(self, *, blocks: bool = False, integers: bool = False) -> capi.RowCodes:
-        """``ProductRows.codes``."""
+        """Return the rows in eight bits; see ``ProductRows.codes``."""
         return capi.quantise_silu_mul(self._gate_up, blocks=blocks, integers=integers)
 
     def rounded(self, *, blocks: bool = False) -> Tensor:
-        """``ProductRows.rounded``."""
+        """Return the rounded rows; see ``ProductRows.rounded``."""
         return capi.round_silu_mul(self._gate_up, blocks=blocks)
 
 
 class NormRows:
-    """Implements ``ProductRows``: ``AddRmsNorm``'s y; afterwards ``total`` is x + residual, or None
-    without one.
+    """Implements ``ProductRows`` for the output of ``AddRmsNorm``. Afterwards ``total`` is
+    x + residual, or None without a residual.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class NormRows:
 
     @property
     def _is_fused(self) -> bool:
-        """Whether the kernels that quantise compute this norm."""
+        """Whether the quantising kernels also compute this norm."""
         stream = self._x if self._residual is None else self._residual
         return stream.dtype == self.dtype and stream.shape[1] <= capi.MAX_QUANTISED_NORM
 
     def values(self) -> Tensor:
-        """``AddRmsNorm``."""
+        """Compute ``AddRmsNorm``."""
         y, self.total = capi.add_rms_norm(*self._inputs, epsilon=self._epsilon)
         return y
 
     def codes(self, *, blocks: bool = False, integers: bool = False) -> capi.RowCodes:
-        """``ProductRows.codes``."""
+        """Return the rows in eight bits; see ``ProductRows.codes``."""
         if not self._is_fused:
             return TensorRows(self.values()).codes(blocks=blocks, integers=integers)
         codes, self.total = capi.quantise_add_rms_norm(
@@ -126,7 +126,7 @@ class NormRows:
         return codes
 
     def rounded(self, *, blocks: bool = False) -> Tensor:
-        """``ProductRows.rounded``."""
+        """Return the rounded rows; see ``ProductRows.rounded``."""
         if not self._is_fused:
             return TensorRows(self.values()).rounded(blocks=blocks)
         y, self.total = capi.round_add_rms_norm(*self._inputs, epsilon=self._epsilon, blocks=blocks)

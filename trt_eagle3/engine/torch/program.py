@@ -1,4 +1,4 @@
-"""A graph made ready for torch: weights loaded, lifetimes known."""
+"""Prepare a graph for torch: load weights, compute the lifetimes of values."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ __all__ = [
 
 Weight = Tensor | PackedWeight | Experts
 ReadWeight = Callable[[WeightExpr, Path, torch.device], Weight]
-"""Makes the tensor of a weight on the device; the path is the weights root."""
+"""Makes a weight's tensor on the device; the path is the weights root."""
 Values = dict[str, Any]
-"""Of a forward, by name."""
+"""Values of a forward, by name."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Program:
 
     Attributes:
         inputs: declared type of each input. outputs: names, intermediates included.
-        constants: weights and small constants, on the device; quantised weights that only
-            products read are packed there.
-        states: what the graph's layers keep between runs.
-        prompt_steps: ``steps`` for a prompt's chunk (``prompt_nodes``); None where there are none.
+        constants: weights and small constants, on the device. Quantised weights that only products
+            read are packed there.
+        states: layer states that the graph keeps between runs.
+        prompt_steps: ``steps`` for a prompt's chunk (``prompt_nodes``); None if there are none.
     """
 
     inputs: Mapping[str, onnx.TypeProto.Tensor]
@@ -79,12 +79,11 @@ def load_program(
     device: torch.device,
     read_weight: ReadWeight | None = None,
 ) -> Program:
-    """Read the graph at ``model``; ``intermediates`` are intermediate tensors wanted among the
-    outputs.
+    """Read the graph at ``model``; ``intermediates`` are added to its outputs.
 
     Raises:
-        UserError: an unreadable model or weight file, an intermediate that the graph lacks, an op
-            that has no torch function.
+        UserError: the model or a weight file cannot be read, the graph lacks an intermediate, or an
+            op has no torch function.
     """
     proto = _load(model)
     known = {name for node in proto.graph.node for name in node.output}
@@ -123,7 +122,7 @@ def load_program(
 def _steps(
     nodes: Sequence[onnx.NodeProto], device: torch.device, kept: set[str], byte_weights: set[str]
 ) -> tuple[Step, ...]:
-    """What runs for ``nodes``; values in ``kept`` stay. ``byte_weights``: as ``fused``'s."""
+    """Return the steps for ``nodes``; ``kept`` values stay. ``byte_weights``: see ``fused``."""
     steps = [_step(node, device) for node in nodes]
     if _packs(device):
         steps = fused(steps, kept, byte_weights)
@@ -148,7 +147,7 @@ def _weights(model: Path, proto: onnx.ModelProto) -> dict[str, WeightExpr]:
 
 
 def only_factors(proto: onnx.ModelProto) -> set[str]:
-    """Values that are the weight of products without a bias, and nothing else."""
+    """Return the values that are only used as the weight of products without a bias."""
     factors: set[str] = set()
     others = {output.name for output in proto.graph.output}
     for node in proto.graph.node:
@@ -166,7 +165,7 @@ def _packed_experts(
     device: torch.device,
     activations: str,
 ) -> dict[str, Weight]:
-    """Experts as they are quantised, where the kernels know how both of a layer's weights are."""
+    """Pack the experts of each layer whose two weights have a form that the kernels support."""
     made: dict[str, Weight] = {}
     for node in proto.graph.node:
         if node.op_type != "FusedMoe" or node.domain != DOMAIN:
@@ -179,12 +178,12 @@ def _packed_experts(
 
 
 def _packs(device: torch.device) -> bool:
-    """Whether there are kernels that multiply with quantised weights."""
+    """Whether kernels for quantised weights are available."""
     return device.type == "cuda" and capi.available()
 
 
 def _read_factor(expr: WeightExpr, root: Path, device: torch.device, *, activations: str) -> Weight:
-    """As it is quantised, where kernels multiply with that."""
+    """Read a weight, packed if kernels support its form."""
     packed = pack(expr, root, device, activations=activations) if _packs(device) else None
     return _read_weight(expr, root, device) if packed is None else packed
 
@@ -194,7 +193,7 @@ def _read_weight(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
 
 
 def _constants(proto: onnx.ModelProto, device: torch.device) -> dict[str, Tensor]:
-    """What the model holds itself; int64 tensors are shapes and indices: they stay on the CPU."""
+    """Return the model's own constants. int64 tensors (shapes, indices) stay on the CPU."""
     inside = (p for p in proto.graph.initializer if p.data_location != TensorProto.EXTERNAL)
     made = {p.name: torch.from_numpy(numpy_helper.to_array(p).copy()) for p in inside}
     return {n: t if t.dtype == torch.int64 else t.to(device) for n, t in made.items()}
@@ -203,7 +202,7 @@ def _constants(proto: onnx.ModelProto, device: torch.device) -> dict[str, Tensor
 def _step(node: onnx.NodeProto, device: torch.device) -> Step:
     functions = _own_ops(device.type) if node.domain == DOMAIN else _standard_ops(device.type)
     if node.op_type not in functions:
-        raise UserError(f"{node.name}: the torch session does not know op {node.op_type}")
+        raise UserError(f"{node.name}: the torch session does not support op {node.op_type}")
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     return Step(
         functions[node.op_type], tuple(node.input), tuple(node.output), attributes, op=node.op_type
@@ -221,9 +220,7 @@ def _standard_ops(device: str) -> Mapping[str, Function]:
 
 @cache
 def _own_ops(device: str) -> Mapping[str, Function]:
-    """Our ops on ``device``: the kernels where they can run, else stock operations with one
-    warning.
-    """
+    """Our ops on ``device``: kernels if available, else stock operations with one warning."""
     stock: dict[str, Function] = {name: op.torch_function for name, op in EVERY_OP.items()}
     stock[PROMPT_ATTENTION] = prompt_attention(device)
     if device != "cuda":
@@ -242,8 +239,8 @@ def _own_ops(device: str) -> Mapping[str, Function]:
 
 
 def with_lifetimes(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
-    """Each step with the values it is the last to need, so that they can be freed; those in
-    ``kept`` are not.
+    """Add to each step the values that no later step needs, so that they can be freed. Values in
+    ``kept`` are never freed.
     """
     last = {name: i for i, step in enumerate(steps) for name in (*step.outputs, *step.inputs)}
     ends: list[list[str]] = [[] for _ in steps]
@@ -255,7 +252,7 @@ def with_lifetimes(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
 
 
 def compute(step: Step, values: Values) -> None:
-    """Put what ``step`` makes among ``values``, and drop what nothing after it needs."""
+    """Add the outputs of ``step`` to ``values``; drop values that no later step needs."""
     found = step.function(*(values[name] for name in step.inputs), **step.attributes)
     values.update(zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True))
     for name in step.done_with:
@@ -263,7 +260,7 @@ def compute(step: Step, values: Values) -> None:
 
 
 def computed(steps: Sequence[Step], given: Values) -> Values:
-    """``given`` after ``steps``."""
+    """Return the values after running ``steps`` on ``given``."""
     values = dict(given)
     for step in steps:
         compute(step, values)

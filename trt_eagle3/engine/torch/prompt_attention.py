@@ -1,4 +1,4 @@
-"""Attention of a few rows of a prompt's chunk, over the keys and values of all of them.
+"""Attention of a few rows of a prompt's chunk, over the keys and values of all rows.
 
 Shapes: B sequences, S rows of each, R rows picked of each, P pages, Hq / Hkv heads, D head_dim.
 """
@@ -20,7 +20,7 @@ __all__ = ["prompt_attention"]
 
 
 class _Inputs(NamedTuple):
-    """Those of ``TreeAttention``, of a lower-triangular mask; ``kv_scales``: of FP8 caches."""
+    """Inputs of ``TreeAttention`` with a lower-triangular mask; ``kv_scales``: of FP8 caches."""
 
     q: Tensor
     k: Tensor
@@ -35,12 +35,12 @@ class _Inputs(NamedTuple):
 
 
 def prompt_attention(device: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """``PromptAttention`` on ``device``: with our kernel, or torch's operations."""
+    """Return ``PromptAttention`` for ``device``: our kernel, or torch operations."""
     attend = _kernel if device == "cuda" and capi.available() else _stock
 
     def function(*inputs: Tensor, **geometry: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs of ``TreeAttention`` and ``logit_rows [B, R]`` -> ``[B * R, Hq * D]``, and the
-        caches, in which all rows are.
+        """Take the inputs of ``TreeAttention`` and ``logit_rows [B, R]``; return ``[B * R, Hq *
+        D]`` and the caches, to which all rows have been written.
         """
         new, rows = _Inputs(*inputs[:-1]), inputs[-1]
         _write(new, geometry["page_size"])
@@ -50,7 +50,7 @@ def prompt_attention(device: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]
 
 
 def _write(new: _Inputs, page_size: int) -> None:
-    """Write ``k`` and ``v [B * S, Hkv * D]`` into their slots."""
+    """Write ``k`` and ``v [B * S, Hkv * D]`` to their slots."""
     _, width, tail = new.tree_mask.shape
     write_kv_rows(
         (new.k, new.v),
@@ -66,8 +66,8 @@ def _write(new: _Inputs, page_size: int) -> None:
 
 
 def _picked(new: _Inputs, rows: Tensor) -> _Inputs:
-    """B * R sequences of one new token, which sees what is before it; its key and value are written
-    again.
+    """Make B * R sequences of one new token, which attends to the tokens before it. Its key and
+    value are written again.
     """
     _, width, tail = new.tree_mask.shape
     past = (new.past_lengths[:, None] + (tail - width) + rows).flatten().int()
@@ -82,7 +82,7 @@ def _picked(new: _Inputs, rows: Tensor) -> _Inputs:
 
 
 def _kernel(new: _Inputs, geometry: dict[str, Any]) -> Tensor:
-    # not prefetch_safe: the launches right before it have written the caches
+    # not prefetch_safe: the preceding launches have written the caches
     scalars = {name: geometry[name] for name in ("page_size", "scale")}
     return capi.tree_attention(*new[:8], None, kv_scales=new.kv_scales, **scalars)
 

@@ -1,8 +1,8 @@
-"""The nodes of a graph for the chunk of a prompt, where few rows are read after the last attention.
+"""The nodes of a graph for a prompt's chunk, where few rows are read after the last attention.
 
-The last layer's keys and values are wanted of every row; what follows them, attention, projections
-and norms, of the rows in ``logit_rows`` alone. Each of those nodes computes row by row, so that
-rows may be picked before them as well as after.
+The last layer needs keys and values of every row. Its attention, projections and norms are needed
+for the rows in ``logit_rows`` only. Each of those nodes computes row by row, so rows can be picked
+before them instead of after.
 
 Shapes: B sequences, S rows of each, R rows picked of each, n = B * S.
 """
@@ -19,11 +19,11 @@ from trt_eagle3.graph.ops import DOMAIN
 __all__ = ["PROMPT_ATTENTION", "ROWS_OF_PROMPTS", "prompt_nodes"]
 
 PROMPT_ATTENTION = "PromptAttention"
-"""``TreeAttention`` whose last input is ``logit_rows``: writes the keys and values of all rows, and
-attends from those rows: [B * R, Hq * D].
+"""``TreeAttention`` with ``logit_rows`` as last input: writes the keys and values of all rows, and
+attends from the picked rows: [B * R, Hq * D].
 """
 ROWS_OF_PROMPTS = "features_out"
-"""The output that has a prompt's picked rows alone: [B, R, Hd]."""
+"""The output that has only a prompt's picked rows: [B, R, Hd]."""
 _ROWS = "logit_rows"
 _ROW_BY_ROW = {"Gemm", "AddRmsNorm", "SiluMul", "Add", "Mul", "Clip", "Cast"}
 
@@ -31,10 +31,10 @@ _ROW_BY_ROW = {"Gemm", "AddRmsNorm", "SiluMul", "Add", "Mul", "Clip", "Cast"}
 def prompt_nodes(
     nodes: Sequence[NodeProto], constants: Collection[str], outputs: Collection[str]
 ) -> list[NodeProto] | None:
-    """``nodes`` with rows picked at the last attention; None where an output wants all of them.
+    """Return ``nodes`` with rows picked at the last attention; None if an output needs all rows.
 
     Args:
-        constants: names of initializers. outputs: names of values that are returned.
+        constants: names of initializers. outputs: names of returned values.
     """
     last = max((i for i, node in enumerate(nodes) if node.op_type == "TreeAttention"), default=None)
     if last is None:
@@ -49,8 +49,10 @@ def prompt_nodes(
 
 @dataclass
 class _Picking:
-    """``made``: the nodes so far. ``rows``: values [n, ...] that are [B * R, ...] here. ``picked``:
-    the picked rows of others, by their names. ``same``: what was picked, and is so already.
+    """State of the rewrite.
+
+    ``made``: nodes so far. ``rows``: values [n, ...] that are [B * R, ...] here. ``picked``: value
+    -> its picked rows. ``same``: output of a ``PickRows`` -> its input, which is picked already.
     """
 
     nodes: Sequence[NodeProto]
@@ -61,7 +63,7 @@ class _Picking:
     same: dict[str, str] = field(default_factory=dict)
 
     def attend(self, node: NodeProto) -> None:
-        """The last attention, from the picked rows."""
+        """Add the last attention, from the picked rows."""
         made = NodeProto()
         made.CopyFrom(node)
         made.op_type = PROMPT_ATTENTION
@@ -70,7 +72,7 @@ class _Picking:
         self.rows.add(node.output[0])
 
     def add(self, node: NodeProto) -> bool:
-        """One node after it; False where it does not compute row by row."""
+        """Add a node after the attention; return False if it does not compute row by row."""
         if not self.rows.intersection(node.input):
             self.made.append(self._with_inputs(node, [self.same.get(i, i) for i in node.input]))
         elif node.op_type == "PickRows" and node.input[1] == _ROWS:
@@ -91,7 +93,7 @@ class _Picking:
         return made
 
     def _rows_of(self, name: str) -> str:
-        """The picked rows of a value."""
+        """Return the name of a value's picked rows."""
         if name in self.constants or name in self.rows:
             return name
         if name not in self.picked:
@@ -101,7 +103,7 @@ class _Picking:
         return self.picked[name]
 
     def _reshape(self, node: NodeProto) -> None:
-        """``[B * R, Hd]`` as ``[B, R, Hd]``."""
+        """Reshape ``[B * R, Hd]`` to ``[B, R, Hd]``."""
         shape = next(n for n in self.nodes if node.input[1] in n.output)
         axes, size = f"{node.output[0]}.axes", f"{node.output[0]}.size"
         self.made += [

@@ -1,4 +1,4 @@
-"""Recurrent layers on CUDA: our kernels, and stock operations where no kernel fits the sizes."""
+"""Recurrent layers on CUDA: our kernels, or stock operations for sizes without a kernel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["gated_delta"]
 def gated_delta(
     *inputs: Tensor, num_k_heads: int, num_v_heads: int, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The op (``graph/ops/gated_delta.py``) on CUDA."""
+    """Compute the op (``graph/ops/gated_delta.py``) on CUDA."""
     settings: dict[str, Any] = {"num_k_heads": num_k_heads, "num_v_heads": num_v_heads}
     settings["epsilon"] = epsilon
     try:
         return capi.gated_delta(*inputs, **settings)
-    except NotImplementedError:  # heads wider than 128, say
+    except NotImplementedError:  # for example, heads wider than 128
         return stock_gated_delta(*inputs, **settings)

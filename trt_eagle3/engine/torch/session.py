@@ -1,8 +1,8 @@
 """The torch session: interprets a graph node by node, on the CPU or on CUDA.
 
-It is the debugger (any tensor of the graph can be asked for by name) and runs where there is no
-TensorRT. On CUDA our ops go through our kernels (``engine/capi``), by stock operations
-where the library is absent.
+It serves debugging, as it can return any tensor of the graph by name, and machines without
+TensorRT. On CUDA our ops use our kernels (``engine/capi``), or stock operations if the library is
+missing.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from trt_eagle3.spec import StateSpec
 __all__ = ["TorchSession"]
 
 _LEFT_OUT = {"cpu": 32, "cuda": 512}
-"""Rows from which on it pays to leave them out of a prompt's last layer: of fewer, a GPU has
-multiplied before the weights are read.
+"""From this number of unread rows on, a prompt's last layer skips them. A GPU multiplies fewer rows
+in the time of reading the weights.
 """
 
 
 @dataclass(frozen=True)
 class _Input:
-    """Type and shape that an input must have; a dimension without a name is an exact size."""
+    """Required type and shape of an input; a dimension without a name is an exact size."""
 
     dtype: torch.dtype
     shape: tuple[int | str, ...]
@@ -77,15 +77,15 @@ class _Input:
 
     @property
     def row(self) -> Row:
-        """The same for captured pieces."""
+        """The same type and shape, for captured pieces."""
         return Row(self.dtype, tuple(0 if isinstance(e, str) else e for e in self.shape))
 
 
 class TorchSession(Session):
-    """Runs one graph. Caches are updated in place where they are bound.
+    """Runs one graph. Bound caches are updated in place.
 
-    On CUDA, shapes that come again are captured in a CUDA graph; the outputs of such a run are its
-    static buffers, which the next run of the same shapes overwrites.
+    On CUDA, repeated shapes are captured in a CUDA graph. The outputs of such a run are static
+    buffers, which the next run of the same shapes overwrites.
     """
 
     def __init__(
@@ -124,16 +124,16 @@ class TorchSession(Session):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """What the graph's layers keep between runs, in the order of the layers."""
+        """Layer states that the graph keeps between runs, in the order of the layers."""
         return self._states
 
     @property
     def capabilities(self) -> Capabilities:
-        """Outputs are always reduced within the graph; some graphs mix."""
+        """Outputs are always reduced within the graph; only some graphs mix."""
         return self._capabilities
 
     def bind(self, name: str, tensor: Tensor) -> None:
-        """Let ``tensor`` be the static buffer of input or output ``name``."""
+        """Use ``tensor`` as the static buffer of input or output ``name``."""
         if name not in self._inputs and name not in self._outputs:
             raise UserError(f"{name}: the graph has no such input or output")
         self._bound[name] = tensor
@@ -150,7 +150,7 @@ class TorchSession(Session):
         return TargetPieces(split, self._constants, rows, recorder, self.device)
 
     def _new_draft_pieces(self, recorder: Recorder, table_len: int) -> DraftPieces | None:
-        """None where the graph is not a draft that can be captured so."""
+        """Return None if the graph is not a draft that can be captured in pieces."""
         split = split_draft(self._prompt_steps or (), self._inputs, self.states)
         if split is None:
             return None
@@ -163,7 +163,7 @@ class TorchSession(Session):
 
     @torch.inference_mode()
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
-        """Capture the pieces of a target or of a draft, whose states are bound."""
+        """Capture the pieces of a target, or of a draft whose states are bound."""
         if self._target_pieces is not None:
             return self._target_pieces.capture(most, has_room)
         if not self._captures or not self._states_are_bound:
@@ -173,25 +173,24 @@ class TorchSession(Session):
 
     @torch.inference_mode()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run once; returns the outputs that have no static buffer, on this session's device."""
+        """Run once; return the outputs without a static buffer, on this session's device."""
         return self._run(inputs, {})
 
     @torch.inference_mode()
     def run_reduced(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
-        """``run``, but of the outputs named in ``reduced`` only what their functions make of them,
-        as parts of the graph.
+        """Run once, but reduce the outputs named in ``reduced`` as parts of the graph.
 
-        A function is given the output before it is widened to float32, where it is.
+        A function takes the output before it is widened to float32, if the graph widens it.
         """
         return self._run(inputs, reduced)
 
     @torch.inference_mode()
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``run`` over prompts; of many rows, the last layer computes only what is read."""
+        """Run over prompts. If many rows are unread, the last layer computes only read ones."""
         batch, width, _ = inputs["tree_mask"].shape
-        whole = batch == 1 and width <= MAX_WHOLE_WIDTH  # it is captured as one graph
+        whole = batch == 1 and width <= MAX_WHOLE_WIDTH  # captured as one graph
         if self._target_pieces is not None and self._states_are_bound and not whole:
             return self.run_mixed([inputs], [None])[0]
         if self._draft_pieces is not None and not whole and self._draft_pieces.fit(inputs):
@@ -228,8 +227,8 @@ class TorchSession(Session):
         reduced: Mapping[str, Callable[[Tensor], Any]],
         of_prompts: bool,
     ) -> dict[str, Tensor]:
-        """One forward over all rows of ``parts``; ``of_prompts``: the last layer computes only what
-        is read.
+        """Run one forward over all rows of ``parts``; ``of_prompts``: the last layer computes only
+        the rows that are read.
         """
         pieces = self._target_pieces
         begun = pieces.run(parts, self._bound, picked=of_prompts) if pieces is not None else None
@@ -255,11 +254,11 @@ class TorchSession(Session):
 
     def _capture(self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]) -> Captured:
         static = {name: tensor.clone() for name, tensor in inputs.items()}
-        # each thread's first use makes one, which may not be while capturing
+        # the first use in each thread creates a handle, which is forbidden while capturing
         torch.cuda.current_blas_handle()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        # one graph runs at a time, so they share what they need beside inputs and outputs
+        # one graph runs at a time, so all graphs share the memory of their intermediates
         with capturing(graph, self._captured.pool):
             outputs = self._interpret(static, reduced, self._steps)
         return Captured(graph, static, outputs)
@@ -270,7 +269,7 @@ class TorchSession(Session):
         reduced: Mapping[str, Callable[[Tensor], Any]],
         steps: Sequence[Step],
     ) -> dict[str, Tensor]:
-        """Node by node."""
+        """Run ``steps`` one after the other."""
         values: dict[str, Any] = {**self._constants, **self._bound, **inputs}
         for step in steps:
             if step.outputs[0] in reduced and step.function is STANDARD_OPS["Cast"]:
@@ -281,7 +280,7 @@ class TorchSession(Session):
         return self._results(values)
 
     def _results(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Free outputs; bound ones that were not computed in place are written to their buffers."""
+        """Return free outputs; copy bound ones to their buffers if not computed in place."""
         free = {}
         for name in self._outputs:
             buffer = self._bound.get(name)
@@ -297,8 +296,8 @@ class TorchSession(Session):
             self._inputs[name].check(name, tensor)
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Contiguous inputs on this device; unbound states are copied, for the ops would write
-        into the caller's.
+        """Return contiguous inputs on this device. Unbound states are copied, because the ops would
+        write into the caller's tensors.
         """
         placed = {name: to_device(t, self.device).contiguous() for name, t in inputs.items()}
         states = {state.name for state in self.states}

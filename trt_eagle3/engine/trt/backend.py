@@ -1,4 +1,4 @@
-"""The TensorRT backend: engines compiled with our plugins, for one GPU and one TensorRT."""
+"""The TensorRT backend: compiled engines with our plugins, for one GPU and one TensorRT version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TensorRTBackend:
     exact_packages: Mapping[str, str] = {name: found.label for name, found in PACKAGES.items()}
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
-        """What our plugin multiplies, or the builder."""
+        """Return whether our plugin, or the builder, multiplies the weight as stored."""
         from trt_eagle3.engine.builder.packed_rules import builders_take, kernels_take, kind_of
 
         tensorrt, dtype = config.tensorrt, config.dtype
@@ -34,7 +34,7 @@ class TensorRTBackend:
         return kind_of(ref) in tensorrt.held_weights(dtype) and takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
-        """Engines where they can be built, else what their building needs."""
+        """Write engines if they can be built here, else the files for building them later."""
         from trt_eagle3.engine.trt.bundle import write_bundle
 
         return write_bundle(folder, job)
@@ -42,26 +42,26 @@ class TensorRTBackend:
     def open(
         self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
     ) -> Session:
-        """The engine in the folder of ``model``."""
+        """Load the engine in the folder of ``model``."""
         from trt_eagle3.engine.trt.session import TensorRTSession
 
         return TensorRTSession(model, weights_root, intermediates, device)
 
     def intermediates(self, folder: Path) -> frozenset[str]:
-        """Those that are outputs of the engine."""
+        """Return the intermediate tensors that are outputs of the engine."""
         from trt_eagle3.engine.trt.folder import EngineFolder
 
         return frozenset(EngineFolder(folder).intermediates)
 
     def check_folder(self, folder: Path) -> None:
-        """Refuse an engine that is not built, or was built for something else."""
+        """Refuse an engine that is not built, or was built for another GPU or TensorRT."""
         from trt_eagle3.engine.trt.folder import EngineFolder
 
         EngineFolder(folder).check()
 
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
-        """Of running with each package, of engines without a GPU where it builds such, of graphs
-        without engines, and of building these with trtexec.
+        """Return the requirements of each use: running with each package, building engines without
+        a GPU, writing graphs without engines, and building engines with trtexec.
         """
         from trt_eagle3.engine.runtime.requirement import gpu, package, torch_package
         from trt_eagle3.engine.trt.requirements import plugin_library, tensorrt_package, trtexec
@@ -79,11 +79,11 @@ class TensorRTBackend:
         }
 
     def requirement(self, config: EngineConfig) -> str:
-        """By ``engine.tensorrt.runtime``."""
+        """Return the key of ``engine.tensorrt.runtime``."""
         return _ability(package_of(config.tensorrt))
 
     def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
-        """Our kernels, our plugins, and what the package needs beside these."""
+        """Return our kernels, our plugins, and the package's companion library if it needs one."""
         from trt_eagle3.engine.torch.backend import kernel_library
         from trt_eagle3.engine.trt import plugins
 
@@ -98,5 +98,5 @@ class TensorRTBackend:
 
 
 def _ability(package: str) -> str:
-    """What ``doctor`` calls running with ``package``: ``tensorrt``, ``tensorrt-rtx``."""
+    """Return doctor's name for running with ``package``: ``tensorrt``, ``tensorrt-rtx``."""
     return package.replace("_", "-")

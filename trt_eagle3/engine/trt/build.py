@@ -1,4 +1,4 @@
-"""An ONNX graph with plugin nodes becomes a TensorRT engine."""
+"""Build a TensorRT engine from an ONNX graph with plugin nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trt_eagle3.graph.trt_export import float32_nodes, is_prefetch_safe
 
 __all__ = ["build_engine"]
 
-_OUR_WORDS = "trt_eagle3: "  # how the plugins begin what they log
+_OUR_PREFIX = "trt_eagle3: "  # prefix of the plugins' log messages
 _FIX = "Check the config's limits, or lower engine.tensorrt.optimization_level."
 
 
@@ -41,18 +41,18 @@ def build_engine(
     timing_cache: Path,
     show: Callable[[str], object] = str,
 ) -> BuiltEngine:
-    """Build ``onnx_file`` (``graph/trt_export.py``) for ``profiles``; writes the engine and its
+    """Build ``onnx_file`` (``graph/trt_export.py``) for ``profiles``; write the engine and its
     inspection.
 
     Args:
-        timing_cache: read where it exists, and written again with what this build has timed.
-        show: told how far the build is.
+        timing_cache: read if it exists, and written again with the timings of this build.
+        show: called with the progress of the build.
     Raises:
-        UserError: TensorRT refuses the graph or cannot build it, in its words; or the engine
-            copies a state.
-        EnvironmentMissingError: the plugin library is not found or does not load.
-        CopiesCacheError: the graph is one of ``with_prefetch_safe``, and TensorRT puts a copy in
-            its way.
+        UserError: TensorRT refuses the graph or cannot build it (the message quotes its reason), or
+            the engine copies a state.
+        EnvironmentMissingError: the plugin library is missing or does not load.
+        CopiesCacheError: the graph comes from ``with_prefetch_safe``, and TensorRT inserts a copy
+            before an early read.
     """
     dialect = find_dialect(config.tensorrt)
     dialect.check_dtype(config.dtype)
@@ -69,7 +69,7 @@ def build_engine(
         _read_timing_cache(dialect, settings, timing_cache)
         show("timing kernels")
     with interrupt_noted() as interrupted:
-        # raised in what TensorRT calls, an interrupt would be lost
+        # an interrupt that is raised within a callback of TensorRT would be lost
         dialect.show_progress(settings, show, interrupted)
         built = dialect.write_engine(builder, network, settings, engine_file)
     if not built:
@@ -91,10 +91,10 @@ def _parse(dialect: Dialect, network: Any, onnx_file: Path) -> None:
     if parser.parse(onnx_file.read_bytes(), path=str(onnx_file)):
         return
     reason = _parsers_reason(parser)
-    ours = next((said for said in dialect.log.errors if said.startswith(_OUR_WORDS)), None)
+    ours = next((text for text in dialect.log.errors if text.startswith(_OUR_PREFIX)), None)
     dialect.log.errors.clear()
-    if ours is not None:  # what a plugin of ours said before the parser knew that it refuses
-        reason = f"{ours.removeprefix(_OUR_WORDS)} ({reason})"
+    if ours is not None:  # our plugin's error has more detail than the parser's
+        reason = f"{ours.removeprefix(_OUR_PREFIX)} ({reason})"
     raise UserError(f"{onnx_file}: TensorRT cannot read the graph: {reason[:400]}.")
 
 
@@ -146,7 +146,7 @@ def _add_profile(dialect: Dialect, builder: Any, settings: Any, profile: Profile
 def _read_timing_cache(dialect: Dialect, settings: Any, file: Path) -> None:
     known = file.read_bytes() if file.is_file() else b""
     cache = settings.create_timing_cache(known)
-    # of another TensorRT or GPU: no error, of no use
+    # a cache of another TensorRT or GPU is no error, but is useless
     if cache is None or not settings.set_timing_cache(cache, False):
         settings.set_timing_cache(settings.create_timing_cache(b""), False)
     dialect.log.errors.clear()

@@ -1,5 +1,5 @@
-"""The TensorRT part of a bundle: engines where they can be built, else all that their building
-needs.
+"""The TensorRT part of a bundle: engines if they can be built here, else the files for building
+them later.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ __all__ = ["missing_for_engines", "uses_linear", "write_bundle", "write_engines"
 
 
 def write_bundle(folder: Path, job: BuildJob) -> Written:
-    """Put engines, which hold their weights, and a file of the tables that are read outside them
-    into the bundle at ``folder``.
+    """Write the engines, which hold their weights, and a file with the tables that are read outside
+    them, into the bundle at ``folder``.
 
     Raises:
-        UserError: weights are wanted by reference, a type that this TensorRT lacks, or TensorRT
-            cannot build. EnvironmentMissingError: TensorRT and a GPU, and no plugin library.
+        UserError: weights are requested by reference, the TensorRT lacks a type, or it cannot
+            build. EnvironmentMissingError: there is a TensorRT and a GPU, but no plugin library.
     """
     if job.reference_weights:
         raise UserError(
@@ -106,11 +106,11 @@ def _record(config: EngineConfig, engines: Engines) -> EngineRecord:
 
 
 def missing_for_engines(config: EngineConfig) -> str | None:
-    """Why engines cannot be built on this machine; None where they can.
+    """Return why engines cannot be built on this machine; None if they can.
 
     Raises:
-        UserError: a type that this TensorRT lacks. EnvironmentMissingError: TensorRT and a GPU, and
-            no plugin library; or no TensorRT, of a kind that only its Python package builds for.
+        UserError: the TensorRT lacks a type. EnvironmentMissingError: there is a TensorRT and a
+            GPU, but no plugin library; or a package that has no trtexec is not installed.
     """
     try:
         dialect = find_dialect(config.tensorrt)
@@ -126,7 +126,7 @@ def missing_for_engines(config: EngineConfig) -> str | None:
 
 
 def uses_linear(config: EngineConfig) -> bool:
-    """Whether products with a 16-bit weight go to our plugin: ``engine.tensorrt.linear``."""
+    """Return whether our plugin computes products with 16-bit weights (``tensorrt.linear``)."""
     if config.dtype == "float32":
         return False
     if config.tensorrt.linear != "auto":
@@ -134,7 +134,7 @@ def uses_linear(config: EngineConfig) -> bool:
     try:
         return find_dialect(config.tensorrt).linear_by_plugin
     except EnvironmentMissingError:
-        return False  # built by trtexec, which wants 10 or later
+        return False  # trtexec builds it, which needs TensorRT 10 or later
 
 
 def write_engines(
@@ -145,11 +145,11 @@ def write_engines(
     timing_cache: Path,
     show: Callable[[str], object] = str,
 ) -> Engines:
-    """Put the engines of ``models`` into the bundle at ``folder``, one after the other.
+    """Build the engines of ``models`` into the bundle at ``folder``, one after the other.
 
-    Weights are written in the engine's type beside each graph; where its engine is built they go
-    again, so that the disk never holds those of two graphs. Where nothing can be built they stay,
-    with a script that builds.
+    Weights are written in the engine's type next to each graph. They are deleted once the engine is
+    built, so that the disk holds the weights of one graph at a time. If engines cannot be built
+    here, the weights stay, with a script that builds.
 
     Args:
         models: ``graph.pair.build_graphs`` over checkpoints at ``REFERENCE_ROOT``.
@@ -167,9 +167,9 @@ def write_engines(
             tell_need(name, need, show)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         if missing is None:
-            tell = partial(_tell, show, name)
+            show_stage = partial(_show_stage, show, name)
             built[name] = _build(
-                folder / name, ready.model, profiles[name], config, linear, timing_cache, tell
+                folder / name, ready.model, profiles[name], config, linear, timing_cache, show_stage
             )
         else:
             write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
@@ -179,7 +179,7 @@ def write_engines(
 
 
 def _as_stored(ready: TrtExport, folder: Path, config: EngineConfig) -> TrtExport:
-    """Quantised weights as they are, where our plugins or the builder compute with them."""
+    """Keep quantised weights packed, if our plugins or the builder compute with them."""
     if config.tensorrt.packs_by_plugin(config.dtype):
         return keep_packed_products(ready, REFERENCE_ROOT, folder)
     if not RUNTIMES[config.tensorrt.runtime].weights:
@@ -193,7 +193,7 @@ def _weight_bytes(ready: TrtExport, folder: Path) -> int:
     return ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
 
 
-def _tell(show: Callable[[str], object], graph: str, what: str) -> None:
+def _show_stage(show: Callable[[str], object], graph: str, what: str) -> None:
     show(f"{graph}: {what}")
 
 
@@ -206,7 +206,7 @@ def _build(
     timing_cache: Path,
     show: Callable[[str], object],
 ) -> BuiltEngine:
-    """Attention reads its cache early where the built engine turns out to allow it."""
+    """Build an engine whose attention reads its cache early, if the built engine allows it."""
 
     def attempt(graph: onnx.ModelProto) -> BuiltEngine:
         file = folder / ONNX_FOLDER / "model.onnx"

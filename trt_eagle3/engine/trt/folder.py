@@ -1,5 +1,5 @@
-"""What an engine was built with, kept in its folder's ``config.json``, and the check of it
-before TensorRT sees it.
+"""Description of an engine in its folder's ``config.json``, and the check of it before TensorRT
+loads the engine.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = [
 ENGINE_FILE = "rank0.engine"
 ONNX_FOLDER = "onnx"
 RUNTIME_CACHE_FILE = "runtime.cache"
-"""Kernels that TensorRT for RTX compiled where the engine was loaded."""
+"""Kernels that TensorRT for RTX compiled on the machine that loaded the engine."""
 _REBUILD = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
 class EngineDescription(BaseModel):
-    """What an engine fits: TensorRT's version, the GPU's architecture, our plugins' version; and
-    its size in bytes.
+    """Compatibility of an engine: TensorRT's version, the GPU's architecture, our plugins' version;
+    and its size in bytes.
 
     Attributes:
-        package: which TensorRT, by the name that Python imports. gpu_arch: several are joined by +.
-        linear: what computes products with a 16-bit weight and no bias: our plugin, or TensorRT.
+        package: import name of the TensorRT package. gpu_arch: several are joined by +.
+        linear: which computes products with a 16-bit weight and no bias: our plugin, or TensorRT.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,12 +56,12 @@ class EngineDescription(BaseModel):
 def describe_engine(
     config: TensorRTConfig, num_bytes: int, *, linear: bool = False
 ) -> EngineDescription:
-    """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by
-    our plugin.
+    """Describe an engine of ``num_bytes`` that was built on this machine; ``linear``: our plugin
+    computes its products.
     """
     dialect = find_dialect(config)
     arch = dialect.build_arch(config)
-    assert arch is not None, "engines are built where it is known what for"
+    assert arch is not None, "engines are built only where their GPU architecture is known"
     return EngineDescription(
         package=dialect.package,
         tensorrt=dialect.version,
@@ -104,10 +104,10 @@ class EngineFolder:
             raise UserError(f"{file}: unreadable: {error}. {_REBUILD}") from error
 
     def check(self) -> None:
-        """Refuse an engine that is not there, is cut short, or was built for something else.
+        """Refuse an engine that is missing, cut short, or built for another GPU or TensorRT.
 
         Raises:
-            UserError: with the command that mends it. EnvironmentMissingError: no CUDA device.
+            UserError: with the command that fixes it. EnvironmentMissingError: no CUDA device.
         """
         if not self.engine.is_file():
             raise UserError(

@@ -1,4 +1,4 @@
-"""Host memory that a build takes, said before it begins."""
+"""Host memory that a build takes, reported before the build begins."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["free_host_bytes", "tell_need"]
 _log = logging.getLogger("trt_eagle3")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_WORTH_SAYING = 1 << 30
+_MIN_REPORTED = 1 << 30
 
 
 def tell_need(graph: str, need: int | None, show: Callable[[str], object]) -> None:
-    """Tell ``show`` that building ``graph`` takes ``need`` bytes, and warn where they are not free.
+    """Report to ``show`` that building ``graph`` takes ``need`` bytes; warn if they are not free.
 
-    It is an estimate, so it stops nothing. None: nobody knows.
+    ``need`` is an estimate, so it never stops a build. None: no estimate.
     """
-    if need is None or need < _WORTH_SAYING:
+    if need is None or need < _MIN_REPORTED:
         return
     show(f"{graph}: takes up to {need / 1e9:.1f} GB of memory")
     free = free_host_bytes()
@@ -33,8 +33,8 @@ def tell_need(graph: str, need: int | None, show: Callable[[str], object]) -> No
 
 
 def free_host_bytes() -> int | None:
-    """Memory that this process may still take, by the kernel and its control group; None where
-    neither says.
+    """Return the bytes that this process may still allocate, by the kernel and its control group;
+    None if neither is known.
     """
     known = [found for found in (_available(), _left_in_group()) if found is not None]
     return min(known, default=None)
@@ -55,6 +55,6 @@ def _left_in_group() -> int | None:
             (_CGROUP / name).read_text(encoding="utf-8").strip()
             for name in ("memory.max", "memory.current")
         )
-    except OSError:  # no group, or one of version 1
+    except OSError:  # no control group, or version 1
         return None
     return None if limit == "max" else max(0, int(limit) - int(used))

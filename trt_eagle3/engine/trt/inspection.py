@@ -1,4 +1,4 @@
-"""What a built engine consists of: written beside it, and checked for copies of our inputs."""
+"""Inspect a built engine: write its layers to a file, and check it for copies of our inputs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = [
 ]
 
 INSPECTION_FILE = "inspection.json"
-# what these read early, where they may: caches, page table and lengths; the convolution's weight,
-# states, entries and mask
+# inputs that may be read early: caches, page table and lengths; the convolution's weight, states,
+# entries and mask
 _READ_EARLY = {
     "TreeAttention": (slice(3, 8),),
     "GatedDelta": (slice(2, 3), slice(6, 12)),
 }
-_PRODUCTS = ("Linear", "LinearFp8", "LinearInt8", "LinearInt4")  # of x, then constants
-_PLUGIN_LAYERS = ("plugin", "custom_layer")  # alone, and within a graph that TensorRT compiles
+_PRODUCTS = ("Linear", "LinearFp8", "LinearInt8", "LinearInt4")  # inputs: x, then constants
+_PLUGIN_LAYERS = ("plugin", "custom_layer")  # single, and within a graph that TensorRT compiles
 
 
 class CopiesCacheError(TrtEagle3Error):
-    """The engine copies at every step what its attention would read early."""
+    """The engine copies an input in every step that its attention would read early."""
 
 
 def write_inspection(
@@ -47,8 +47,8 @@ def write_inspection(
     packed: Mapping[str, int],
     seconds: float,
 ) -> BuiltEngine:
-    """Write what the engine consists of beside it, and sum it up; ``packed``: its quantised
-    weights by type.
+    """Write the engine's layers and facts to a file next to it, and return a summary; ``packed``:
+    number of its quantised weights by type.
     """
     plugins = Counter(plugin for layer in found.layers if (plugin := _plugin_of(layer)))
     built = BuiltEngine(
@@ -76,10 +76,10 @@ def write_inspection(
 def check_states_in_place(
     engine_file: Path, copied: Collection[str], states: Iterable[StateSpec]
 ) -> None:
-    """Refuse an engine that copies a state (``k_cache.0``) at every step.
+    """Refuse an engine that copies a state (``k_cache.0``) in every step.
 
     Raises:
-        UserError: it does.
+        UserError: the engine copies one.
     """
     if name := next((state.name for state in states if state.name in copied), None):
         raise UserError(
@@ -89,12 +89,13 @@ def check_states_in_place(
 
 
 def check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -> None:
-    """Refuse an engine that copies at every step what a plugin may read before that is done.
+    """Refuse an engine that, in every step, copies a tensor which a plugin may read too early.
 
     Args:
-        early: layers were built to read their states, and where these lie, early.
+        early: layers were built to read their states and the states' locations early.
     Raises:
-        CopiesCacheError: it is one of these. UserError: a weight of a product.
+        CopiesCacheError: the engine copies such a state or location. UserError: it copies a weight
+            of a product.
     """
     for plugin in _PRODUCTS:
         if weight := _copied(layers, plugin, slice(1, None)):
@@ -110,7 +111,7 @@ def check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -
 
 
 def _copied(layers: Sequence[Any], plugin: str, inputs: slice) -> str | None:
-    """The first of ``inputs`` of a ``plugin`` layer that another layer copies."""
+    """Return the first of ``inputs`` of a ``plugin`` layer that another layer copies."""
     known = [layer for layer in layers if isinstance(layer, dict)]
     reformats = (layer for layer in known if layer.get("LayerType") == "Reformat")
     copies = {tensor["Name"] for layer in reformats for tensor in layer.get("Outputs", [])}
@@ -120,18 +121,18 @@ def _copied(layers: Sequence[Any], plugin: str, inputs: slice) -> str | None:
 
 
 def _plugin_of(layer: Any) -> str | None:
-    """Which of our ops took this layer; a layer is a mapping, or a name where TensorRT says no
-    more.
+    """Return which of our ops a layer implements. A layer is a mapping, or only a name if TensorRT
+    gives no more.
     """
     if not isinstance(layer, dict):
         return _named_in(str(layer))
     if not str(layer.get("LayerType", "")).lower().startswith(_PLUGIN_LAYERS):
         return None
-    # of the layer itself before what it reads
+    # search the layer's own name before its inputs
     texts = (str(layer.get("Name", "")), json.dumps(layer))
     return next((name for text in texts if (name := _named_in(text))), None)
 
 
 def _named_in(text: str) -> str | None:
-    """The op of ours that ``text`` names; the longer one where one name begins another."""
+    """Return our op that ``text`` names; the longest match, as one name is a prefix of another."""
     return max((name for name in PLUGINS if name in text), key=len, default=None)

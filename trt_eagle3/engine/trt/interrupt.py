@@ -1,4 +1,4 @@
-"""Ctrl-C while a library that loses exceptions calls back into Python."""
+"""Handle Ctrl-C while a library that loses exceptions calls back into Python."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["interrupt_noted"]
 
 @contextmanager
 def interrupt_noted() -> Iterator[Callable[[], bool]]:
-    """Within the block Ctrl-C is noted, and raised when it ends; yields whether it was.
+    """Defer Ctrl-C to the end of the block; yield a function that returns whether it was pressed.
 
-    Only the main thread is told of Ctrl-C; in another one nothing changes.
+    Python delivers Ctrl-C to the main thread only. In other threads, nothing changes.
     """
     noted = threading.Event()
     is_main = threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""What TensorRT says: errors are kept for ours, the rest goes nowhere."""
+"""Log of TensorRT: errors are kept for our messages; most other messages are dropped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Log"]
 
 
 class Log:
-    """The logger of a TensorRT module, and the errors that it was told.
+    """The logger of a TensorRT module, and the errors that it received.
 
     Attributes:
-        told: other messages that begin as ``keeps`` has it, in order.
+        told: other messages that match the pattern ``keeps`` at their start, in order.
     """
 
     def __init__(self, trt: Any, keeps: re.Pattern[str] | None = None) -> None:
@@ -27,7 +27,7 @@ class Log:
         raise UserError(f"{what}: TensorRT: {self.take_reason()}. {fix}")
 
     def take_reason(self) -> str:
-        """The first error since the last call, on one line."""
+        """Return the first error since the last call, on one line."""
         reason = " ".join(self.errors[0].split()) if self.errors else "it gave no reason"
         self.errors.clear()
         return reason[:400]

@@ -1,5 +1,5 @@
-"""Quantised weights of an exported graph that stay as they are: the file of their bytes, and the
-graph that reads it.
+"""Quantised weights of an exported graph that stay packed: the file of their bytes, and the graph
+that reads it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PLUGINS = {"LinearFp8": "fp8", "LinearInt8": "int8", "LinearInt4": "int4"}
 
 
 class PackedFile:
-    """Writes ``PACKED_FILE`` and keeps the tensors that refer to it."""
+    """Writes ``PACKED_FILE`` and collects the tensors that refer to it."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self.tensors: list[TensorProto] = []
 
     def add(self, tensor: TensorProto, data: bytes) -> str:
-        """Put ``data`` into the file as the content of ``tensor``; returns the tensor's name."""
+        """Append ``data`` to the file as the content of ``tensor``; return the tensor's name."""
         stream = self._stream
         stream.seek(-(-stream.tell() // _ALIGNMENT) * _ALIGNMENT)
         place = {"location": PACKED_FILE, "offset": stream.tell(), "length": len(data)}
@@ -49,7 +49,7 @@ class PackedFile:
 
 
 def is_product(node: onnx.NodeProto) -> bool:
-    """Whether ``node`` is a product of its first input with the transpose of its second."""
+    """Return whether ``node`` multiplies its first input with the transpose of its second."""
     return node.op_type == "Linear" or (
         node.op_type == "Gemm" and any(a.name == "transB" and a.i == 1 for a in node.attribute)
     )
@@ -61,7 +61,7 @@ def with_packed(
     tensors: Sequence[TensorProto],
     packed: Collection[str],
 ) -> TrtExport:
-    """``ready`` with ``nodes`` for its own, and ``tensors`` in place of the weights ``packed``."""
+    """Return ``ready`` with ``nodes``, and with ``tensors`` instead of the weights ``packed``."""
     model = onnx.ModelProto()
     model.CopyFrom(ready.model)
     kept = [proto for proto in model.graph.initializer if proto.name not in packed]
@@ -73,7 +73,7 @@ def with_packed(
 
 
 def packed_counts(model: onnx.ModelProto) -> Mapping[str, int]:
-    """Weights of ``model`` that are quantised in the engine too, by type: fp8, int8 or int4."""
+    """Count the weights that stay quantised in the engine, by type: fp8, int8 or int4."""
     behind = {node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
     kinds = [_KINDS[proto.data_type] for proto in model.graph.initializer if proto.name in behind]
     kinds += [_PLUGINS[node.op_type] for node in model.graph.node if node.op_type in _PLUGINS]

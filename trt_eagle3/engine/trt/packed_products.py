@@ -1,4 +1,4 @@
-"""Quantised weights that our plugins multiply with as they are: ``LinearFp8``, ``LinearInt8`` and
+"""Quantised weights that our plugins multiply as stored: ``LinearFp8``, ``LinearInt8``,
 ``LinearInt4``.
 
 Shapes: a weight [N, K], G groups of columns of a row.
@@ -39,7 +39,7 @@ _PLUGINS: Mapping[type[Kept], str] = {
     Int8Weight: "LinearInt8",
     Int4Weight: "LinearInt4",
 }
-_LARGEST: Mapping[type[Kept], float] = {  # of a code about its zero point
+_LARGEST: Mapping[type[Kept], float] = {  # code, relative to its zero point
     Fp8Weight: LARGEST_FP8,
     Int8Weight: 128.0,
     Int4Weight: 15.0,
@@ -49,15 +49,16 @@ _LARGEST: Mapping[type[Kept], float] = {  # of a code about its zero point
 def keep_packed_products(
     ready: TrtExport, root: Path, folder: Path, *, pack: Pack = pack
 ) -> TrtExport:
-    """``ready`` with each product whose weight our kernels take quantised as a plugin's, its weight
-    in ``folder / PACKED_FILE``; ``ready`` itself where there is none.
+    """Replace each product whose weight our kernels support by a plugin node, with the weight in
+    ``folder / PACKED_FILE``. Returns ``ready`` itself if there is no such product.
 
-    ``engine/torch/packed.py`` says which weights the kernels take. Every reader of one must be a
-    product without a bias, and the compute type must hold its values, which prompts multiply with.
+    ``engine/torch/packed.py`` defines which weights the kernels support. Every reader of a weight
+    must be a product without a bias. The compute type must hold its values, because prompts
+    multiply with those.
 
     Args:
-        root: of the weights' files. One weight at a time is in memory.
-        pack: makes a weight on a device; None where it is not one of these.
+        root: folder of the weights' files. One weight at a time is in memory.
+        pack: packs a weight on a device; returns None if the kernels do not support it.
     Raises:
         UserError: a file cannot be read, or is cut short.
     """
@@ -72,7 +73,7 @@ def keep_packed_products(
                 inputs = [file.add(*one) for one in _tensors(name, weight)]
                 made |= {node.output[0]: _node(node, inputs, weight, expr) for node in nodes}
                 packed.append(name)
-    torch.cuda.empty_cache()  # the builder wants what the weights took
+    torch.cuda.empty_cache()  # leave the weights' memory to the builder
     if not packed:
         (folder / PACKED_FILE).unlink()
         return ready
@@ -81,12 +82,12 @@ def keep_packed_products(
 
 
 def _device() -> torch.device:
-    """Where bytes are put in order: many times faster on a GPU."""
+    """Return the device for reordering bytes: a GPU is many times faster."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _readers(ready: TrtExport) -> Mapping[str, Sequence[onnx.NodeProto]]:
-    """Weights, and the products that alone read each of them."""
+    """Return each weight that only products read -> those products."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     others: set[str] = set()
     for node in ready.model.graph.node:
@@ -100,13 +101,13 @@ def _readers(ready: TrtExport) -> Mapping[str, Sequence[onnx.NodeProto]]:
 
 
 def _fits(weight: Kept, expr: WeightExpr) -> bool:
-    """Whether the compute type holds all that the scales make of the largest code."""
+    """Return whether the compute type holds the largest code times its scale."""
     largest = float(weight.scale.abs().max()) * _LARGEST[type(weight)]
     return largest <= torch.finfo(expr.dtype.torch).max
 
 
 def _tensors(name: str, weight: Kept) -> list[tuple[TensorProto, bytes]]:
-    """The constant inputs of the weight's node, in their order."""
+    """Return the constant inputs of the weight's node, in order."""
     if not isinstance(weight, Int4Weight):
         codes = _words(f"{name}/codes", weight.codes, weight.codes.shape[1] // 4)
         return [codes, _stored(f"{name}/scales", TensorProto.FLOAT, weight.scale)]
@@ -121,7 +122,7 @@ def _tensors(name: str, weight: Kept) -> list[tuple[TensorProto, bytes]]:
 
 
 def _words(name: str, values: Tensor, width: int) -> tuple[TensorProto, bytes]:
-    """The bytes of ``values`` as int32 [.., width]."""
+    """Return the bytes of ``values`` as int32 [.., width]."""
     words = values.contiguous().flatten().view(torch.uint8).view(torch.int32)
     return _stored(name, TensorProto.INT32, words.view(-1, width))
 
@@ -137,7 +138,7 @@ def _node(
     weight: Kept,
     expr: WeightExpr,
 ) -> onnx.NodeProto:
-    """The plugin's node in the place of ``product``."""
+    """Return the plugin's node that replaces ``product``."""
     options: dict[str, str | int] = {}
     if isinstance(weight, Int4Weight):
         options["scale_type"] = dtype_of_torch(weight.scale.dtype).onnx

@@ -1,5 +1,5 @@
-"""Quantised weights that stay so in an engine: behind a ``DequantizeLinear``, which a builder
-computes together with the product, from the numbers as they are stored.
+"""Quantised weights that stay packed in an engine, behind a ``DequantizeLinear`` node. A builder
+fuses that node with the product, and reads the numbers as stored.
 
 Shapes: a weight [out, in], G groups of columns of a row.
 """
@@ -31,19 +31,19 @@ from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
 __all__ = ["PackedWeight", "keep_packed"]
 
-_OPSET, _IR_VERSION = 24, 11  # that have INT4 and blocks of DequantizeLinear
-_MOST_COLUMNS = 128  # of a group: more are made values of by the builder
+_OPSET, _IR_VERSION = 24, 11  # the first with INT4 and blocks of DequantizeLinear
+_MOST_COLUMNS = 128  # of a group; builders dequantise weights with larger groups
 _CODES, _SCALES = "/codes", "/scales"
 _SCALE_TYPES = {dtype.torch: dtype.onnx for dtype in COMPUTE_DTYPES}
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight as ``DequantizeLinear`` has it.
+    """A weight in the form of ``DequantizeLinear``.
 
     Attributes:
         kind: of ``TensorProto``: INT4, INT8 or FLOAT8E4M3FN. codes: [out, in], int8 about zero, or
-            the bytes of FP8. scales: [out, G] in the compute type, of FP8 float32 [out, 1].
+            the bytes of FP8. scales: [out, G] in the compute type; for FP8 float32 [out, 1].
     """
 
     kind: int
@@ -52,33 +52,33 @@ class PackedWeight:
 
     @property
     def columns(self) -> int:
-        """Of a group."""
+        """Columns of a group."""
         return self.codes.shape[1] // self.scales.shape[1]
 
     def code_bytes(self) -> bytes:
-        """Row-major; of four bits two in a byte, the lower half first."""
+        """Return the codes, row-major. 4-bit codes are two to a byte, the first in the low half."""
         if self.kind != TensorProto.INT4:
             return bytes(self.codes.contiguous().view(torch.uint8).numpy())
         pairs = (self.codes & 15).to(torch.uint8).unflatten(1, (-1, 2))
         return bytes((pairs[..., 0] | pairs[..., 1] << 4).numpy())
 
     def scale_bytes(self) -> bytes:
-        """Row-major."""
+        """Return the scales, row-major."""
         return bytes(self.scales.contiguous().view(torch.uint8).numpy())
 
 
 def keep_packed(ready: TrtExport, root: Path, folder: Path, *, fp8: bool = False) -> TrtExport:
-    """``ready`` with the weights that a builder can compute with as they are stored in ``folder /
-    PACKED_FILE``, behind ``DequantizeLinear`` nodes; ``ready`` itself where there is none.
+    """Move the weights that a builder can use as stored to ``folder / PACKED_FILE``, behind
+    ``DequantizeLinear`` nodes. Returns ``ready`` itself if there are none.
 
-    They are of INT4 in groups of up to 128 columns, of INT8 with a scale per row, or of FP8 with
-    one per row or tensor; without zero points and in the order of their columns; every reader of
-    one is a product; and its compute type holds its values, and of whole numbers the scales as
-    normal ones.
+    Supported are INT4 in groups of up to 128 columns, INT8 with a scale per row, and FP8 with a
+    scale per row or tensor. There must be no zero points, and columns must be in order. Every
+    reader of a weight must be a product. The compute type must hold its values, and hold the scales
+    of integers as normal numbers.
 
     Args:
-        root: of the weights' files. One weight at a time is in memory.
-        fp8: whether every chip that the engine is for has FP8.
+        root: folder of the weights' files. One weight at a time is in memory.
+        fp8: whether every chip of the engine has FP8.
     """
     products = _products(ready.model)
     nodes: dict[str, onnx.NodeProto] = {}
@@ -99,7 +99,7 @@ def keep_packed(ready: TrtExport, root: Path, folder: Path, *, fp8: bool = False
 
 
 def _products(model: onnx.ModelProto) -> set[str]:
-    """Weights [out, in] that nothing but products with their transpose reads."""
+    """Return the weights [out, in] that only products with their transpose read."""
     weights: set[str] = set()
     others: set[str] = set()
     for node in model.graph.node:
@@ -129,7 +129,7 @@ def _packed_integers(expr: WeightExpr, bits: int, root: Path) -> PackedWeight | 
 
 
 def _packed_fp8(expr: WeightExpr, root: Path) -> PackedWeight | None:
-    """None where scales change along a row: a builder would make the values of it."""
+    """Pack FP8; None if scales change along a row, as a builder would dequantise that weight."""
     cpu = torch.device("cpu")
     grids = [fp8_scales(part, root, cpu) for part in expr.parts]
     scales = [grid for grid in grids if grid is not None and grid.shape[1] == 1]
@@ -143,7 +143,7 @@ def _packed_fp8(expr: WeightExpr, root: Path) -> PackedWeight | None:
 
 
 def _fp8_codes(part: WeightPart, root: Path) -> Tensor:
-    """uint8 [rows, in]: bytes of e4m3 numbers."""
+    """Return the bytes of e4m3 numbers: uint8 [rows, in]."""
     stored = next(tensor for tensor in part.stored if tensor.role == "codes")
     return mapped(stored, root)[slice(*part.row_range)].view(torch.uint8)
 
@@ -151,8 +151,8 @@ def _fp8_codes(part: WeightPart, root: Path) -> Tensor:
 def _part(
     expr: WeightExpr, part: WeightPart, bits: int, root: Path
 ) -> tuple[Tensor, Tensor] | None:
-    """Numbers about zero int8 [rows, in] and scales float32 [rows, G]; None where zero points or
-    the order of columns say otherwise.
+    """Return numbers about zero int8 [rows, in] and scales float32 [rows, G]. Returns None for
+    other zero points, or if the columns are not in order.
     """
     taken, middle = slice(*part.row_range), 1 << (bits - 1)
     whole: IntegerRows = integer_rows(expr, part, root)
@@ -165,7 +165,7 @@ def _part(
 
 
 def _is_taken(packed: PackedWeight) -> bool:
-    """Whether builders have a product for its groups."""
+    """Return whether builders have a product for the weight's groups."""
     inner = packed.codes.shape[1]
     if inner % packed.scales.shape[1] or inner % 2:
         return False

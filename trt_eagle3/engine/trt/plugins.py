@@ -1,4 +1,4 @@
-"""Where the plugin library is, and loading it into this process's TensorRT."""
+"""Find the plugin library, and load it into this process's TensorRT."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ _LIBRARY_NAME = "libtrt_eagle3_plugins.so"
 
 
 def plugin_library_path(config: TensorRTConfig | None = None) -> Path | None:
-    """The library that the config names, or TRT_EAGLE3_PLUGINS, else one that ``find_library``
-    finds.
-    """
+    """Return the path in the config, else in TRT_EAGLE3_PLUGINS, else of ``find_library``."""
     if config and config.plugin_library:
         return config.plugin_library
     if named := os.environ.get(PLUGINS_VARIABLE):
@@ -41,8 +39,8 @@ def plugin_library_path(config: TensorRTConfig | None = None) -> Path | None:
 
 
 def companion_path(package: str, plugin_library: Path) -> Path | None:
-    """Where the companion of ``plugin_library`` for ``package`` is to be: TRT_EAGLE3_PARSER_NAME,
-    else beside it; None where the package needs none.
+    """Return the path of the companion of ``plugin_library`` for ``package``:
+    TRT_EAGLE3_PARSER_NAME, else next to the library. None if the package needs no companion.
     """
     companion = PACKAGES[package].companion
     if companion is None:
@@ -51,12 +49,12 @@ def companion_path(package: str, plugin_library: Path) -> Path | None:
 
 
 def load_plugins(config: TensorRTConfig | None = None, package: str | None = None) -> Path:
-    """Load the plugin library and see that TensorRT knows our ops; returns where it was found.
+    """Load the plugin library and check that TensorRT has our ops; return the library's path.
 
     Args:
-        package: a key of ``PACKAGES``; left out, the one that ``config`` asks for.
+        package: a key of ``PACKAGES``; by default, the one that ``config`` selects.
     Raises:
-        EnvironmentMissingError: there is none, or it was built for another TensorRT.
+        EnvironmentMissingError: there is no library, or it was built for another TensorRT.
     """
     path = plugin_library_path(config)
     package = package or package_of(config)
@@ -69,7 +67,7 @@ def load_plugins(config: TensorRTConfig | None = None, package: str | None = Non
 @cache
 def _load(dialect: Dialect, path: Path, fix: str) -> Path:
     dialect.trt.get_plugin_registry()
-    _ = dialect.log.logger  # before the library asks for TensorRT's
+    _ = dialect.log.logger  # must exist before the library requests TensorRT's logger
     if companion := companion_path(dialect.package, path):
         dialect.prepare_parser(companion)
     try:

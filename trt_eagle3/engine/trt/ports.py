@@ -1,4 +1,4 @@
-"""The inputs and outputs of a TensorRT engine."""
+"""Inputs and outputs of a TensorRT engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Port:
     """An input or output of the engine.
 
     Attributes:
-        shape: -1 where it may vary. ranges: smallest and largest shape in each profile; inputs have
-            them.
+        shape: -1 for a variable size. ranges: smallest and largest shape in each profile; only for
+            inputs.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Port:
             raise UserError(f"{self.name}: expected {self.dtype} {list(self.shape)}, got {got}")
 
     def fits(self, shape: tuple[int, ...], profile: int) -> bool:
-        """Whether ``profile`` was built for ``shape``."""
+        """Return whether ``profile`` was built for ``shape``."""
         low, high = self.ranges[profile]
         return all(lo <= size <= hi for lo, size, hi in zip(low, shape, high, strict=True))
 
 
 def engine_ports(trt: Any, engine: Any) -> tuple[dict[str, Port], dict[str, Port]]:
-    """Inputs and outputs by name; ``trt`` is the module that ``engine`` is of."""
+    """Return inputs and outputs by name; ``trt`` is the module of ``engine``."""
     inputs, outputs = {}, {}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
@@ -70,10 +70,10 @@ def engine_ports(trt: Any, engine: Any) -> tuple[dict[str, Port], dict[str, Port
 def choose_profile(
     inputs: Mapping[str, Port], shapes: Mapping[str, tuple[int, ...]], file: Path
 ) -> int:
-    """Index of the first profile that the engine in ``file`` has for all ``shapes`` of its inputs.
+    """Return the index of the first profile of the engine in ``file`` that fits all ``shapes``.
 
     Raises:
-        UserError: there is none; it names the input, the limit and what to change.
+        UserError: no profile fits. The message names the input, the limit and what to change.
     """
     num_profiles = len(next(iter(inputs.values())).ranges)
     for profile in range(num_profiles):
@@ -89,8 +89,7 @@ def choose_profile(
     raise UserError(_refusal(name, shapes[name], inputs[name].ranges[last], file))
 
 
-# Inputs of the vision graph whose first axis counts something, and how many entries it has beyond
-# that.
+# Vision inputs whose first axis is a count -> what it counts, and the number of extra entries.
 _COUNTED = {"patches": ("patches", 0), "frame_starts": ("frames (padding included)", 1)}
 
 
@@ -112,10 +111,10 @@ def _refusal(
 
 
 def check_states(states: Iterable[StateSpec], bound: Mapping[str, Tensor]) -> None:
-    """Refuse a state whose input and output are not bound to one tensor: engines write into what
-    they are given.
+    """Refuse a state whose input and output are not bound to one tensor: engines write into their
+    inputs.
 
-    From TensorRT 10.3 on they write nowhere else, whatever address the output has.
+    From TensorRT 10.3 on they ignore the address of the output.
     """
     for state in states:
         ends = (state.name, state.output_name)

@@ -1,7 +1,6 @@
-"""The shapes that an engine is built for: a profile for decode steps, one for prompts; one for
-images.
+"""Shape profiles of engines: one for decode steps and one for prompts; or one for images.
 
-Names of dimensions as in ``docs/architecture.md``.
+``docs/architecture.md`` explains the names of dimensions.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from trt_eagle3.families.family import SizeRange
 
 __all__ = ["Profile", "graph_profiles"]
 
-# rows of a prompt chunk whose logits may be asked for; each costs a row of the vocabulary
+# rows of a prompt chunk that may return logits; each costs a row of the vocabulary
 _PROMPT_LOGIT_ROWS = 64
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Input name -> smallest, best and largest shape."""
+    """Input name -> smallest, preferred and largest shape."""
 
     name: str
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
@@ -39,7 +38,7 @@ def graph_profiles(
     tree: TreeSizes,
     images: Mapping[str, SizeRange] = MappingProxyType({}),
 ) -> list[Profile]:
-    """Profiles of ``target``, ``draft``, ``fuse`` or ``vision``, those for decode steps first.
+    """Return the profiles of ``target``, ``draft``, ``fuse`` or ``vision``, decode steps first.
 
     Args:
         images: sizes of the vision graph (``families.family.FamilyVision.ranges``).
@@ -69,7 +68,7 @@ def _profile(name: str, model: onnx.ModelProto, sizes: Mapping[str, SizeRange]) 
 def _generation(
     engine: EngineConfig, limits: LimitsConfig, tree: TreeSizes
 ) -> dict[str, SizeRange]:
-    """A tree per sequence, or one token; a draft's levels, whose tail holds all rows so far."""
+    """Sizes of decode steps: a tree or one token per sequence; a draft's tail: all rows so far."""
     nodes, batch = max(tree.num_nodes, tree.width), limits.max_batch_size
     return {
         **_cache(engine.page_size, limits),
@@ -82,7 +81,7 @@ def _generation(
 
 
 def _context(engine: EngineConfig, limits: LimitsConfig) -> dict[str, SizeRange]:
-    """A chunk of prompt; fuse sees a whole prompt at once."""
+    """Sizes of a prompt's chunk; fuse takes a whole prompt at once."""
     chunk, batch = engine.prefill_chunk, limits.max_batch_size
     rows = min(chunk, _PROMPT_LOGIT_ROWS)
     return {
@@ -96,8 +95,8 @@ def _context(engine: EngineConfig, limits: LimitsConfig) -> dict[str, SizeRange]
 
 
 def _cache(page: int, limits: LimitsConfig) -> dict[str, SizeRange]:
-    """Pages of a row, slots of the whole cache with its page 0, and entries of states that every
-    token changes.
+    """Sizes of caches: pages of a sequence, slots of the whole cache with its page 0, and entries
+    of recurrent states.
     """
     pages = -(-limits.max_seq_len // page)
     rows = limits.max_kv_tokens or pages * limits.max_batch_size * page

@@ -1,4 +1,4 @@
-"""What the TensorRT backend needs to be installed."""
+"""Requirements of the TensorRT backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["plugin_library", "tensorrt_package", "trtexec"]
 
 
 def tensorrt_package(name: str) -> Requirement:
-    """A TensorRT's Python package, which must load."""
+    """Require a TensorRT's Python package; it must load."""
 
     def look(_: EngineConfig | None) -> str:
         dialect = registry.load_dialect(name)
@@ -25,13 +25,13 @@ def tensorrt_package(name: str) -> Requirement:
 
 
 def trtexec() -> Requirement:
-    """NVIDIA's command-line builder."""
+    """Require trtexec, NVIDIA's command-line builder."""
     fix = "part of TensorRT's archive and container; only build_engine.sh needs it"
     return Requirement("trtexec", lambda _: shutil.which("trtexec"), fix)
 
 
 def plugin_library() -> Requirement:
-    """Our plugins; loaded where a TensorRT is there to load them, else only found."""
+    """Require our plugin library. It is loaded if a TensorRT is installed, else only located."""
     fix = "; ".join(f"for {found.label} {found.build_plugins}" for found in PACKAGES.values())
     return Requirement("plugin library", _look_for_plugins, fix)
 

@@ -1,4 +1,4 @@
-"""``build_engine.sh``: what is left to run where TensorRT and the GPU are, by NVIDIA's trtexec."""
+"""``build_engine.sh``: builds engines with trtexec, on a machine with TensorRT and a GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _HEAD = """\
 #!/usr/bin/env bash
 # Builds the engines of this bundle with trtexec, on the machine that will run them.
 # Needs TensorRT 10 or later (trtexec on PATH) and the plugin library for it:
-#   make plugins TENSORRT_INCLUDE=<TensorRT's include folder>; export
-# {variable}=<libtrt_eagle3_plugins.so> With trt-eagle3 and TensorRT's Python package there,
-# `trt-eagle3 build` does the same, on TensorRT 8.6 too.
+#   make plugins TENSORRT_INCLUDE=<TensorRT's include folder>
+#   export {variable}=<libtrt_eagle3_plugins.so>
+# With trt-eagle3 and TensorRT's Python package installed there, `trt-eagle3 build` does the same,
+# on TensorRT 8.6 too.
 set -euo pipefail
 trtexec=${{TRTEXEC:-trtexec}}
 plugins=${{{variable}:-}}
@@ -26,9 +27,9 @@ library=/path/to/libtrt_eagle3_plugins.so
 [ -n "$plugins" ] || missing "no plugin library: export {variable}=$library"
 command -v "$trtexec" >/dev/null || missing "trtexec not found: export TRTEXEC=/path/to/trtexec"
 [ -f "$plugins" ] || missing "$plugins: no such plugin library"
-trtexec=$(realpath -s "$(command -v "$trtexec")")  # both may be named from where the caller stands
+trtexec=$(realpath -s "$(command -v "$trtexec")")  # both may be relative to the caller's folder
 plugins=$(realpath -s "$plugins")
-# from 10.3 on the plugins say that they write into the caches, and the builder must let them
+# from 10.3 on, the plugins declare writes into the caches, and the builder must allow them
 aliases=
 case $("$trtexec" --help 2>&1 || true) in
     *aliasedPluginIO1003*) aliases=--preview=+aliasedPluginIO1003 ;;
@@ -48,7 +49,7 @@ mv {graph}/{engine}.partial {graph}/{engine}
 
 
 def build_script(profiles: Mapping[str, Sequence[Profile]], config: TensorRTConfig) -> str:
-    """The script for the graphs named by ``profiles``; the ONNX files lie in their folders."""
+    """Return the script for the graphs in ``profiles``; the ONNX files are in their folders."""
     parts = [_HEAD.format(variable=PLUGINS_VARIABLE)]
     for graph, of_graph in profiles.items():
         arguments = " \\\n".join(
@@ -81,7 +82,7 @@ def _options(config: TensorRTConfig) -> str:
     if config.optimization_level is not None:
         options += f" --builderOptimizationLevel={config.optimization_level}"
     if config.workspace_mib is not None:
-        options += f" --memPoolSize=workspace:{config.workspace_mib}"  # MiB where nothing is said
+        options += f" --memPoolSize=workspace:{config.workspace_mib}"  # the default unit is MiB
     if config.refit:
         options += " --refit"
     if config.strip_weights:

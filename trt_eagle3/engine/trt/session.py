@@ -1,4 +1,4 @@
-"""The TensorRT session: an engine over torch's CUDA tensors, caches shared by input and output."""
+"""The TensorRT session: runs an engine over torch CUDA tensors; caches are updated in place."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _FIX = "Rebuild here: trt-eagle3 build --config <its config>"
 class TensorRTSession(Session):
     """Runs one engine. Caches are updated in place, and must be bound.
 
-    The first profile that was built for all shapes of a run takes it: decode steps stand before
-    prompts. Shapes that come again are captured in a CUDA graph with a context of its own; the
-    outputs of such a run are its static buffers, which the next run of the same shapes overwrites.
-    Where TensorRT says that a context cannot be captured, every run is launched anew.
-    All contexts share one piece of device memory, so runs of one session follow each other.
+    A run uses the first profile that fits all its shapes; decode profiles precede prompt profiles.
+    Repeated shapes are captured in a CUDA graph with its own context. The outputs of such a run are
+    static buffers, which the next run of the same shapes overwrites. If TensorRT reports that a
+    context cannot be captured, every run is launched anew.
+    All contexts share one piece of device memory, so the runs of a session are sequential.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class TensorRTSession(Session):
             self._engine, folder.path / RUNTIME_CACHE_FILE
         )
         self._contexts: dict[int, Any] = {}
-        # TensorRT waits for the device where it is given the default stream
+        # given the default stream, TensorRT would wait for the device
         self._stream = torch.cuda.Stream()
         self._memory = _allocate(self._dialect.device_bytes(self._engine), self._file)
         unread = set(folder.intermediates) - set(intermediates)
         self._unread = {name: self._outputs.pop(name) for name in unread}
-        # address of unread outputs and of empty tensors. All layers share it: a layer has read its
-        # router logits before the next one writes there
+        # memory for unread outputs and empty tensors. All layers share it: a layer reads its router
+        # logits before the next layer overwrites them
         self._scratch = torch.empty(self._scratch_bytes(), dtype=torch.uint8, device="cuda")
 
     def _scratch_bytes(self) -> int:
-        """Bytes of the largest of ``_unread``, with a row for each token of the largest run."""
+        """Bytes of the largest output in ``_unread``, for the most tokens of a run."""
         if not self._unread:
             return 256
         rows = max(math.prod(most[:2]) for _, most in self._inputs["inputs_embeds"].ranges)
@@ -88,11 +88,11 @@ class TensorRTSession(Session):
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """What the graph's layers keep between runs, in the order of the layers."""
+        """Layer states that the graph keeps between runs, in the order of the layers."""
         return self._states
 
     def bind(self, name: str, tensor: Tensor) -> None:
-        """Let ``tensor`` (contiguous, CUDA) be the static buffer of input or output ``name``."""
+        """Use ``tensor`` (contiguous, CUDA) as the static buffer of input or output ``name``."""
         port = self._inputs.get(name) or self._outputs.get(name)
         if port is None:
             raise UserError(f"{name}: the engine has no such input or output")
@@ -106,7 +106,7 @@ class TensorRTSession(Session):
 
     @torch.inference_mode()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run once; returns the outputs that have no static buffer, on the GPU."""
+        """Run once; return the outputs that have no static buffer, on the GPU."""
         shapes = shapes_of(inputs)
         captured = self._captured.get(shapes)
         if captured is not None:
@@ -131,13 +131,13 @@ class TensorRTSession(Session):
             self._inputs[name].check(tensor)
 
     def _check_types(self, inputs: Mapping[str, Tensor]) -> None:
-        """What a replay must check of inputs whose names and shapes are known."""
+        """Check the types of inputs before a replay; their names and shapes are known."""
         for name, tensor in inputs.items():
             if tensor.dtype != self._inputs[name].dtype:
                 self._inputs[name].check(tensor)
 
     def _profile(self, inputs: Mapping[str, Tensor]) -> int:
-        """The first profile that was built for these shapes."""
+        """Return the first profile that was built for these shapes."""
         shapes = {
             name: tuple(t.shape)
             for name, t in {**self._bound, **inputs}.items()
@@ -146,7 +146,7 @@ class TensorRTSession(Session):
         return choose_profile(self._inputs, shapes, self._file)
 
     def _run_once(self, profile: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run in the profile's own context, which the first run makes."""
+        """Run in the profile's own context, which the first run creates."""
         known = profile in self._contexts
         if not known:
             self._contexts[profile] = self._new_context(profile)
@@ -174,7 +174,7 @@ class TensorRTSession(Session):
         return context
 
     def _prepare(self, context: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Give ``context`` shapes and addresses; returns fresh outputs."""
+        """Set shapes and addresses in ``context``; return new outputs."""
         given = {**{n: t for n, t in self._bound.items() if n in self._inputs}, **inputs}
         for name, tensor in given.items():
             if not context.set_input_shape(name, tuple(tensor.shape)):
@@ -185,7 +185,7 @@ class TensorRTSession(Session):
                 shape = tuple(context.get_tensor_shape(name))
                 if any(size < 0 for size in shape):
                     self._dialect.log.fail(
-                        f"{name}: its shape does not follow from the inputs", _FIX
+                        f"{name}: its shape cannot be computed from the inputs", _FIX
                     )
                 outputs[name] = torch.empty(shape, dtype=port.dtype, device="cuda")
         for name, tensor in {
@@ -207,7 +207,7 @@ class TensorRTSession(Session):
         caller = torch.cuda.current_stream()
         self._stream.wait_stream(caller)
         self._execute(context, self._stream)
-        # so what the caller frees now is not written to before we have read it
+        # so that memory which the caller frees now is not overwritten before it has been read
         caller.wait_stream(self._stream)
         return outputs
 
@@ -218,12 +218,12 @@ class TensorRTSession(Session):
             )
 
     def _capture(self, profile: int, inputs: Mapping[str, Tensor]) -> Captured | None:
-        """A graph with its own context: one whose shapes change spoils the graphs captured from
-        it. None where TensorRT says that it cannot be captured.
+        """Capture a graph with its own context, because changing a context's shapes would spoil
+        graphs captured from it. None if TensorRT reports that it cannot be captured.
         """
         context = self._new_context(profile, captured=True)
         static = {name: tensor.clone() for name, tensor in inputs.items()}
-        # what TensorRT does once per set of shapes, it does here
+        # run once, so that TensorRT's work for new shapes happens outside the capture
         outputs = self._enqueue(context, static)
         torch.cuda.synchronize()
         self._dialect.keep_compiled(self._options)
@@ -236,8 +236,8 @@ class TensorRTSession(Session):
 
 
 def _open_engine(dialect: Dialect, folder: EngineFolder) -> Any:
-    """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside
-    it.
+    """Deserialise the engine from its memory-mapped file. A stripped engine gets its weights from
+    the ONNX graph.
     """
     try:
         engine = dialect.load_engine(folder.engine)
@@ -247,7 +247,7 @@ def _open_engine(dialect: Dialect, folder: EngineFolder) -> Any:
         dialect.log.fail(f"{folder.engine}: cannot load it", _FIX)
     stripped = folder.config.tensorrt.strip_weights
     if stripped and not dialect.read_weights(engine, str(folder.onnx)):
-        dialect.log.fail(f"{folder.engine}: cannot put in the weights of {folder.onnx}", _FIX)
+        dialect.log.fail(f"{folder.engine}: cannot load the weights of {folder.onnx}", _FIX)
     return engine
 
 
@@ -256,6 +256,6 @@ def _allocate(num_bytes: int, file: Path) -> Tensor:
         return torch.empty(max(num_bytes, 256), dtype=torch.uint8, device="cuda")
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(
-            f"{file}: its activations want {num_bytes / 1e9:.2f} GB of device memory, and that is "
+            f"{file}: its activations need {num_bytes / 1e9:.2f} GB of device memory, which is "
             "not free. Rebuild with a smaller limits.max_visual_tokens or engine.prefill_chunk."
         ) from error

@@ -1,7 +1,7 @@
-"""Capture of forwards as CUDA graphs, so that the host launches one thing where it launched many.
+"""Capture forwards as CUDA graphs, so that one launch replaces many.
 
-``whole``: forwards whose shapes come again (steps, short prompts, images), one graph each.
-``target_pieces``, ``draft_pieces``: forwards over prompts and mixtures, whose attention is
-different every time. All that is computed row by row is captured for few numbers of rows
-(``engine.runtime.buckets.ROWS``), cut at attention (``pieces``).
+``whole``: forwards with repeated shapes (steps, short prompts, images), one graph each.
+``target_pieces``, ``draft_pieces``: forwards over prompts, and over prompts and decoding sequences
+in one batch. Their attention differs every time. The row-by-row nodes between attentions
+(``pieces``) are captured for a few numbers of rows (``engine.runtime.buckets.ROWS``).
 """

@@ -1,11 +1,11 @@
-"""A draft's forward over prompts as two CUDA graphs, whichever sequences the rows belong to.
+"""A draft's forward over prompts as two CUDA graphs, independent of the rows' sequences.
 
-It has one layer of attention, and of a prompt only the last row is read after it. So all rows are
-computed up to their keys and values, which are written where they belong: one graph for each of few
-numbers of rows. Attention, and what follows, is of as many rows as there are segments: another one
-for each of few numbers of those.
+A draft has one attention layer, and only the last row of a prompt is read after it. The first graph
+computes all rows up to their keys and values, and writes these to their slots. It is captured for a
+few padded numbers of rows. The second graph computes attention and the nodes after it, for the rows
+that are read. It is captured for a few padded numbers of those.
 
-Shapes: B segments, S rows of each, R rows read of each, N = B * S rows and W = B * R wanted ones,
+Shapes: B segments, S rows of each, R rows read of each, N = B * S rows and W = B * R wanted rows,
 both padded, P pages of a table.
 """
 
@@ -39,18 +39,18 @@ __all__ = ["DRAFT_ROW_INPUTS", "DraftPieces", "split_draft"]
 
 _MAX_WANTED = PICKED_ROWS.limit
 _NUM_NUMBERS = 2 * ROWS.limit + 3 * _MAX_WANTED
-_UNUSED_TABLE = _MAX_WANTED  # the row of the page tables that has page 0 alone
+_UNUSED_TABLE = _MAX_WANTED  # a row of the page tables that has only page 0
 DRAFT_ROW_INPUTS = ("inputs_embeds", "features", "position_ids")
-"""Inputs of a draft that have rows, and that others than attention read."""
-_NUM_INPUTS = 10  # of attention: there are no scales of FP8 caches
+"""Draft inputs with rows that nodes other than attention read."""
+_NUM_INPUTS = 10  # of attention without scales of FP8 caches
 _OUTPUTS = ("logits", ROWS_OF_PROMPTS)
 
 
 def split_draft(
     steps: Sequence[Step], inputs: Collection[str], states: Sequence[StateSpec]
 ) -> Split | None:
-    """The prompt ``steps`` of a graph, cut before its only attention. None where the graph is not a
-    draft whose states are paged, and that computes row by row up to there.
+    """Cut the prompt ``steps`` of a graph before its only attention. Returns None if the graph is
+    not a draft whose states are paged and which computes row by row up to there.
     """
     ops = [step.op for step in steps]
     if ops.count(PROMPT_ATTENTION) != 1 or "TreeAttention" in ops:
@@ -69,11 +69,11 @@ def split_draft(
 
 
 _Graph = tuple[Any, Mapping[str, Tensor]]
-"""A graph, and by name what it reads of N rows."""
+"""A graph, and its inputs of N rows by name."""
 
 
 class DraftPieces(CapturedPieces[_Graph]):
-    """The graphs of every N and W that was captured."""
+    """The graphs of every captured N and W."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class DraftPieces(CapturedPieces[_Graph]):
         *,
         table_len: int,
     ) -> None:
-        """As ``CapturedPieces``; ``constants``: the program's, and the caches. ``table_len``: P."""
+        """See ``CapturedPieces``; ``constants``: the program's and the caches; ``table_len``: P."""
         super().__init__(split, constants, inputs, recorder, device)
         attention = split.tail[0]
         self._k, self._v, self._k_cache, self._v_cache = attention.inputs[1:5]
@@ -97,17 +97,17 @@ class DraftPieces(CapturedPieces[_Graph]):
         self._of_wanted: dict[int, tuple[Any, Values]] = {}
 
     def capture(self, most: int, has_room: Callable[[], bool]) -> int:
-        """Capture every N for up to ``most`` rows while ``has_room``, and then every W. Returns for
-        how many N there are graphs.
+        """Capture every N for up to ``most`` rows while ``has_room``, then every W. Returns how
+        many N have graphs.
         """
-        self._tables.zero_()  # what is written meanwhile goes to page 0
+        self._tables.zero_()  # rows that capturing writes go to page 0
         num_captured = super().capture(most, has_room)
         for size in reversed(PICKED_ROWS.sizes(_MAX_WANTED)) if num_captured else ():
             self._of_wanted[size] = self._record_wanted(size)
         return num_captured
 
     def fit(self, inputs: Mapping[str, Tensor]) -> bool:
-        """Return whether there are graphs for ``inputs``, and the host knows their past lengths."""
+        """Return whether ``inputs`` have graphs, and their past lengths are on the host."""
         batch, width, _ = inputs["tree_mask"].shape
         wanted, table = inputs["logit_rows"].numel(), inputs["page_table"]
         return (
@@ -120,7 +120,7 @@ class DraftPieces(CapturedPieces[_Graph]):
         )
 
     def run(self, inputs: Mapping[str, Tensor]) -> Values:
-        """Run ``inputs``, which must ``fit``, as ``Session.run_prompt``.
+        """Run ``inputs``, which must ``fit``; see ``Session.run_prompt``.
 
         The outputs are the graphs' own memory, which the next run overwrites.
         """
@@ -149,8 +149,8 @@ class DraftPieces(CapturedPieces[_Graph]):
         return record_pieces(self._recorder, lambda record: record(work), ahead=True)
 
     def _up_to_attention(self, inputs: Mapping[str, Tensor]) -> Values:
-        """Compute rows, write their keys and values, and store what ``_from_attention_on`` reads of
-        them.
+        """Compute rows, write their keys and values, and store the values that
+        ``_from_attention_on`` reads.
         """
         values = computed(self.split.pieces[0], {**self._constants, **inputs})
         places, seats = self._numbers[: 2 * ROWS.limit].view(2, -1)[:, : len(values[self._k])]
@@ -166,7 +166,7 @@ class DraftPieces(CapturedPieces[_Graph]):
         return {}
 
     def _from_attention_on(self, size: int) -> Values:
-        """Compute W = ``size`` rows, each as the one new row of a sequence."""
+        """Compute W = ``size`` rows, each as the only new row of a sequence."""
         rows, past, seats = self._numbers[2 * ROWS.limit :].view(3, -1)[:, :size]
         context = {
             "past_lengths": past,
@@ -186,8 +186,9 @@ def _numbers(
 ) -> NDArray[np.int32]:
     """Return the numbers that both graphs read.
 
-    For every row: its place in its sequence, and the row of its page table. For every wanted row:
-    its index among all rows, its place, and the row of its page table. Padding writes to page 0.
+    For every row: its position in its sequence, and the row of its page table. For every wanted
+    row: its index among all rows, its position, and the row of its page table. Padding writes to
+    page 0.
 
     Args:
         past: [B] rows before. counts: [B] real rows. wanted: [B, R].

@@ -1,8 +1,8 @@
-"""What the captured pieces of target and draft share: where a forward is cut, the memory that
-graphs read their rows from, and the capture of every number of rows.
+"""Shared parts of the captured pieces of target and draft: where a forward is cut, the memory of
+the graphs' rows, and the capture of every number of rows.
 
-A forward is cut before each attention. Between two launches of attention it computes row by row:
-what is launched there depends on nothing but the number of rows.
+A forward is cut before each attention. Between two attentions it computes row by row, so the
+launches there depend only on the number of rows.
 
 Shapes: N rows, their padding included.
 """
@@ -39,7 +39,7 @@ class Split:
         pieces: the steps before each attention, which compute row by row.
         attention: the attention after each piece but the last one.
         tail: the last attention and the steps after it, over all rows.
-        prompt_tail: the same where only some rows are read.
+        prompt_tail: the tail if only some rows are read.
         left: values of pieces that an attention or a tail reads.
     """
 
@@ -51,8 +51,8 @@ class Split:
 
 
 def split_at_attention(steps: Sequence[Step], prompt_steps: Sequence[Step] = ()) -> Split:
-    """Cut ``steps`` before each attention. ``prompt_steps``, if any, are the same steps up to the
-    last attention, and give ``prompt_tail``.
+    """Cut ``steps`` before each attention. ``prompt_steps``, if any, must be the same steps up to
+    the last attention; they give ``prompt_tail``.
     """
     prompt_steps = prompt_steps or steps
     cuts = [i for i, step in enumerate(steps) if step.op in _ATTENTION]
@@ -72,27 +72,27 @@ def split_at_attention(steps: Sequence[Step], prompt_steps: Sequence[Step] = ())
 
 @dataclass(frozen=True)
 class Row:
-    """An input of a graph: its type and shape, where batch and width are 0."""
+    """Type and shape of a graph's input; batch and width are 0 in the shape."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
 class RowMemory:
-    """Tensors by name, each the beginning of the largest one, which is asked for first."""
+    """Tensors by name, each a prefix of the largest one, which must be requested first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._largest: dict[str, Tensor] = {}
 
     def rows(self, name: str, row: Row, count: int) -> Tensor:
-        """Memory for ``count`` rows of an input, of one sequence."""
+        """Return memory for ``count`` rows of an input, in one sequence."""
         shape = list(row.shape)
         shape[row_axis(name) - 1], shape[row_axis(name)] = 1, count
         return self.part_of(name, row.dtype, shape)
 
     def part_of(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-        """Memory of ``shape``."""
+        """Return memory of ``shape``."""
         largest, size = self._largest.get(name), prod(shape)
         if largest is None or largest.numel() < size:
             largest = torch.zeros(*shape, dtype=dtype, device=self._device)
@@ -100,12 +100,12 @@ class RowMemory:
         return largest.view(-1)[:size].view(*shape)
 
     def whole(self, name: str) -> Tensor:
-        """The largest one."""
+        """Return the largest tensor of ``name``."""
         return self._largest[name]
 
 
 def fill_rows(memory: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]]) -> None:
-    """Copy the rows of ``parts`` into ``memory``, of inputs by name; those that follow are 0."""
+    """Copy the rows of ``parts`` into ``memory``, by input name; the rows after them become 0."""
     for name, static in memory.items():
         axis, start = row_axis(name), 0
         there = flat_rows(name, static)
@@ -118,7 +118,7 @@ def fill_rows(memory: Mapping[str, Tensor], parts: Sequence[Mapping[str, Tensor]
 
 
 class CapturedPieces(ABC, Generic[C]):
-    """The graphs ``C`` of every N that was captured."""
+    """The graphs ``C`` of every captured N."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class CapturedPieces(ABC, Generic[C]):
         device: torch.device,
     ) -> None:
         """Capture ``split``; ``inputs``: what its pieces read of each row. ``constants``: values
-        that stand still.
+        that never change.
         """
         self.split = split
         self._constants = constants
@@ -139,8 +139,8 @@ class CapturedPieces(ABC, Generic[C]):
         self._memory = RowMemory(device)
 
     def capture(self, most: int, has_room: Callable[[], bool]) -> int:
-        """Capture every N for up to ``most`` rows while ``has_room``, the largest first: the others
-        fit into its memory. Returns for how many N there are graphs.
+        """Capture every N for up to ``most`` rows while ``has_room``. The largest is first, so that
+        the others fit into its memory. Returns how many N have graphs.
         """
         for count in reversed(ROWS.sizes(min(most, ROWS.limit))):
             if count in self._captured:
@@ -154,9 +154,9 @@ class CapturedPieces(ABC, Generic[C]):
         return record_pieces(self._recorder, partial(self._compute, count), ahead=ahead)
 
     def _rows(self, count: int) -> dict[str, Tensor]:
-        """Where graphs read ``count`` rows of each input."""
+        """Return the memory of ``count`` rows of each input."""
         return {name: self._memory.rows(name, row, count) for name, row in self._inputs.items()}
 
     @abstractmethod
     def _compute(self, count: int, record: Record) -> C:
-        """Run all pieces over ``count`` rows, each by ``record``, attention left out."""
+        """Run all pieces over ``count`` rows, each by ``record``, without the attention."""

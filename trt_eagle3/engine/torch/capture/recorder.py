@@ -1,4 +1,4 @@
-"""How launches are captured into CUDA graphs: a whole forward, or one piece after the other."""
+"""Capture launches into CUDA graphs: a whole forward, or one piece after the other."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["PieceRecorder", "Record", "Recorder", "capturing", "record_pieces"]
 
 T = TypeVar("T")
 Record = Callable[[Callable[[], Any]], tuple[Any, Any]]
-"""Runs a piece of work; returns its graph and what it returned (``Recorder.record``)."""
+"""Runs a piece of work; returns its graph and the work's result (``Recorder.record``)."""
 
 _CAPTURE_ERRORS = "thread_local"
-"""Whose CUDA calls a capture forbids: other threads go on taking page-locked memory for the next
-prompts' images.
+"""A capture forbids CUDA calls of its own thread only: other threads allocate page-locked memory
+for the next prompts' images meanwhile.
 """
 
 _capturing = threading.Lock()
@@ -26,10 +26,10 @@ _capturing = threading.Lock()
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Capture what is launched within into ``graph``, whose memory comes from ``pool``.
+    """Capture the block's launches into ``graph``, with memory from ``pool``.
 
-    One at a time, and without a garbage collection: that of another engine's graph would end the
-    capture.
+    Captures are exclusive, and run without garbage collection: freeing another engine's graph would
+    end the capture.
     """
     with _alone(), torch.cuda.graph(graph, pool=pool, capture_error_mode=_CAPTURE_ERRORS):
         yield
@@ -51,19 +51,19 @@ class Recorder(Protocol):
     """Captures pieces of work (``PieceRecorder``)."""
 
     def recording(self) -> AbstractContextManager[None]:
-        """Within it ``record`` may be called."""
+        """Allow calls of ``record`` within the block."""
         ...
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Any]:
-        """Run ``work``. Returns a graph, whose ``replay`` runs it again over the same memory, and
-        what ``work`` returned.
+        """Run ``work``. Returns a graph, whose ``replay`` repeats it over the same memory, and the
+        result of ``work``.
         """
         ...
 
 
 class PieceRecorder:
-    """Captures one piece of work after the other, all of whose graphs share their memory: they must
-    be replayed in the order in which they were captured.
+    """Captures one piece of work after the other. All graphs share their memory, so they must be
+    replayed in the order of capture.
     """
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class PieceRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Within it ``record`` may be called."""
-        # each thread's first use makes one, which may not be while capturing
+        """Allow calls of ``record`` within the block."""
+        # the first use in each thread creates a handle, which is forbidden while capturing
         torch.cuda.current_blas_handle()
         torch.cuda.synchronize()
         with _alone(), torch.cuda.stream(self._stream):
@@ -82,7 +82,7 @@ class PieceRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def record(self, work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """The graph of what ``work`` launches, and what it returns."""
+        """Return the graph of the launches of ``work``, and its result."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode=_CAPTURE_ERRORS)
         try:
@@ -93,11 +93,10 @@ class PieceRecorder:
 
 
 def record_pieces(recorder: Recorder, work: Callable[[Record], T], *, ahead: bool) -> T:
-    """Capture the pieces that ``work`` hands to the function that it is given; returns what
-    ``work`` returns.
+    """Capture the pieces that ``work`` passes to its argument; return the result of ``work``.
 
-    ``ahead``: nothing like it has run yet, so run it once before. That loads kernels and takes
-    memory, which may not happen within a capture.
+    ``ahead``: no similar work has run yet, so run it once before capturing. That loads kernels and
+    allocates memory, which is forbidden within a capture.
     """
     if ahead:
         work(_run)

@@ -1,8 +1,8 @@
 """A target's forward over the rows of several parts, captured in pieces.
 
-Attention is launched between the pieces, for whichever sequences the rows belong to. So the host
-launches two or three things for each layer where it would launch ten, which takes it longer than
-the device takes for a thousand rows. What follows the last attention runs node by node.
+Attention is launched between the pieces, for any assignment of rows to sequences. So the host makes
+two or three launches for each layer instead of ten. Ten launches would take longer than the device
+takes for a thousand rows. Nodes after the last attention run one by one.
 
 Shapes: N rows, their padding included.
 """
@@ -33,10 +33,10 @@ class _Graphs:
     """The graphs of one N.
 
     Attributes:
-        pieces: a graph of each piece.
-        inputs: what they read, by name; the axes of rows are (1, N).
+        pieces: one graph for each piece.
+        inputs: the graphs' inputs, by name; the axes of rows are (1, N).
         attended: the output of attention that the next piece reads, T [N, Hq * D].
-        left: what they leave to attention and the tails, by name.
+        left: values that attention and the tails read, by name.
     """
 
     pieces: Sequence[Any]
@@ -46,7 +46,7 @@ class _Graphs:
 
 
 class TargetPieces(CapturedPieces[_Graphs]):
-    """The graphs of a target; what is not captured ahead is captured at its third run."""
+    """The graphs of a target. A size that is not captured at start is captured at its third run."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class TargetPieces(CapturedPieces[_Graphs]):
         recorder: Recorder,
         device: torch.device,
     ) -> None:
-        """As ``CapturedPieces``; ``constants``: the program's."""
+        """See ``CapturedPieces``; ``constants``: the program's."""
         super().__init__(split, constants, inputs, recorder, device)
         self._runs: Counter[int] = Counter()
 
@@ -66,10 +66,10 @@ class TargetPieces(CapturedPieces[_Graphs]):
         """Run ``parts``, which are on the device, up to the last attention.
 
         Args:
-            bound: the caches. picked: of what follows, only the rows that are read are wanted.
+            bound: the caches. picked: the remaining steps compute only the rows that are read.
         Returns:
-            The steps that follow, and what they read of N rows. None where graphs of these are not
-            captured; such runs are counted.
+            The remaining steps, and the values of N rows that they read. None if there are no
+            graphs for ``parts``; such runs are counted.
         """
         count = sum(part["tree_mask"].shape[:2].numel() for part in parts)
         graphs = self._get(ROWS.size_of(count)) if count <= ROWS.limit else None

@@ -1,4 +1,4 @@
-"""Whole forwards as CUDA graphs: one for each set of input shapes that comes again."""
+"""Whole forwards as CUDA graphs: one for each set of input shapes that repeats."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = [
 ]
 
 _MAX_COMPARED = 1 << 14  # elements at once
-# Within so many runs of shapes that are not captured. Over days every length of a prompt comes
-# again: a capture takes as long as several steps, and its graph would push out one of those.
+# A set of shapes is due if it repeats within this many uncaptured runs. Over days, every prompt
+# length repeats. A capture takes as long as several steps, and its graph would evict another.
 _RECENT_RUNS = 64
-# Rows of a captured run at most: launches of larger ones are hidden behind their work, and their
+# Most rows of a captured run. The device's work hides the launches of larger runs, and their
 # buffers are large. Steps of many sequences have more rows than a prompt that is worth capturing.
 _MAX_ROWS = {
     "inputs_embeds": 1024,
@@ -33,27 +33,27 @@ _MAX_ROWS = {
     "patches": PATCHES.limit,
 }
 _MAX_GRAPHS = 192  # of a session: 20 batch sizes times the widths of a tree
-# of all graphs of a session together: what they keep of memory follows their rows
+# over all graphs of a session: their memory grows with their rows
 _MAX_GRAPH_ROWS = 24576
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def shapes_of(inputs: Mapping[str, Tensor]) -> Shapes:
-    """What tells one set of input shapes from another."""
+    """Return a key that identifies a set of input shapes."""
     return tuple(sorted((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
 
 
 def _rows(shapes: Shapes) -> dict[str, int]:
-    """Rows of the inputs whose rows count."""
+    """Return the number of rows of each input that is limited by rows."""
     return {name: prod(shape[:-1]) for name, shape in shapes if name in _MAX_ROWS}
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A CUDA graph of one set of input shapes, with the buffers that it reads and writes.
+    """A CUDA graph for one set of input shapes, with its input and output buffers.
 
-    ``keep``: what must live as long as the graph does.
+    ``keep``: an object that must live as long as the graph.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -63,8 +63,8 @@ class Captured:
     _last: dict[str, Tensor] = field(default_factory=dict)
 
     def fill(self, inputs: Mapping[str, Tensor]) -> None:
-        """Copy ``inputs`` into the graph's; those from the host only where they differ from the
-        last run's.
+        """Copy ``inputs`` into the graph's buffers. Inputs from the host are copied only if they
+        differ from those of the last run.
         """
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name, tensor in inputs.items():
@@ -78,12 +78,12 @@ class Captured:
             static = self.inputs[name]
             static.copy_(to_device(tensor, static.device), non_blocking=True)
             if on_host:
-                self._last[name] = tensor.clone()  # the caller may write into its own again
-        for names in by_dtype.values():  # one launch for all of a type
+                self._last[name] = tensor.clone()  # the caller may overwrite its own tensor
+        for names in by_dtype.values():  # one launch for each type
             torch._foreach_copy_([self.inputs[n] for n in names], [inputs[n] for n in names])
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Replay over ``inputs``; the outputs are the graph's own, which the next replay
+        """Replay over ``inputs``; return the graph's output buffers, which the next replay
         overwrites.
         """
         self.fill(inputs)
@@ -92,8 +92,8 @@ class Captured:
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """``torch.equal`` on the host, in this thread: torch's other threads, which it has compare from
-    32,768 elements on, may take milliseconds to wake up.
+    """Compare on the host like ``torch.equal``, but in this thread. From 32,768 elements on, torch
+    uses other threads, which may take milliseconds to wake up.
     """
     if one.shape != other.shape or not one.ndim:
         return torch.equal(one, other)
@@ -102,29 +102,29 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 
 
 class CapturedGraphs:
-    """A session's captured graphs: of the shapes that came again, those used last."""
+    """A session's captured graphs: those of repeated shapes, the most recently used."""
 
     def __init__(self, most: int = _MAX_GRAPHS, most_rows: int = _MAX_GRAPH_ROWS) -> None:
         self._most = most
         self._most_rows = most_rows
-        self._recent = deque[Shapes]()  # that ran without being captured
+        self._recent = deque[Shapes]()  # latest runs without a graph
         self._runs: Counter[Shapes] = Counter()  # of each in ``_recent``
         self._graphs: OrderedDict[Shapes, Captured] = OrderedDict()
 
     @property
     def pool(self) -> Any:
-        """The memory of those that there are, for the next one; None where there are none."""
+        """The memory pool of the existing graphs, for the next one; None without graphs."""
         return next((c.graph.pool() for c in self._graphs.values()), None)
 
     def get(self, shapes: Shapes) -> Captured | None:
-        """The graph of these shapes, if they have been captured."""
+        """Return the graph of these shapes, if they have been captured."""
         captured = self._graphs.get(shapes)
         if captured is not None:
             self._graphs.move_to_end(shapes)
         return captured
 
     def due(self, shapes: Shapes) -> bool:
-        """Count a run of these shapes; whether they came often enough of late to be captured."""
+        """Count a run of these shapes; return whether they repeat often enough to capture them."""
         if any(rows > _MAX_ROWS[name] for name, rows in _rows(shapes).items()) or any(
             name == "inputs_embeds" and shape[1] > MAX_WHOLE_WIDTH for name, shape in shapes
         ):
@@ -136,10 +136,10 @@ class CapturedGraphs:
         return self._runs[shapes] >= CAPTURED_AT_RUN
 
     def add(self, shapes: Shapes, captured: Captured) -> Captured:
-        """Keep a new graph; those that were not used for the longest time make room."""
+        """Add a new graph; evict the least recently used ones beyond the limits."""
         self._graphs[shapes] = captured
         while len(self._graphs) > self._most or self._num_rows() > self._most_rows:
-            torch.cuda.synchronize()  # it may still run
+            torch.cuda.synchronize()  # the evicted graph may still run
             self._graphs.popitem(last=False)
         return captured
 
@@ -147,5 +147,5 @@ class CapturedGraphs:
         return sum(max(_rows(shapes).values(), default=0) for shapes in self._graphs)
 
     def clear(self) -> None:
-        """Forget all graphs, because what they were captured over has changed."""
+        """Drop all graphs, because their bound buffers have changed."""
         self._graphs.clear()

@@ -1,4 +1,4 @@
-"""The questions that TensorRT's versions answer differently; each version answers in its file."""
+"""Differences between TensorRT's versions; each version implements them in its own file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Dialect", "Inspection"]
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a built engine consists of.
+    """Contents of a built engine.
 
     Attributes:
-        layers: as TensorRT describes them, mappings or names. device_bytes: activation memory that
-            a context wants.
-        copied_inputs: inputs that it copies at every step, where TensorRT says so by name.
+        layers: as TensorRT describes them, mappings or names. device_bytes: activation memory of a
+            context.
+        copied_inputs: inputs that the engine copies in every step, if TensorRT lists them by name.
     """
 
     layers: list[Any]
@@ -36,17 +36,17 @@ class Inspection:
 
 
 class Dialect(ABC):
-    """A TensorRT in this process. Names that every version has are used on ``trt`` directly.
+    """A TensorRT in this process. Names that all versions share are used on ``trt`` directly.
 
     Attributes:
         package: a key of ``registry.PACKAGES``. trt: the module.
-        dtypes: compute types that it has. default_level: ``optimization_level`` where the config
-            has none; None leaves TensorRT's own.
-        weakly_typed: whether it must be told what to compute in float32, beyond the graph's types.
-        linear_by_plugin: whether products with a 16-bit weight are better computed by our plugin.
-        prefetch_safe: whether to build attention that reads its inputs early, which an engine that
-            copies them must not have; False where engines always copy them.
-        times_kernels: whether building measures kernels, which a timing cache then keeps.
+        dtypes: supported compute types. default_level: ``optimization_level`` if the config has
+            none; None keeps TensorRT's default.
+        weakly_typed: whether the builder also needs a list of float32 layers.
+        linear_by_plugin: whether our plugin is the better choice for products with 16-bit weights.
+        prefetch_safe: whether to try attention that reads its inputs early. An engine that copies
+            those inputs must not do so. False if engines always copy them.
+        times_kernels: whether building measures kernels; a timing cache keeps the timings.
     """
 
     dtypes: ClassVar[Collection[str]] = ("float32", "float16", "bfloat16")
@@ -62,12 +62,12 @@ class Dialect(ABC):
 
     @property
     def version(self) -> str:
-        """As the package says it."""
+        """The package's version."""
         return str(self.trt.__version__)
 
     @cached_property
     def log(self) -> Log:
-        """The process's log: TensorRT keeps the first logger that it is given."""
+        """The process's log: TensorRT keeps the first logger that it receives."""
         return Log(self.trt)
 
     def check_dtype(self, dtype: str) -> None:
@@ -81,19 +81,19 @@ class Dialect(ABC):
     # Which GPU
 
     def build_arch(self, config: TensorRTConfig) -> str | None:
-        """What engines built here are for (``sm90``); None where none can be built."""
+        """Return the GPU architecture of engines built here (``sm90``); None without one."""
         del config
         return gpu_arch()
 
     def runs_on(self, built: str, arch: str) -> bool:
-        """Whether an engine for ``built`` (of ``build_arch``) runs on a GPU of ``arch``."""
+        """Return whether an engine built for ``built`` (``build_arch``) runs on a GPU ``arch``."""
         return built == arch
 
     # Building
 
     def host_bytes(self, weight_bytes: int) -> int | None:
-        """Most host memory that a build of so many bytes of weights takes; None where it is not
-        known.
+        """Return the most host memory, in bytes, of a build with ``weight_bytes`` of weights; None
+        if unknown.
         """
         del weight_bytes
         return None
@@ -102,21 +102,21 @@ class Dialect(ABC):
         """Make sure that graphs with plugin nodes can be parsed, with the help of ``companion``.
 
         Raises:
-            EnvironmentMissingError: they cannot here.
+            EnvironmentMissingError: they cannot be parsed here.
         """
         del companion
 
     def create(self, kind: str, *parents: Any) -> Any:
-        """A ``Builder``, ``Runtime`` or another object that takes our logger.
+        """Create a ``Builder``, a ``Runtime`` or another object that takes our logger.
 
         Raises:
-            EnvironmentMissingError: TensorRT gives none: CUDA does not start, or the driver is too
-                old for it.
+            EnvironmentMissingError: TensorRT returns none: CUDA does not start, or the driver is
+                too old.
         """
         self.log.errors.clear()
         try:
             return getattr(self.trt, kind)(*parents, self.log.logger)
-        except TypeError as error:  # how its bindings tell of a null pointer
+        except TypeError as error:  # raised by the bindings for a null pointer
             raise EnvironmentMissingError(
                 f"TensorRT {self.version}: cannot make a {kind}: {self.log.take_reason()}. Check "
                 "with nvidia-smi that the driver serves the CUDA that this TensorRT was built for."
@@ -124,45 +124,45 @@ class Dialect(ABC):
 
     @abstractmethod
     def create_network(self, builder: Any) -> Any:
-        """An empty network, with types as the graph gives them where the version can."""
+        """Create an empty network; it uses the graph's types if the version supports that."""
 
     def configure(
         self, settings: Any, network: Any, config: EngineConfig, wide: Collection[str]
     ) -> None:
-        """Make the builder keep the graph's types, and let plugins write into their inputs.
+        """Make the builder keep the graph's types, and allow plugins to write into their inputs.
 
         Args:
             wide: names of nodes that the graph computes in float32 (rope angles, the residual
-                stream), where the version is ``weakly_typed``.
+                stream), if the version is ``weakly_typed``.
         """
         del network, config, wide
         settings.clear_flag(self.trt.BuilderFlag.TF32)  # on by default; it rounds to ten bits
 
     def make_refittable(self, settings: Any) -> None:
-        """Make engines whose weights can be exchanged."""
+        """Build engines whose weights can be exchanged."""
         settings.set_flag(self.trt.BuilderFlag.REFIT)
 
     @abstractmethod
     def strip_weights(self, settings: Any) -> None:
-        """Make engines without their weights."""
+        """Build engines without their weights."""
 
     def show_progress(
         self, settings: Any, show: Callable[[str], object], stop: Callable[[], bool]
     ) -> None:
-        """Have the builder tell ``show`` how far its outermost phase is, and end when it must
-        ``stop``, where it can.
+        """Report the progress of the builder's outermost phase to ``show``, and end the build when
+        ``stop`` returns True, if the version supports this.
         """
         del settings, show, stop
 
     @abstractmethod
     def find_creator(self, plugin: str, version: str) -> Any | None:
-        """The creator of ``plugin`` in TensorRT's registry."""
+        """Return the creator of ``plugin`` in TensorRT's registry; None if it is not registered."""
 
     def write_engine(self, builder: Any, network: Any, settings: Any, file: Path) -> bool:
-        """Build ``network`` into ``file``, which appears whole; false where TensorRT refuses.
+        """Build ``network`` into ``file``, written atomically; return False if TensorRT refuses.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         plan = builder.build_serialized_network(network, settings)
         if plan is not None:
@@ -170,7 +170,7 @@ class Dialect(ABC):
         return plan is not None
 
     def inspect(self, file: Path) -> Inspection | None:
-        """What the engine in ``file`` consists of; None where TensorRT cannot load it."""
+        """Inspect the engine in ``file``; None if TensorRT cannot load it."""
         engine = self.load_engine(file)
         if engine is None:
             return None
@@ -183,7 +183,7 @@ class Dialect(ABC):
     # Running
 
     def load_engine(self, file: Path) -> Any | None:
-        """The engine in ``file``, read as it is mapped; None where TensorRT refuses it.
+        """Load the engine in ``file``, memory-mapped; None if TensorRT refuses it.
 
         Raises:
             OSError, ValueError: the file cannot be read, or is empty.
@@ -197,15 +197,15 @@ class Dialect(ABC):
 
     @abstractmethod
     def device_bytes(self, engine: Any) -> int:
-        """Device memory that a context of ``engine`` wants for activations, whatever its
-        profile.
+        """Return the device memory, in bytes, that a context of ``engine`` needs for activations in
+        any profile.
         """
 
     def runtime_options(self, engine: Any, cache_file: Path) -> Any:
-        """What contexts of ``engine`` share, where this TensorRT has such a thing.
+        """Return the options that contexts of ``engine`` share, if this TensorRT has any.
 
         Args:
-            cache_file: where it may keep what it compiles.
+            cache_file: file for compiled kernels.
         """
         del engine, cache_file
 
@@ -220,11 +220,11 @@ class Dialect(ABC):
         *,
         captured: bool = False,
     ) -> Any | None:
-        """A context in ``profile`` whose activations lie in ``num_bytes`` at ``address``; None
-        where TensorRT refuses.
+        """Create a context in ``profile`` whose activations lie in ``num_bytes`` at ``address``;
+        None if TensorRT refuses.
 
         Args:
-            stream: what sets the profile, and must have run before the context does.
+            stream: sets the profile; it must have done so before the context runs.
             options: ``runtime_options`` of the engine. captured: its runs go into a CUDA graph.
         """
         context = self.create_context(engine, options, captured=captured)
@@ -233,17 +233,17 @@ class Dialect(ABC):
         self.give_memory(context, address, num_bytes)
         try:
             return context if context.set_optimization_profile_async(profile, stream) else None
-        except RuntimeError:  # how its bindings tell of a refusal
+        except RuntimeError:  # raised by the bindings for a refusal
             return None
 
     @abstractmethod
     def create_context(
         self, engine: Any, options: Any = None, *, captured: bool = False
     ) -> Any | None:
-        """A context that has no activation memory yet."""
+        """Create a context without activation memory; None if TensorRT refuses."""
 
     def is_capturable(self, context: Any, stream: int) -> bool:
-        """Whether a run of ``context``, whose shapes are set, can be captured on ``stream``."""
+        """Return whether a run of ``context`` can be captured on ``stream``; its shapes are set."""
         del context, stream
         return True
 
@@ -253,8 +253,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
-        """Let activations lie in ``num_bytes`` at ``address``."""
+        """Set the memory of activations: ``num_bytes`` at ``address``."""
 
     @abstractmethod
     def read_weights(self, engine: Any, onnx_file: str) -> bool:
-        """Put the weights of an ONNX file into a stripped engine; false where TensorRT refuses."""
+        """Put the weights of an ONNX file into a stripped engine; False if TensorRT refuses."""

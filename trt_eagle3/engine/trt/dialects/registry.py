@@ -1,4 +1,4 @@
-"""Which TensorRT is here, and its dialect; the one place that imports the package."""
+"""Find the installed TensorRT and its dialect. Only this module imports the package."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TensorRTPackage:
-    """A Python package that is a TensorRT.
+    """A Python package that provides a TensorRT.
 
     Attributes:
-        label: what users call it. oldest: its oldest version that will do. install: how to get it.
-        dialects: first major version -> the class for it and those after it.
-        too_new: its first version that will not do, where it promises plugins nothing beyond.
+        label: its name for users. oldest: the oldest supported version. install: how to install it.
+        dialects: first major version -> the class for it and later ones.
+        too_new: the first unsupported version, if the package does not keep plugins compatible.
         build_plugins: the command that builds our plugins for it.
-        has_trtexec: whether NVIDIA's trtexec builds for it what this machine cannot.
-        companion: a library that ``make plugins`` puts beside the plugins, and that must be loaded
-            before its parser meets one of them.
+        has_trtexec: whether NVIDIA's trtexec can build for it elsewhere.
+        companion: a library that ``make plugins`` puts next to the plugins. It must be loaded
+            before the package's parser meets a plugin node.
     """
 
     label: str
@@ -71,27 +71,27 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
         companion="rtx/libtensorrt_rtx.so",
     ),
 }
-"""By the name that Python imports."""
+"""Packages by their import name."""
 _PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
 
 def package_of(config: TensorRTConfig | None) -> str:
-    """The key of ``PACKAGES`` that ``config`` asks for: ``engine.tensorrt.runtime``."""
+    """Return the key of ``PACKAGES`` that ``config`` selects: ``engine.tensorrt.runtime``."""
     return _PACKAGE_OF_RUNTIME[config.runtime] if config else "tensorrt"
 
 
 def find_dialect(config: TensorRTConfig | None = None) -> Dialect:
-    """The dialect of the TensorRT that ``config`` asks for; one object in a process.
+    """Return the dialect of the TensorRT that ``config`` selects; one object per process.
 
     Raises:
-        EnvironmentMissingError: it is not installed, does not load, or is too old.
+        EnvironmentMissingError: it is not installed, does not load, or is too old or too new.
     """
     return load_dialect(package_of(config))
 
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """The dialect of the installed package ``name``."""
+    """Return the dialect of the installed package ``name``."""
     package = PACKAGES[name]
     try:
         module = import_module(name)
@@ -104,7 +104,7 @@ def load_dialect(name: str) -> Dialect:
 
 
 def dialect_of(name: str, module: Any) -> Dialect:
-    """The dialect of ``module``, which is the package ``name``."""
+    """Return the dialect of ``module``, which is the package ``name``."""
     package, version = PACKAGES[name], module.__version__
     numbers = tuple(map(int, version.split(".")[:2]))
     if numbers < package.oldest:

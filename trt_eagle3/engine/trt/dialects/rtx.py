@@ -1,11 +1,11 @@
-"""TensorRT for RTX: engines for named chips, built without a GPU, compiled when loaded.
+"""TensorRT for RTX: engines for given chips, built without a GPU, compiled when loaded.
 
-It has the plugin interfaces of TensorRT 11 and its strongly typed networks. Its wheels hold the
-library under its numbered name alone, which its own parser does not ask for.
+It has the plugin interfaces of TensorRT 11 and strongly typed networks. Its wheels hold the library
+only under its numbered name, but its own parser requests the name without a number.
 
-Its builder computes with INT4 and INT8 weights behind a DequantizeLinear, and from SM89 on with FP8
-ones, which is how ``packed_weights.py`` writes them. It refuses a chip that lacks a type by its
-name: a format joins by what it writes there.
+Its builder computes with INT4 and INT8 weights behind a DequantizeLinear, and with FP8 weights from
+SM89 on. ``packed_weights.py`` writes them so. The builder refuses a chip that lacks a type, and
+names it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from trt_eagle3.tensorrt_config import Chip, TensorRTConfig
 
 __all__ = ["RuntimeOptions", "TensorRTForRTX"]
 
-_PARSERS_NAME = "libtensorrt_rtx.so"  # what the parser asks for at the first plugin node
+_PARSERS_NAME = "libtensorrt_rtx.so"  # requested by the parser at the first plugin node
 _CHIPS: tuple[str, ...] = get_args(Chip)
-_MEMORY_PER_WEIGHT = 2.3  # host bytes of a build by bytes of weights: docs/measurements.md
+_MEMORY_PER_WEIGHT = 2.3  # host bytes of a build per byte of weights: docs/measurements.md
 
 
 @dataclass
 class RuntimeOptions:
-    """What all contexts of an engine are made from.
+    """Options that all contexts of an engine share.
 
     Attributes:
-        lazy, eager: its ``IRuntimeConfig`` for contexts that run as they are, and for those that
-            are captured. cache: the kernels compiled so far. file: where they stay.
-        num_bytes: size of the file as it is.
+        lazy, eager: ``IRuntimeConfig`` for contexts that are launched, and for those that are
+            captured. cache: the kernels compiled so far. file: the cache's file.
+        num_bytes: current size of the file.
     """
 
     lazy: Any
@@ -53,10 +53,10 @@ class RuntimeOptions:
 
 
 class TensorRTForRTX(TensorRT11):
-    """It times no kernels, and tells of an engine only what its builder logs.
+    """TensorRT for RTX: it times no kernels, and only its builder's log describes an engine.
 
-    Attention is never built prefetch-safe here: nobody has seen which launches such an engine puts
-    before it.
+    Attention is never built prefetch-safe: it is unknown which launches such an engine puts before
+    it.
     """
 
     prefetch_safe = False
@@ -64,49 +64,49 @@ class TensorRTForRTX(TensorRT11):
 
     @cached_property
     def log(self) -> Log:
-        """Keeps what the builder says of the engine, too."""
+        """The process's log, which also keeps the builder's messages about the engine."""
         return Log(self.trt, KEPT)
 
     def create(self, kind: str, *parents: Any) -> Any:
-        """A builder's log begins with it."""
+        """Create an object; a new builder starts a new log."""
         if kind == "Builder":
             self.log.told.clear()
         return super().create(kind, *parents)
 
     def host_bytes(self, weight_bytes: int) -> int:
-        """Those of the graph, and of the engine that is made of it."""
+        """Return the bytes of the graph and of the engine that is made of it."""
         return int(weight_bytes * _MEMORY_PER_WEIGHT)
 
     # Which GPU
 
     def build_arch(self, config: TensorRTConfig) -> str | None:
-        """``engine.tensorrt.chips`` (``sm89+sm120``), else this machine's GPU.
+        """Return ``engine.tensorrt.chips`` (``sm89+sm120``), else this machine's GPU.
 
         Raises:
-            UserError: neither is there.
+            UserError: there is neither.
         """
         built = "+".join(config.chips) or gpu_arch()
         if built is None:
             raise UserError(
-                "engine.tensorrt.chips: this machine has no GPU, so name those that will run the "
+                "engine.tensorrt.chips: this machine has no GPU. Name the chips that will run the "
                 f"engines: {', '.join(_CHIPS)}."
             )
         return built
 
     def runs_on(self, built: str, arch: str) -> bool:
-        """Whether it is one of them."""
+        """Return whether ``arch`` is one of the chips."""
         return arch in built.split("+")
 
     # Building
 
     def prepare_parser(self, companion: Path) -> None:
-        """Make the library known under the name that its parser asks for; a parser that does not
-        find it ends the process.
+        """Load a library with the name that the parser requests. A parser that does not find it
+        ends the process.
 
         Args:
-            companion: an empty library of that name which needs the one with the number.
+            companion: an empty library of that name, linked to the numbered one.
         Raises:
-            EnvironmentMissingError: there is nothing of that name.
+            EnvironmentMissingError: there is no library of that name.
         """
         linked = Path(self.trt.__file__).parents[1] / "tensorrt_rtx_libs" / _PARSERS_NAME
         for name in (str(companion), str(linked), _PARSERS_NAME):
@@ -116,14 +116,14 @@ class TensorRTForRTX(TensorRT11):
                 continue
             return
         raise EnvironmentMissingError(
-            f"{companion}: not there, and without this name the parser of TensorRT for RTX ends "
-            "the process. Build it: make plugins puts it beside the plugin library."
+            f"{companion}: not found; without this library the parser of TensorRT for RTX ends "
+            "the process. Build it: make plugins puts it next to the plugin library."
         )
 
     def configure(
         self, settings: Any, network: Any, config: EngineConfig, wide: Collection[str]
     ) -> None:
-        """Name the chips, and keep memory out of runs, so that they can be captured."""
+        """Set the chips, and allow no allocation during runs, so that they can be captured."""
         super().configure(settings, network, config, wide)
         settings.set_flag(self.trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         chips = (self.build_arch(config.tensorrt) or "").split("+")
@@ -140,24 +140,24 @@ class TensorRTForRTX(TensorRT11):
         return getattr(self.trt.ComputeCapability, chip.upper())
 
     def make_refittable(self, settings: Any) -> None:
-        """Where a driver is: without one, its compiler fails in such builds."""
+        """Allow refitting. This needs a driver: without one, the builder's compiler fails."""
         self._need_driver("refit")
         super().make_refittable(settings)
 
     def strip_weights(self, settings: Any) -> None:
-        """Likewise."""
+        """Strip weights. This needs a driver, as refitting does."""
         self._need_driver("strip_weights")
         super().strip_weights(settings)
 
     def _need_driver(self, key: str) -> None:
         if gpu_arch() is None:
             raise UserError(
-                f"engine.tensorrt.{key}: TensorRT for RTX builds such engines where a GPU is, and "
+                f"engine.tensorrt.{key}: TensorRT for RTX needs a GPU to build such engines, and "
                 "torch sees none. Leave it out."
             )
 
     def write_engine(self, builder: Any, network: Any, settings: Any, file: Path) -> bool:
-        """As it is serialised: an engine that is never whole in memory is a third less of it."""
+        """Stream the engine to ``file``: it is never whole in memory, which saves a third."""
         with suppress(_RefusedError), atomic_file(file) as stream:
             writer = _writer(self.trt, stream)
             built = builder.build_serialized_network_to_stream(network, settings, writer)
@@ -169,18 +169,18 @@ class TensorRTForRTX(TensorRT11):
         return False
 
     def inspect(self, file: Path) -> Inspection | None:
-        """What the builder has logged; the same with a GPU and without."""
+        """Return the contents that the builder has logged; the same with and without a GPU."""
         del file
         return read_build_log(self.log.told)
 
     # Running
 
     def runtime_options(self, engine: Any, cache_file: Path) -> RuntimeOptions:
-        """Configurations and a cache of compiled kernels for all contexts of ``engine``.
+        """Create configurations and a cache of compiled kernels for all contexts of ``engine``.
 
-        Kernels of shapes that are new come later, and something else stands in for them meanwhile,
-        which a CUDA graph would keep: for capture they are compiled before they run. A cache of
-        another GPU, driver or version is refused by TensorRT, and begins anew.
+        Kernels for new shapes are compiled later, and substitutes run meanwhile. A CUDA graph would
+        keep the substitutes, so contexts for capture compile their kernels before they run.
+        TensorRT refuses a cache of another GPU, driver or version; then the cache starts empty.
         """
         kinds = self.trt.DynamicShapesKernelSpecializationStrategy
         lazy, eager = self._config(engine, kinds.LAZY), self._config(engine, kinds.EAGER)
@@ -202,31 +202,31 @@ class TensorRTForRTX(TensorRT11):
     def create_context(
         self, engine: Any, options: Any = None, *, captured: bool = False
     ) -> Any | None:
-        """A context of one of ``options``, whose memory the user manages."""
+        """Create a context from one of ``options``; the user manages its memory."""
         return engine.create_execution_context(options.eager if captured else options.lazy)
 
     def is_capturable(self, context: Any, stream: int) -> bool:
-        """As the context says: it may hold a layer that cannot be captured."""
+        """Return the context's own answer: it may hold a layer that cannot be captured."""
         return bool(context.is_stream_capturable(stream))
 
     def keep_compiled(self, options: Any) -> None:
-        """Write the cache where it has grown; a bundle that cannot be written to has none."""
+        """Write the cache if it has grown; a read-only bundle gets none."""
         compiled = bytes(memoryview(options.cache.serialize()))
         if len(compiled) == options.num_bytes:
             return
         options.num_bytes = len(compiled)
         try:
             write_file(options.file, compiled)
-        except (OSError, UserError):  # a bundle mounted read-only: compiled anew at every start
+        except (OSError, UserError):  # a bundle mounted read-only: compile at every start
             return
 
 
 class _RefusedError(Exception):
-    """The builder refuses: its log says why."""
+    """The builder refuses the network; its log has the reason."""
 
 
 def _writer(trt: Any, stream: IO[bytes]) -> Any:
-    """An ``IStreamWriter`` onto ``stream``, which keeps the ``error`` that the bindings lose."""
+    """Create an ``IStreamWriter`` onto ``stream``; it keeps an ``error`` that bindings lose."""
 
     class Writer(trt.IStreamWriter):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""What the builder of TensorRT for RTX says of an engine: all that is known of it where there is
-no GPU to load it.
+"""Read an engine's contents from the build log of TensorRT for RTX. Without a GPU to load the
+engine, there is no other source.
 
-At verbosity DETAILED it lists the engine's layers in one message, as the engine inspector does for
-people: a line per layer, ``Name: .., LayerType: .., Inputs: [ { Name: .. }, ..], ..``.
+At verbosity DETAILED, the builder lists the engine's layers in one message, in the text form of the
+engine inspector. It has a line per layer:
+``Name: .., LayerType: .., Inputs: [ { Name: .. }, ..], ..``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trt_eagle3.engine.trt.dialects.dialect import Inspection
 __all__ = ["KEPT", "read_build_log"]
 
 KEPT = re.compile(r"Layers:\n|Total Activation Memory: \d+ bytes|Layer: .* Scratch Memory: \d+")
-"""The messages that ``read_build_log`` wants."""
+"""The messages that ``read_build_log`` needs."""
 
 _LAYER = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<kind>\w+), (?P<rest>.*)")
 _TENSORS = re.compile(r"(?P<side>Inputs|Outputs): \[(?P<list>| \{.*?\})\], ")
@@ -24,15 +25,15 @@ _TENSOR = re.compile(r"\{ Name: (?P<name>.*?), (?:Location|Dimensions): ")
 _OPS = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 _MEMORY = re.compile(r"Total Activation Memory: (\d+) bytes")
 _SCRATCH = re.compile(r"Layer: (?P<name>.*?) Host Persistent: .* Scratch Memory: (?P<bytes>\d+)")
-_LATER = re.compile(r" \[profile (?P<number>\d+)\]")  # the first has no number
+_LATER = re.compile(r" \[profile (?P<number>\d+)\]")  # the first profile has no number
 _COPY = "Reformat"  # LayerType; a "Reformatting CopyNode" that does nothing is a NoOp
 
 
 def read_build_log(told: Sequence[str]) -> Inspection:
-    """Read the messages of one build that ``KEPT`` matches.
+    """Read the messages of one build that match ``KEPT``.
 
-    Layers and their scratch are those of the first profile, memory that of the largest; an input
-    counts as copied where any profile copies it.
+    Layers and their scratch memory are those of the first profile. Memory is the largest of all
+    profiles. An input counts as copied if any profile copies it.
     """
     lines = [line for text in told if text.startswith("Layers:") for line in text.splitlines()]
     layers = [_layer(match) for line in lines if (match := _LAYER.fullmatch(line))]
@@ -57,6 +58,6 @@ def _layer(match: re.Match[str]) -> dict[str, Any]:
 
 
 def _copied(layers: Iterable[dict[str, Any]]) -> Iterable[str]:
-    """Names of tensors that a layer copies, without their profile."""
+    """Return the names of tensors that a layer copies, without their profile."""
     copies = (layer for layer in layers if layer["LayerType"] == _COPY)
     return (_LATER.sub("", tensor["Name"]) for layer in copies for tensor in layer["Inputs"])

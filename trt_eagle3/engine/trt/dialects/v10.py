@@ -12,18 +12,18 @@ __all__ = ["TensorRT10"]
 
 
 class TensorRT10(Dialect):
-    """From 10.0 on; what came with a later 10.x is looked for."""
+    """TensorRT from 10.0 on; features of later 10.x versions are detected."""
 
     def create_network(self, builder: Any) -> Any:
-        """A strongly typed network: types as the graph gives them."""
+        """Create a strongly typed network: it uses the graph's types."""
         flag = self.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
         return builder.create_network(1 << int(flag))
 
     def configure(
         self, settings: Any, network: Any, config: EngineConfig, wide: Collection[str]
     ) -> None:
-        """Let plugins write into their inputs, as ours say from 10.3 on that they do; else the
-        builder refuses them.
+        """Allow plugins to write into their inputs. From 10.3 on, ours declare that they do, and
+        without this setting the builder refuses them.
         """
         super().configure(settings, network, config, wide)
         feature = getattr(self.trt.PreviewFeature, "ALIASED_PLUGIN_IO_10_03", None)
@@ -31,34 +31,34 @@ class TensorRT10(Dialect):
             settings.set_preview_feature(feature, True)
 
     def strip_weights(self, settings: Any) -> None:
-        """With ``STRIP_PLAN``."""
+        """Set ``STRIP_PLAN``."""
         settings.set_flag(self.trt.BuilderFlag.STRIP_PLAN)
 
     def show_progress(
         self, settings: Any, show: Callable[[str], object], stop: Callable[[], bool]
     ) -> None:
-        """With an ``IProgressMonitor``."""
+        """Set an ``IProgressMonitor``."""
         settings.progress_monitor = _monitor(self.trt, show, stop)
 
     def find_creator(self, plugin: str, version: str) -> Any | None:
-        """A creator of any plugin interface."""
+        """Return a creator of any plugin interface."""
         return self.trt.get_plugin_registry().get_creator(plugin, version, "")
 
     def device_bytes(self, engine: Any) -> int:
-        """``device_memory_size_v2`` from 10.1 on, ``device_memory_size`` before."""
+        """Return ``device_memory_size_v2`` from 10.1 on, ``device_memory_size`` before."""
         wanted = getattr(engine, "device_memory_size_v2", None)
         return int(engine.device_memory_size if wanted is None else wanted)
 
     def create_context(
         self, engine: Any, options: Any = None, *, captured: bool = False
     ) -> Any | None:
-        """A context whose memory the user manages."""
+        """Create a context whose memory the user manages."""
         del options, captured
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         return engine.create_execution_context(strategy)
 
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
-        """By address and size; 10.0 takes the address alone."""
+        """Set address and size; 10.0 takes only the address."""
         give = getattr(context, "set_device_memory", None)
         if give is None:
             context.device_memory = address
@@ -66,7 +66,7 @@ class TensorRT10(Dialect):
             give(address, num_bytes)
 
     def read_weights(self, engine: Any, onnx_file: str) -> bool:
-        """With ``OnnxParserRefitter``."""
+        """Use ``OnnxParserRefitter``."""
         refitter = self.create("Refitter", engine)
         parser = self.create("OnnxParserRefitter", refitter)
         return bool(parser.refit_from_file(onnx_file) and refitter.refit_cuda_engine())
@@ -83,7 +83,7 @@ def _monitor(trt: Any, show: Callable[[str], object], stop: Callable[[], bool]) 
                 self._steps[phase_name] = num_steps
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            if total := self._steps.get(phase_name):  # ``step`` is done, and the first is 0
+            if total := self._steps.get(phase_name):  # ``step`` is complete; the first is 0
                 show(f"{phase_name}, {100 * (step + 1) // total} %")
             return not stop()
 

@@ -1,4 +1,4 @@
-"""TensorRT 11: as 10, without the names that 10 replaced."""
+"""TensorRT 11: the same as 10, without the names that 10 replaced."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["TensorRT11"]
 
 
 class TensorRT11(TensorRT10):
-    """It knows strongly typed networks only."""
+    """TensorRT 11; all its networks are strongly typed."""
 
     def device_bytes(self, engine: Any) -> int:
-        """``device_memory_size_v2``: the older name is gone."""
+        """Return ``device_memory_size_v2``: the older name was removed."""
         return int(engine.device_memory_size_v2)
 
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
-        """By address and size."""
+        """Set address and size."""
         context.set_device_memory(address, num_bytes)

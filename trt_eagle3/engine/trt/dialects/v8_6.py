@@ -1,4 +1,4 @@
-"""TensorRT 8.6: types layer by layer, float16 at most, products better left to our plugin."""
+"""TensorRT 8.6: types set by layer, no bfloat16, products better computed by our plugin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPUTING = (
 
 
 class TensorRT86(Dialect):
-    """Computes matrix products as convolutions between layout copies."""
+    """TensorRT 8.6; it computes matrix products as convolutions between layout copies."""
 
     dtypes = ("float32", "float16")
     default_level = 2  # level 3, TensorRT's default, took over four minutes for four layers
@@ -31,21 +31,21 @@ class TensorRT86(Dialect):
     linear_by_plugin = True
 
     def create_network(self, builder: Any) -> Any:
-        """A weakly typed network."""
+        """Create a weakly typed network."""
         flag = self.trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH
         return builder.create_network(1 << int(flag))
 
     def configure(
         self, settings: Any, network: Any, config: EngineConfig, wide: Collection[str]
     ) -> None:
-        """Hold the layers of ``wide`` to float32, and leave the others free.
+        """Force the layers of ``wide`` to float32; leave the others free.
 
-        The builder is free to compute any layer of a float16 network in half. The others' tensors
-        say float32 whatever the graph says, and holding them to that makes matrix products take
-        twice the memory.
+        The builder may compute any layer of a float16 network in half. The other layers' tensors
+        are declared float32 for any graph. Forcing those would double the memory of
+        matrix products.
         """
         super().configure(settings, network, config, wide)
-        # always so later: a context per graph
+        # later versions always do this: one context per graph
         settings.set_preview_feature(self.trt.PreviewFeature.PROFILE_SHARING_0806, True)
         if config.dtype != "float32":
             settings.set_flag(self.trt.BuilderFlag.FP16)
@@ -62,33 +62,33 @@ class TensorRT86(Dialect):
                 layer.set_output_type(0, trt.float32)
 
     def strip_weights(self, settings: Any) -> None:
-        """Refuse: it cannot."""
+        """Refuse: 8.6 cannot strip weights."""
         del settings
         raise UserError(
             f"engine.tensorrt.strip_weights needs TensorRT 10 or later, this is {self.version}."
         )
 
     def find_creator(self, plugin: str, version: str) -> Any | None:
-        """A creator of ``IPluginV2``."""
+        """Return a creator of ``IPluginV2``."""
         return self.trt.get_plugin_registry().get_plugin_creator(plugin, version, "")
 
     def device_bytes(self, engine: Any) -> int:
-        """The engine has one number for all profiles."""
+        """Return the engine's one number for all profiles."""
         return int(engine.device_memory_size)
 
     def create_context(
         self, engine: Any, options: Any = None, *, captured: bool = False
     ) -> Any | None:
-        """A context without device memory."""
+        """Create a context without device memory."""
         del options, captured
         return engine.create_execution_context_without_device_memory()
 
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
-        """By address alone; 8.6 does not check the size."""
+        """Set the address only; 8.6 does not check the size."""
         del num_bytes
         context.device_memory = address
 
     def read_weights(self, engine: Any, onnx_file: str) -> bool:
-        """It has no stripped engines."""
+        """Return False: 8.6 has no stripped engines."""
         del engine, onnx_file
         return False
