@@ -80,7 +80,7 @@ def test_lists_of_other_lengths_are_refused_by_name(llm: LLM) -> None:
         ("images", RED, "images: expected a list with an entry for each of 2 prompts, got Image"),
         ("sampling", [NINE] * 3, "sampling: expected an entry for each of 2 prompts, got 3"),
         ("sampling", {"seed": 1}, "sampling: expected a list"),
-        ("videos", ["a.mp4", None], "videos: expected a list, got str. Put it in a list"),
+        ("videos", [{"a": 1}, None], "videos: expected a list, got dict. Put it in a list"),
     ):
         with pytest.raises(UserError, match=message):
             llm.generate(TEXTS[:2], **{name: value})  # type: ignore[arg-type]
@@ -96,8 +96,44 @@ def test_options_take_the_place_of_sampling_fields(llm: LLM) -> None:
     expected = tokens(llm, TEXTS[0])
     assert llm.generate(TEXTS[0], sampling=NINE, max_tokens=4).token_ids == expected[:4]
     assert llm.generate(TEXTS[0], max_tokens=4, ignore_eos=True).token_ids == expected[:4]
-    with pytest.raises(UserError, match="max_token: no such option"):
-        llm.generate(TEXTS[0], max_token=4)  # type: ignore[call-overload]
+
+
+def test_generate_takes_sampling_params_by_position_and_by_both_names(llm: LLM) -> None:
+    expected, four = tokens(llm, TEXTS[0]), NINE.updated(max_tokens=4)
+    assert llm.generate(TEXTS[0], NINE).token_ids == expected
+    assert llm.generate(TEXTS[0], sampling_params=NINE).token_ids == expected
+    assert llm.generate(TEXTS[0], NINE, max_tokens=4).token_ids == expected[:4]
+    found = llm.generate(TEXTS[:2], [NINE, four])
+    assert [len(answer.token_ids) for answer in found] == [9, 4]
+    assert llm.stream(TEXTS[0], four).finish().token_ids == expected[:4]
+    assert llm.submit(TEXTS[0], sampling_params=four).finish().token_ids == expected[:4]
+
+
+def test_sampling_given_twice_is_refused(llm: LLM) -> None:
+    with pytest.raises(UserError, match="sampling_params: given twice"):
+        llm.generate(TEXTS[0], NINE, sampling_params=NINE)
+    with pytest.raises(UserError, match="a Request holds its own"):
+        llm.submit(Request(TEXTS[0], sampling=NINE), NINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("max_token", "max_tokens"), ("image", "images"), ("temprature", "temperature")],
+)
+def test_unknown_option_is_refused_with_the_nearest_known_one(
+    llm: LLM, name: str, nearest: str
+) -> None:
+    unknown: dict[str, Any] = {name: 4}
+    for ask in (llm.generate, llm.stream, llm.submit):
+        with pytest.raises(
+            UserError, match=rf"^{name}: unknown option\. Did you mean {nearest}\? Options: "
+        ):
+            ask(TEXTS[0], **unknown)  # type: ignore[operator]
+
+
+def test_one_image_and_one_stop_text_need_no_list(llm: LLM) -> None:
+    listed = llm.generate(TEXTS[0], NINE, images=[RED], stop=["zzz"])
+    assert llm.generate(TEXTS[0], NINE, images=RED, stop="zzz").token_ids == listed.token_ids
 
 
 def test_streams_say_what_generate_says(llm: LLM) -> None:

@@ -21,19 +21,19 @@ from trt_eagle3.decode.request.chat import ChatAnswer, ChatTools, chat_request
 from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptSource, Request
 from trt_eagle3.decode.request.request_list import (
     Images,
+    Sampling,
     Videos,
+    chosen_sampling,
     is_one_prompt,
     one_request,
     requests_of,
 )
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingOptions, SamplingParams
-from trt_eagle3.errors import ClosedError, OverloadedError
+from trt_eagle3.errors import ClosedError, OverloadedError, UserError
 from trt_eagle3.multimodal import (
     LOCAL_MEDIA,
-    ImageSource,
     MediaPolicy,
     ModelInputs,
-    VideoSource,
 )
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 
@@ -117,10 +117,11 @@ class LLM:
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
         self,
         prompt: PromptSource,
+        sampling: SamplingParams | None = None,
         *,
         images: Images = None,
         videos: Videos = None,
-        sampling: SamplingParams = GREEDY,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> Generation: ...
@@ -129,10 +130,11 @@ class LLM:
     def generate(
         self,
         prompt: Sequence[PromptSource],
+        sampling: Sampling | None = None,
         *,
-        images: Sequence[ImageSource | Images] | None = None,
+        images: Sequence[Images] | None = None,
         videos: Sequence[Videos] | None = None,
-        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        sampling_params: Sampling | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> list[Generation]: ...
@@ -140,10 +142,11 @@ class LLM:
     def generate(
         self,
         prompt: PromptSource | Sequence[PromptSource],
+        sampling: Sampling | None = None,
         *,
-        images: Sequence[ImageSource | Images] | None = None,
-        videos: Sequence[VideoSource | Videos] | None = None,
-        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        images: Images | Sequence[Images] = None,
+        videos: Videos | Sequence[Videos] = None,
+        sampling_params: Sampling | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> Generation | list[Generation]:
@@ -151,29 +154,33 @@ class LLM:
 
         Args:
             prompt: a user's text, a list of chat messages, or a list of either.
-            images, videos: lists of those before a text; of a list of prompts, such a list for each
-                prompt, or None, or a single image. Those of messages stand in the messages.
+            images, videos: those before a text: a list, or a single one. For a list of prompts, a
+                list with such an entry, or None, for each prompt. Those of messages stand in the
+                messages.
             sampling: how tokens are chosen and when answers end; of a list of prompts, one for
-                all or one for each.
+                all or one for each. None is greedy.
+            sampling_params: another name of ``sampling``.
             speculation: draft with the bundle's draft: the same answer (when sampled, the same
                 distribution), only faster.
             options: fields of ``SamplingParams``, in place of those in ``sampling``.
         Returns:
             What was generated; of a list of prompts a list, in their order.
         Raises:
-            UserError: what is wrong with a prompt; the others of the list are cancelled.
+            UserError: what is wrong with a prompt; the others of the list are cancelled. Or an
+                unknown option.
             OverloadedError: ``limits.max_waiting`` requests of others wait already.
             ClosedError: this is closed.
         """
+        given = chosen_sampling(sampling, sampling_params)
         if is_one_prompt(prompt):
-            request = one_request(prompt, images, videos, sampling, speculation, options)
+            request = one_request(prompt, images, videos, given, speculation, options)
             return self.submit(request).finish()
         return self._generate_all(
             requests_of(
                 cast(Sequence[PromptSource], prompt),
                 images,
                 videos,
-                sampling,
+                given,
                 speculation,
                 options,
             )
@@ -215,10 +222,11 @@ class LLM:
     def stream(
         self,
         prompt: PromptSource,
+        sampling: SamplingParams | None = None,
         *,
         images: Images = None,
         videos: Videos = None,
-        sampling: SamplingParams = GREEDY,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> Answer:
@@ -228,35 +236,54 @@ class LLM:
             An iterator of ``Chunk``s; leaving it early cancels the request. Its ``generation``
             says what there is so far.
         """
-        return self.submit(one_request(prompt, images, videos, sampling, speculation, options))
+        given = chosen_sampling(sampling, sampling_params)
+        return self.submit(one_request(prompt, images, videos, given, speculation, options))
 
     async def astream(
         self,
         prompt: PromptSource,
+        sampling: SamplingParams | None = None,
         *,
         images: Images = None,
         videos: Videos = None,
-        sampling: SamplingParams = GREEDY,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk]:
         """Answer a prompt in pieces, for ``async for``; the event loop waits for nothing."""
-        request = one_request(prompt, images, videos, sampling, speculation, options)
+        given = chosen_sampling(sampling, sampling_params)
+        request = one_request(prompt, images, videos, given, speculation, options)
         await asyncio.to_thread(self.start)
         async with aclosing(aiter(self.submit(request))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def submit(self, request: Request) -> Answer:
+    def submit(
+        self,
+        request: Request | PromptSource,
+        sampling: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Answer:
         """Start answering ``request`` along with all others; thread-safe, and back at once.
+
+        Args:
+            request: a ``Request``, which holds its own sampling; or a prompt, as for ``stream``.
 
         The answer is an iterator, plain or asynchronous, of ``Chunk``s; it raises what is wrong
         with the prompt.
 
         Raises:
+            UserError: an unknown option; or sampling beside a ``Request``.
             OverloadedError: ``limits.max_waiting`` requests wait already.
             ClosedError: this is closed.
         """
+        if not isinstance(request, Request):
+            given = chosen_sampling(sampling, sampling_params)
+            request = one_request(request, None, None, given, True, options)
+        elif options or sampling is not None or sampling_params is not None:
+            raise UserError("sampling: a Request holds its own. Set Request(sampling=...).")
         return self._started().submit(request, keeps=self)
 
     def prepare(

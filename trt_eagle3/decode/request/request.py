@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from PIL import Image
 
 from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams, as_tuple
 from trt_eagle3.errors import UserError, clip
-from trt_eagle3.multimodal import ImageSource, VideoSource
+from trt_eagle3.multimodal import ImageSource, Video, VideoSource
 
 __all__ = [
     "Chunk",
@@ -23,6 +26,7 @@ __all__ = [
 ]
 
 _MAX_LOGGED_LEN = 10_000  # characters of a prompt in a log
+_SINGLE = str | Path | bytes | Image.Image | Video  # one image or video, without a list
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, as ``multimodal.Processor.messages`` takes it."""
@@ -37,7 +41,8 @@ class Request:
     Attributes:
         prompt: a user's text, chat messages (``multimodal.Processor.messages``), or what
             ``conversation`` has.
-        images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
+        images, videos: of a text prompt: a list, or a single one. See ``multimodal.ImageSource``
+            and ``VideoSource``.
         sampling: how tokens are chosen and when the answer ends; greedy unless told otherwise.
         speculation: draft with the bundle's draft: the same answer (when sampled, the same
             distribution), only faster.
@@ -59,7 +64,9 @@ class Request:
                 f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}"
             )
         for name in ("images", "videos"):
-            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+            value = getattr(self, name)
+            given = (value,) if isinstance(value, _SINGLE) else value
+            object.__setattr__(self, name, as_tuple(name, given))
         if not isinstance(self.prompt, str) and (self.images or self.videos):
             raise UserError(
                 "images and videos: of a list of messages they stand in the messages. Put them "

@@ -6,14 +6,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from trt_eagle3.decode.request.request import PromptSource, Request
-from trt_eagle3.decode.sampling.sampling_params import SamplingOptions, SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import (
+    GREEDY,
+    SamplingOptions,
+    SamplingParams,
+    check_options,
+)
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
-__all__ = ["Images", "Videos", "is_one_prompt", "one_request", "requests_of"]
+__all__ = [
+    "Images",
+    "Sampling",
+    "Videos",
+    "chosen_sampling",
+    "is_one_prompt",
+    "one_request",
+    "requests_of",
+]
 
-Images = Sequence[ImageSource] | None
-Videos = Sequence[VideoSource] | None
+Images = Sequence[ImageSource] | ImageSource | None
+Videos = Sequence[VideoSource] | VideoSource | None
+Sampling = SamplingParams | Sequence[SamplingParams]
+_OTHERS = ("images", "videos", "sampling_params", "speculation")  # arguments that are no fields
+
+
+def chosen_sampling(sampling: Sampling | None, sampling_params: Sampling | None) -> Sampling:
+    """Return the given one of two names for the same argument; greedy if neither is given.
+
+    Raises:
+        UserError: both are given.
+    """
+    if sampling is not None and sampling_params is not None:
+        raise UserError("sampling_params: given twice, also as sampling. Leave one of them out.")
+    given = sampling_params if sampling is None else sampling
+    return GREEDY if given is None else given
 
 
 def is_one_prompt(prompt: object) -> TypeGuard[PromptSource]:
@@ -27,7 +54,7 @@ def one_request(
     prompt: PromptSource,
     images: Any,
     videos: Any,
-    sampling: SamplingParams | Sequence[SamplingParams],
+    sampling: Sampling,
     speculation: bool,
     options: SamplingOptions,
 ) -> Request:
@@ -36,6 +63,7 @@ def one_request(
     Raises:
         UserError: a value of another type or outside its range, by name.
     """
+    check_options(options, _OTHERS)
     if not isinstance(sampling, SamplingParams):
         raise UserError(f"sampling: expected SamplingParams, got {type(sampling).__name__}")
     return Request(prompt, images, videos, sampling.updated(**options), speculation)
@@ -45,7 +73,7 @@ def requests_of(
     prompts: Sequence[PromptSource],
     images: Any,
     videos: Any,
-    sampling: SamplingParams | Sequence[SamplingParams],
+    sampling: Sampling,
     speculation: bool,
     options: SamplingOptions,
 ) -> list[Request]:
@@ -62,14 +90,12 @@ def requests_of(
         strict=True,
     )
     return [
-        one_request(prompt, _images(its_images), its_videos, its, speculation, options)
+        one_request(prompt, its_images, its_videos, its, speculation, options)
         for prompt, its_images, its_videos, its in each
     ]
 
 
-def _samplings(
-    sampling: SamplingParams | Sequence[SamplingParams], count: int
-) -> Sequence[SamplingParams]:
+def _samplings(sampling: Sampling, count: int) -> Sequence[SamplingParams]:
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
     return _for_each("sampling", sampling, count)
@@ -90,8 +116,3 @@ def _for_each(name: str, values: Any, count: int) -> Sequence[Any]:
             "where a prompt has none."
         )
     return values
-
-
-def _images(value: Any) -> Any:
-    """Those of one prompt: a single image stands for a list of one (a list may be a video)."""
-    return value if value is None or isinstance(value, list | tuple) else [value]

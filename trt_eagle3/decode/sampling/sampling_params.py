@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from trt_eagle3.decode.sampling.grammar import Grammar
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 
-__all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams"]
+__all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams", "check_options"]
 
 MAX_LOGPROBS = 20
 """Best tokens whose log-probabilities can be asked for."""
@@ -39,7 +40,7 @@ class SamplingParams:
         seed: of this request's own random numbers; None draws one.
         max_tokens: at most this many new tokens.
         min_tokens: of so many, none ends the answer; one that a grammar demands does.
-        stop: texts that end the answer; they are not part of it.
+        stop: texts that end the answer, or one such text; they are not part of it.
         stop_token_ids: tokens that end the answer besides the model's own; they are its last
             tokens.
         ignore_eos: go on past the model's end tokens; with a grammar, as long as that allows
@@ -50,7 +51,7 @@ class SamplingParams:
             target's own distribution: before bias, penalties, grammar, temperature and filters.
             0 is of the token alone, None is none.
     Raises:
-        UserError: a value outside its range or of another type, by name.
+        UserError: a value outside its range or of another type, or an unknown field, by name.
     """
 
     temperature: float = 0.0
@@ -64,11 +65,16 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int = 256
     min_tokens: int = 0
-    stop: Sequence[str] = ()
+    stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     grammar: Grammar | None = None
     logprobs: int | None = None
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Refuse unknown fields with a UserError; ``__init__`` alone would raise TypeError."""
+        check_options(options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, 100.0)
@@ -96,6 +102,8 @@ class SamplingParams:
                 f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
             )
         _check_whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -116,11 +124,7 @@ class SamplingParams:
         Raises:
             UserError: as for the constructor; a field that there is not.
         """
-        unknown = [name for name in options if name not in self.__dataclass_fields__]
-        if unknown:
-            raise UserError(
-                f"{unknown[0]}: no such option. There are: {', '.join(self.__dataclass_fields__)}"
-            )
+        check_options(options)
         return replace(self, **options)
 
     @property
@@ -169,11 +173,28 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     max_tokens: int
     min_tokens: int
-    stop: Sequence[str]
+    stop: Sequence[str] | str
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     grammar: Grammar | None
     logprobs: int | None
+
+
+def check_options(options: Mapping[str, object], others: Sequence[str] = ()) -> None:
+    """Refuse names that are no fields of ``SamplingParams``.
+
+    Args:
+        others: further names that the message may suggest.
+    Raises:
+        UserError: an unknown name, with the nearest known one.
+    """
+    fields = tuple(SamplingParams.__dataclass_fields__)
+    for name in options:
+        if name not in fields:
+            known = (*others, *fields)
+            near = difflib.get_close_matches(name[:40].lower(), known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UserError(f"{clip(name, 40)}: unknown option.{hint} Options: {', '.join(known)}")
 
 
 def as_tuple(name: str, value: object) -> tuple[object, ...]:
