@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -27,6 +28,7 @@ from trt_eagle3 import (
     UserError,
     build,
 )
+from trt_eagle3.decode.request.conversation import RawPrompt
 
 TEXTS = ["What is it?", "And this?", "Nothing more?", "One more?", "The last one?"]
 CHAT = [{"role": "user", "content": "And this?"}]
@@ -129,6 +131,79 @@ def test_unknown_option_is_refused_with_the_nearest_known_one(
             UserError, match=rf"^{name}: unknown option\. Did you mean {nearest}\? Options: "
         ):
             ask(TEXTS[0], **unknown)  # type: ignore[operator]
+
+
+def test_token_ids_are_prompts_alone_and_in_lists(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("one more of these").ids
+    expected = llm.generate(RawPrompt("one more of these"), NINE).token_ids
+    assert llm.generate(ids, NINE).token_ids == expected
+    assert llm.generate({"prompt_token_ids": ids}, NINE).token_ids == expected
+    assert llm.prepare(ids).token_ids.tolist() == ids
+    found = llm.generate([ids, {"prompt_token_ids": ids}, TEXTS[0]], NINE)
+    assert [answer.token_ids for answer in found] == [expected, expected, tokens(llm, TEXTS[0])]
+    [found_alone] = llm.generate([{"prompt_token_ids": ids}], NINE)
+    assert found_alone.token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([1, "a"], "prompt: expected token ids, got 'a' among them"),
+        ([1, -1], "prompt: expected token ids, got -1 among them"),
+        ([True], "prompt: expected token ids, got True among them"),
+        ([1, 2**40], "prompt: expected token ids, got 1099511627776 among them"),
+        ({"prompt_token_ids": "1"}, "prompt_token_ids: expected a list, got str"),
+        ({"prompt_token_ids": []}, "prompt: no token. Give at least one."),
+        (
+            {"role": "user", "content": "x"},
+            "prompt: expected a mapping with prompt_token_ids alone, got ['role', 'content']. Put "
+            "a chat message into a list.",
+        ),
+    ],
+)
+def test_bad_token_ids_are_refused_in_one_line(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        llm.generate(prompt)
+    assert str(error.value) == message
+
+
+def test_token_ids_take_no_images(llm: LLM) -> None:
+    with pytest.raises(UserError, match="a prompt without chat template takes none"):
+        llm.generate([1, 2], images=RED)
+
+
+def test_tokenizer_is_read_only(llm: LLM) -> None:
+    assert llm.tokenizer is llm.bundle.processor.tokenizer
+    with pytest.raises(AttributeError):
+        llm.tokenizer = None  # type: ignore[misc, assignment]
+
+
+def test_numpy_images_equal_pillow_images(llm: LLM) -> None:
+    red = np.asarray(RED)
+    expected = tokens(llm, TEXTS[0], images=RED)
+    assert tokens(llm, TEXTS[0], images=red) == expected
+    assert tokens(llm, TEXTS[0], images=[red[:, ::-1]]) == expected  # strided
+    part = {"type": "image", "image": red}
+    text = {"type": "text", "text": TEXTS[0]}
+    assert tokens(llm, [{"role": "user", "content": [part, text]}]) == expected
+
+
+@pytest.mark.parametrize(
+    ("array", "got"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "float32 [8, 8, 3]"),
+        (np.zeros((8, 8), np.uint8), "uint8 [8, 8]"),
+        (np.zeros((3, 8, 8), np.uint8), "uint8 [3, 8, 8]"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "uint8 [2, 8, 8, 3]"),
+        (np.zeros(3, np.uint8), "uint8 [3]"),
+    ],
+)
+def test_other_arrays_are_refused_in_one_line(llm: LLM, array: Any, got: str) -> None:
+    with pytest.raises(UserError) as error:
+        llm.generate(TEXTS[0], images=array)
+    expected = f"expected an array of uint8 [height, width, 3], got {got}. Convert it first."
+    assert str(error.value).endswith(expected)
+    assert "\n" not in str(error.value)
 
 
 def test_one_image_and_one_stop_text_need_no_list(llm: LLM) -> None:

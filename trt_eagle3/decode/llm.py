@@ -12,13 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast, overload
 
+from tokenizers import Tokenizer
+
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.chat import ChatAnswer, ChatTools, chat_request
-from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptSource, Request
+from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptInput, Request
 from trt_eagle3.decode.request.request_list import (
     Images,
     Sampling,
@@ -116,7 +118,7 @@ class LLM:
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         images: Images = None,
@@ -129,7 +131,7 @@ class LLM:
     @overload
     def generate(
         self,
-        prompt: Sequence[PromptSource],
+        prompt: Sequence[PromptInput],
         sampling: Sampling | None = None,
         *,
         images: Sequence[Images] | None = None,
@@ -141,7 +143,7 @@ class LLM:
 
     def generate(
         self,
-        prompt: PromptSource | Sequence[PromptSource],
+        prompt: PromptInput | Sequence[PromptInput],
         sampling: Sampling | None = None,
         *,
         images: Images | Sequence[Images] = None,
@@ -153,7 +155,8 @@ class LLM:
         """Answer a prompt, or each of a list of prompts, in batches.
 
         Args:
-            prompt: a user's text, a list of chat messages, or a list of either.
+            prompt: a user's text, a list of chat messages, token ids (a list of integers, or
+                ``{"prompt_token_ids": [...]}``), or a list of any of these.
             images, videos: those before a text: a list, or a single one. For a list of prompts, a
                 list with such an entry, or None, for each prompt. Those of messages stand in the
                 messages.
@@ -177,7 +180,7 @@ class LLM:
             return self.submit(request).finish()
         return self._generate_all(
             requests_of(
-                cast(Sequence[PromptSource], prompt),
+                cast(Sequence[PromptInput], prompt),
                 images,
                 videos,
                 given,
@@ -221,7 +224,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         images: Images = None,
@@ -241,7 +244,7 @@ class LLM:
 
     async def astream(
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
         sampling: SamplingParams | None = None,
         *,
         images: Images = None,
@@ -260,7 +263,7 @@ class LLM:
 
     def submit(
         self,
-        request: Request | PromptSource,
+        request: Request | PromptInput,
         sampling: SamplingParams | None = None,
         *,
         sampling_params: SamplingParams | None = None,
@@ -288,7 +291,7 @@ class LLM:
 
     def prepare(
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
         images: Images = None,
         videos: Videos = None,
         caller: Caller = NO_CALLER,
@@ -321,6 +324,14 @@ class LLM:
                 ends meanwhile.
         """
         return self._started().capture_graphs(seconds)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, a ``tokenizers.Tokenizer``: ``encode``, ``decode``, ids.
+
+        Do not change it; requests use the same object.
+        """
+        return self.bundle.processor.tokenizer
 
     @property
     def ready(self) -> bool:

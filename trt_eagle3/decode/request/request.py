@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from PIL import Image
 
 from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
@@ -21,17 +22,20 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Messages",
+    "PromptInput",
     "PromptSource",
     "Request",
 ]
 
 _MAX_LOGGED_LEN = 10_000  # characters of a prompt in a log
-_SINGLE = str | Path | bytes | Image.Image | Video  # one image or video, without a list
+_SINGLE = str | Path | bytes | Image.Image | np.ndarray | Video  # one image or video, no list
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, as ``multimodal.Processor.messages`` takes it."""
 PromptSource = str | Messages | Conversation | RawPrompt
 """A user's text, chat messages, messages with tools, or a prompt without chat template."""
+PromptInput = PromptSource | Sequence[int] | Mapping[str, Sequence[int]]
+"""A prompt as ``LLM`` takes it: also token ids, as a list or as ``{"prompt_token_ids": [...]}``."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Request:
             value = getattr(self, name)
             given = (value,) if isinstance(value, _SINGLE) else value
             object.__setattr__(self, name, as_tuple(name, given))
+        if isinstance(self.prompt, RawPrompt) and (self.images or self.videos):
+            raise UserError("images and videos: a prompt without chat template takes none.")
         if not isinstance(self.prompt, str) and (self.images or self.videos):
             raise UserError(
                 "images and videos: of a list of messages they stand in the messages. Put them "

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
-from trt_eagle3.decode.request.request import PromptSource, Request
+from trt_eagle3.decode.request.conversation import RawPrompt
+from trt_eagle3.decode.request.request import PromptInput, PromptSource, Request
 from trt_eagle3.decode.sampling.sampling_params import (
     GREEDY,
     SamplingOptions,
     SamplingParams,
     check_options,
 )
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
 Images = Sequence[ImageSource] | ImageSource | None
 Videos = Sequence[VideoSource] | VideoSource | None
 Sampling = SamplingParams | Sequence[SamplingParams]
+_TOKEN_IDS = "prompt_token_ids"  # as vLLM names them
 _OTHERS = ("images", "videos", "sampling_params", "speculation")  # arguments that are no fields
 
 
@@ -43,15 +45,42 @@ def chosen_sampling(sampling: Sampling | None, sampling_params: Sampling | None)
     return GREEDY if given is None else given
 
 
-def is_one_prompt(prompt: object) -> TypeGuard[PromptSource]:
-    """Whether ``prompt`` is a text or a conversation, and no list of them."""
+def is_one_prompt(prompt: object) -> TypeGuard[PromptInput]:
+    """Return whether ``prompt`` is a text, a conversation or token ids, and no list of them."""
     if not isinstance(prompt, list | tuple):
         return True
-    return all(isinstance(part, Mapping) for part in prompt)
+    if all(isinstance(part, Mapping) for part in prompt):
+        return not prompt or not all(_TOKEN_IDS in part for part in prompt)
+    return isinstance(prompt[0], int)
+
+
+def as_prompt(prompt: PromptInput) -> PromptSource:
+    """Return token ids as a ``RawPrompt``, and other prompts unchanged.
+
+    Raises:
+        UserError: ids that are not whole numbers, or a mapping with other keys.
+    """
+    if isinstance(prompt, Mapping):
+        if prompt.keys() != {_TOKEN_IDS}:
+            raise UserError(
+                f"prompt: expected a mapping with {_TOKEN_IDS} alone, got "
+                f"{quote(list(prompt), 80)}. Put a chat message into a list."
+            )
+        ids = prompt[_TOKEN_IDS]
+        if not isinstance(ids, list | tuple):
+            raise UserError(f"{_TOKEN_IDS}: expected a list, got {type(ids).__name__}")
+    elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], int):
+        ids = prompt
+    else:
+        return cast(PromptSource, prompt)
+    for token in ids:
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise UserError(f"prompt: expected token ids, got {quote(token, 40)} among them")
+    return RawPrompt(tuple(ids))
 
 
 def one_request(
-    prompt: PromptSource,
+    prompt: PromptInput,
     images: Any,
     videos: Any,
     sampling: Sampling,
@@ -66,11 +95,11 @@ def one_request(
     check_options(options, _OTHERS)
     if not isinstance(sampling, SamplingParams):
         raise UserError(f"sampling: expected SamplingParams, got {type(sampling).__name__}")
-    return Request(prompt, images, videos, sampling.updated(**options), speculation)
+    return Request(as_prompt(prompt), images, videos, sampling.updated(**options), speculation)
 
 
 def requests_of(
-    prompts: Sequence[PromptSource],
+    prompts: Sequence[PromptInput],
     images: Any,
     videos: Any,
     sampling: Sampling,
