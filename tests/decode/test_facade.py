@@ -22,6 +22,7 @@ from tests.decode.bundle import config_of, save_pair
 from trt_eagle3 import (
     LLM,
     ClosedError,
+    Generation,
     OverloadedError,
     Request,
     SamplingParams,
@@ -131,6 +132,35 @@ def test_unknown_option_is_refused_with_the_nearest_known_one(
             UserError, match=rf"^{name}: unknown option\. Did you mean {nearest}\? Options: "
         ):
             ask(TEXTS[0], **unknown)  # type: ignore[operator]
+
+
+def test_n_answers_of_a_prompt_are_those_of_their_seeds(llm: LLM) -> None:
+    sampled = NINE.updated(temperature=2.0, seed=7)
+    expected = [tokens_of(llm.generate(TEXTS[0], sampled, seed=seed)) for seed in (7, 8, 9)]
+    assert expected[0] != expected[1]
+    assert [tokens_of(answer) for answer in llm.generate(TEXTS[0], sampled, n=3)] == expected
+    two = llm.generate(TEXTS[:2], sampled, n=3)
+    assert [len(answers) for answers in two] == [3, 3]
+    assert [tokens_of(answer) for answer in two[0]] == expected
+    drawn = llm.generate(TEXTS[0], sampled, seed=None, n=4)
+    assert len({tokens_of(answer) for answer in drawn}) > 1
+
+
+def test_n_greedy_answers_are_equal(llm: LLM) -> None:
+    found = llm.generate(TEXTS[0], NINE, n=2)
+    assert [tokens_of(answer) for answer in found] == [tokens(llm, TEXTS[0])] * 2
+    assert len(llm.generate(TEXTS[0], NINE, n=1)) == 1
+
+
+@pytest.mark.parametrize("n", [0, -1, True, "2"])
+def test_bad_n_is_refused(llm: LLM, n: Any) -> None:
+    for ask in (llm.generate, llm.chat):
+        with pytest.raises(UserError, match="n: expected a whole number of at least 1, got"):
+            ask(CHAT, n=n)  # type: ignore[operator]
+
+
+def tokens_of(answer: Generation) -> tuple[int, ...]:
+    return answer.token_ids
 
 
 def test_token_ids_are_prompts_alone_and_in_lists(llm: LLM) -> None:

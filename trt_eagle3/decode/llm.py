@@ -19,7 +19,13 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.answer import Answer
-from trt_eagle3.decode.request.chat import ChatAnswer, ChatTools, chat_request
+from trt_eagle3.decode.request.chat import (
+    ChatAnswer,
+    ChatOptions,
+    ChatTools,
+    are_conversations,
+    chat_request,
+)
 from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptInput, Request
 from trt_eagle3.decode.request.request_list import (
     Images,
@@ -28,9 +34,15 @@ from trt_eagle3.decode.request.request_list import (
     chosen_sampling,
     is_one_prompt,
     one_request,
+    repeated,
     requests_of,
 )
-from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingOptions, SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import (
+    GREEDY,
+    SamplingOptions,
+    SamplingParams,
+    check_options,
+)
 from trt_eagle3.errors import ClosedError, OverloadedError, UserError
 from trt_eagle3.multimodal import (
     LOCAL_MEDIA,
@@ -123,6 +135,7 @@ class LLM:
         *,
         images: Images = None,
         videos: Videos = None,
+        n: None = None,
         sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
@@ -136,10 +149,39 @@ class LLM:
         *,
         images: Sequence[Images] | None = None,
         videos: Sequence[Videos] | None = None,
+        n: None = None,
         sampling_params: Sampling | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> list[Generation]: ...
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self,
+        prompt: PromptInput,
+        sampling: SamplingParams | None = None,
+        *,
+        images: Images = None,
+        videos: Videos = None,
+        n: int,
+        sampling_params: SamplingParams | None = None,
+        speculation: bool = True,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[PromptInput],
+        sampling: Sampling | None = None,
+        *,
+        images: Sequence[Images] | None = None,
+        videos: Sequence[Videos] | None = None,
+        n: int,
+        sampling_params: Sampling | None = None,
+        speculation: bool = True,
+        **options: Unpack[SamplingOptions],
+    ) -> list[list[Generation]]: ...
 
     def generate(
         self,
@@ -148,10 +190,11 @@ class LLM:
         *,
         images: Images | Sequence[Images] = None,
         videos: Videos | Sequence[Videos] = None,
+        n: int | None = None,
         sampling_params: Sampling | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
-    ) -> Generation | list[Generation]:
+    ) -> Generation | list[Generation] | list[list[Generation]]:
         """Answer a prompt, or each of a list of prompts, in batches.
 
         Args:
@@ -162,12 +205,15 @@ class LLM:
                 messages.
             sampling: how tokens are chosen and when answers end; of a list of prompts, one for
                 all or one for each. None is greedy.
+            n: number of answers to each prompt. Their seeds are ``seed``, ``seed + 1`` and so on,
+                or drawn ones. Greedy answers are equal.
             sampling_params: another name of ``sampling``.
             speculation: draft with the bundle's draft: the same answer (when sampled, the same
                 distribution), only faster.
             options: fields of ``SamplingParams``, in place of those in ``sampling``.
         Returns:
-            What was generated; of a list of prompts a list, in their order.
+            What was generated; of a list of prompts a list, in their order. With ``n``, a list of
+            ``n`` in place of each.
         Raises:
             UserError: what is wrong with a prompt; the others of the list are cancelled. Or an
                 unknown option.
@@ -177,50 +223,100 @@ class LLM:
         given = chosen_sampling(sampling, sampling_params)
         if is_one_prompt(prompt):
             request = one_request(prompt, images, videos, given, speculation, options)
-            return self.submit(request).finish()
-        return self._generate_all(
-            requests_of(
-                cast(Sequence[PromptInput], prompt),
-                images,
-                videos,
-                given,
-                speculation,
-                options,
-            )
-        )
+            if n is None:
+                return self.submit(request).finish()
+            return self._generate_each([request], n)[0]
+        prompts = cast(Sequence[PromptInput], prompt)
+        requests = requests_of(prompts, images, videos, given, speculation, options)
+        if n is None:
+            return self._generate_all(requests)
+        return self._generate_each(requests, n)
 
+    @overload
     def chat(
         self,
         messages: Messages,
+        sampling: SamplingParams | None = None,
         *,
+        n: None = None,
+        **options: Unpack[ChatOptions],
+    ) -> ChatAnswer: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        sampling: SamplingParams | None = None,
+        *,
+        n: int,
+        **options: Unpack[ChatOptions],
+    ) -> list[ChatAnswer]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        *,
+        n: None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[ChatAnswer]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int,
+        **options: Unpack[ChatOptions],
+    ) -> list[list[ChatAnswer]]: ...
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
-        sampling: SamplingParams = GREEDY,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
-    ) -> ChatAnswer:
-        """Answer a conversation, and parse reasoning and calls of tools out of the answer.
+    ) -> ChatAnswer | list[ChatAnswer] | list[list[ChatAnswer]]:
+        """Answer a conversation, or each of a list, and parse reasoning and tool calls.
 
         Args:
-            messages: as of OpenAI's chat completions. tools and the next three: see
+            messages: as of OpenAI's chat completions, or a list of such conversations, which is
+                answered in batches.
+            n: number of answers to each conversation, as for ``generate``.
+            tools, tool_choice, parallel_tool_calls, template_options: see
                 ``decode.request.chat.ChatTools``.
         Raises:
             UserError, OverloadedError, ClosedError: as for ``generate``.
         """
+        check_options(options, [*ChatOptions.__optional_keys__, "n"])
+        given = chosen_sampling(sampling, sampling_params)
+        if not isinstance(given, SamplingParams):
+            raise UserError(f"sampling: expected SamplingParams, got {type(given).__name__}")
+        conversations = messages if are_conversations(messages) else [cast(Messages, messages)]
         asked = ChatTools(tools, tool_choice, parallel_tool_calls, template_options)
-        request, parser = chat_request(
-            messages,
-            asked,
-            sampling.updated(**options),
-            self.bundle.processor,
-            speculation=speculation,
-        )
-        generation = self.submit(request).finish()
-        parser.push(generation.text)
-        parser.flush()
-        return ChatAnswer(parser.message, generation)
+        chosen, processor = given.updated(**options), self.bundle.processor
+        pairs = [
+            chat_request(one, asked, chosen, processor, speculation=speculation)
+            for one in conversations
+        ]
+        found = self._generate_each([request for request, _ in pairs], 1 if n is None else n)
+        answers = [
+            [parse(generation) for generation in generations]
+            for (_, parse), generations in zip(pairs, found, strict=True)
+        ]
+        if n is not None:
+            return answers if are_conversations(messages) else answers[0]
+        firsts = [first for [first] in answers]
+        return firsts if are_conversations(messages) else firsts[0]
 
     def stream(
         self,
@@ -418,6 +514,11 @@ class LLM:
         if self._core is not None:
             return self._core.now()
         return EngineCore.idle(self.bundle)
+
+    def _generate_each(self, requests: Sequence[Request], n: int) -> list[list[Generation]]:
+        """Answer each of ``requests`` ``n`` times."""
+        found = self._generate_all([one for request in requests for one in repeated(request, n)])
+        return [found[i : i + n] for i in range(0, len(found), n)]
 
     def _generate_all(self, requests: Sequence[Request]) -> list[Generation]:
         """Answer ``requests``, as many at once as may wait."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from trt_eagle3.decode.request.conversation import Conversation
 from trt_eagle3.decode.request.request import Generation, Messages, Request
-from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling.sampling_params import SamplingOptions, SamplingParams
 from trt_eagle3.multimodal import Processor
-from trt_eagle3.multimodal.assistant_message import AssistantMessage, MessageParser
+from trt_eagle3.multimodal.assistant_message import AssistantMessage
 from trt_eagle3.multimodal.tools import read_tools
 
-__all__ = ["ChatAnswer", "ChatTools", "chat_request"]
+__all__ = ["ChatAnswer", "ChatOptions", "ChatTools", "are_conversations", "chat_request"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,17 @@ class ChatTools:
     template_options: Mapping[str, Any] | None = None
 
 
+class ChatOptions(SamplingOptions, total=False):
+    """Keywords of ``LLM.chat``: fields of ``ChatTools`` and of ``SamplingParams``."""
+
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
+    template_options: Mapping[str, Any] | None
+    speculation: bool
+    sampling_params: SamplingParams | None
+
+
 @dataclass(frozen=True)
 class ChatAnswer:
     """An answer, and the message that it is."""
@@ -47,8 +58,8 @@ def chat_request(
     processor: Processor,
     *,
     speculation: bool = True,
-) -> tuple[Request, MessageParser]:
-    """The request of a conversation, and what parses its answer.
+) -> tuple[Request, Callable[[Generation], ChatAnswer]]:
+    """Return the request of a conversation, and a function that parses its answers.
 
     Raises:
         UserError: what is wrong with the messages or the tools.
@@ -67,4 +78,20 @@ def chat_request(
         sampling=conversation.constrained(sampling, answer_format),
         speculation=speculation,
     )
-    return request, conversation.parser(answer_format)
+
+    def parse(generation: Generation) -> ChatAnswer:
+        parser = conversation.parser(answer_format)
+        parser.push(generation.text)
+        parser.flush()
+        return ChatAnswer(parser.message, generation)
+
+    return request, parse
+
+
+def are_conversations(messages: Messages | Sequence[Messages]) -> TypeGuard[Sequence[Messages]]:
+    """Return whether ``messages`` is a list of conversations, not one conversation."""
+    return (
+        isinstance(messages, list | tuple)
+        and len(messages) > 0
+        and all(isinstance(entry, list | tuple) for entry in messages)
+    )

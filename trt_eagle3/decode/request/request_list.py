@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard, cast
 
 from trt_eagle3.decode.request.conversation import RawPrompt
@@ -23,6 +24,7 @@ __all__ = [
     "chosen_sampling",
     "is_one_prompt",
     "one_request",
+    "repeated",
     "requests_of",
 ]
 
@@ -30,7 +32,13 @@ Images = Sequence[ImageSource] | ImageSource | None
 Videos = Sequence[VideoSource] | VideoSource | None
 Sampling = SamplingParams | Sequence[SamplingParams]
 _TOKEN_IDS = "prompt_token_ids"  # as vLLM names them
-_OTHERS = ("images", "videos", "sampling_params", "speculation")  # arguments that are no fields
+_OTHERS = (
+    "n",
+    "images",
+    "videos",
+    "sampling_params",
+    "speculation",
+)  # other options
 
 
 def chosen_sampling(sampling: Sampling | None, sampling_params: Sampling | None) -> Sampling:
@@ -122,6 +130,21 @@ def requests_of(
         one_request(prompt, its_images, its_videos, its, speculation, options)
         for prompt, its_images, its_videos, its in each
     ]
+
+
+def repeated(request: Request, n: int) -> tuple[Request, ...]:
+    """Repeat ``request`` for ``n`` answers, each with its own random seed.
+
+    Raises:
+        UserError: ``n`` is not a whole number of at least 1.
+    """
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise UserError(f"n: expected a whole number of at least 1, got {quote(n, 40)}")
+    seed = request.sampling.seed
+    if n == 1 or seed is None:
+        return (request,) * n
+    seeds = [(seed + i) % 2**64 for i in range(n)]
+    return tuple(replace(request, sampling=request.sampling.updated(seed=s)) for s in seeds)
 
 
 def _samplings(sampling: Sampling, count: int) -> Sequence[SamplingParams]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypedDict, Unpack
 
-from trt_eagle3.decode.sampling.grammar import Grammar
+from trt_eagle3.decode.sampling.grammar import Grammar, is_model_class
 from trt_eagle3.errors import UserError, clip
 
 __all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams", "check_options"]
@@ -45,7 +45,8 @@ class SamplingParams:
             tokens.
         ignore_eos: go on past the model's end tokens; with a grammar, as long as that allows
             anything else.
-        grammar: what the answer must look like. It is all of the grammar unless ``finish_reason``
+        grammar: what the answer must look like; a Pydantic model class stands for its JSON Schema.
+            The answer is all of the grammar unless ``finish_reason``
             is ``length``, or a stop text or stop token cut it.
         logprobs: say the log-probability of every token and of so many of the likeliest, of the
             target's own distribution: before bias, penalties, grammar, temperature and filters.
@@ -91,6 +92,8 @@ class SamplingParams:
             _check_whole("seed", self.seed, 0, 2**64 - 1)
         if self.logprobs is not None:
             _check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if is_model_class(self.grammar):
+            object.__setattr__(self, "grammar", Grammar.json_schema(self.grammar, "grammar"))
         if not isinstance(self.grammar, Grammar | None):
             raise UserError(f"grammar: expected a Grammar, got {type(self.grammar).__name__}")
         self._check_end()
@@ -125,7 +128,8 @@ class SamplingParams:
             UserError: as for the constructor; a field that there is not.
         """
         check_options(options)
-        return replace(self, **options)
+        given: dict[str, Any] = dict(options)
+        return replace(self, **given)
 
     @property
     def greedy(self) -> bool:
@@ -176,7 +180,7 @@ class SamplingOptions(TypedDict, total=False):
     stop: Sequence[str] | str
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    grammar: Grammar | None
+    grammar: Grammar | type[Any] | None
     logprobs: int | None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.request.request_list import repeated
 from trt_eagle3.decode.sampling.sampling_params import MAX_LOGPROBS
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Processor
@@ -21,7 +22,6 @@ from trt_eagle3.serving.openai.fields import (
     Whole,
     check_model,
     read_fields,
-    repeated,
     sampling,
 )
 from trt_eagle3.serving.openai.ignored import IgnoredKeys
