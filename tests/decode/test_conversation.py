@@ -51,6 +51,36 @@ def test_chat_takes_sampling_params_by_position_and_n(llm: LLM) -> None:
     assert [[a.message.content for a in answers] for answers in each] == [expected] * 2
 
 
+def test_continued_final_message_gets_the_rest_of_the_answer(llm: LLM) -> None:
+    whole = llm.generate(QUESTION)
+    begun = llm.bundle.processor.decode(whole.token_ids[:3])
+    messages = [*QUESTION, {"role": "assistant", "content": begun}]
+    answer = llm.chat(messages, continue_final_message=True)
+    assert begun + answer.message.content == whole.text
+
+
+def test_both_endings_of_a_prompt_are_refused(llm: LLM) -> None:
+    with pytest.raises(UserError, match="continue_final_message: excludes add_generation_prompt"):
+        llm.chat(QUESTION, continue_final_message=True, add_generation_prompt=True)
+    with pytest.raises(UserError, match="continue_final_message: expected true or false, got 1"):
+        llm.chat(QUESTION, continue_final_message=1)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("final", "mode"),
+    [("<think>Hm", "open"), ("<think>Hm</think>So", "none"), ("So", "none"), ("", "none")],
+)
+def test_continued_answer_begins_in_reasoning_only_where_the_message_does(
+    final: str, mode: str
+) -> None:
+    messages = [*QUESTION, {"role": "assistant", "content": final}]
+    asked = Conversation(messages, continue_final_message=True)
+    for usual in ("open", "optional", "none"):
+        assert asked.answer_format(AnswerFormat(Reasoning(usual))).reasoning.mode == mode
+    usual_format = AnswerFormat(Reasoning("open"))
+    assert Conversation(messages).answer_format(usual_format) == usual_format
+
+
 def test_unknown_option_of_chat_is_refused_with_the_nearest_known_one(llm: LLM) -> None:
     with pytest.raises(UserError, match=r"tool_choices: unknown option\. Did you mean tool_choice"):
         llm.chat(QUESTION, tool_choices="none")  # type: ignore[call-overload]

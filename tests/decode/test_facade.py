@@ -163,6 +163,12 @@ def tokens_of(answer: Generation) -> tuple[int, ...]:
     return answer.token_ids
 
 
+def test_chat_without_generation_prompt_has_a_shorter_prompt(llm: LLM) -> None:
+    usual = llm.chat(CHAT, max_tokens=1).generation.prompt_tokens
+    without = llm.chat(CHAT, max_tokens=1, add_generation_prompt=False)
+    assert without.generation.prompt_tokens < usual
+
+
 def test_token_ids_are_prompts_alone_and_in_lists(llm: LLM) -> None:
     ids = llm.tokenizer.encode("one more of these").ids
     expected = llm.generate(RawPrompt("one more of these"), NINE).token_ids

@@ -282,6 +282,8 @@ class LLM:
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
@@ -294,6 +296,8 @@ class LLM:
             n: number of answers to each conversation, as for ``generate``.
             tools, tool_choice, parallel_tool_calls, template_options: see
                 ``decode.request.chat.ChatTools``.
+            add_generation_prompt, continue_final_message: how the prompt ends, see
+                ``decode.request.conversation.Conversation``.
         Raises:
             UserError, OverloadedError, ClosedError: as for ``generate``.
         """
@@ -302,7 +306,14 @@ class LLM:
         if not isinstance(given, SamplingParams):
             raise UserError(f"sampling: expected SamplingParams, got {type(given).__name__}")
         conversations = messages if are_conversations(messages) else [cast(Messages, messages)]
-        asked = ChatTools(tools, tool_choice, parallel_tool_calls, template_options)
+        asked = ChatTools(
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            template_options,
+            add_generation_prompt,
+            continue_final_message,
+        )
         chosen, processor = given.updated(**options), self.bundle.processor
         pairs = [
             chat_request(one, asked, chosen, processor, speculation=speculation)

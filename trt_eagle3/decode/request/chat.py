@@ -18,18 +18,21 @@ __all__ = ["ChatAnswer", "ChatOptions", "ChatTools", "are_conversations", "chat_
 
 @dataclass(frozen=True)
 class ChatTools:
-    """What may be called, and how; fields as OpenAI's.
+    """What may be called, and how; fields as OpenAI's. Further: how the prompt ends.
 
     Attributes:
         tools: OpenAI's objects, ``{"type": "function", "function": {...}}``.
         tool_choice: ``auto``, ``none``, ``required``, or the name of a tool.
         template_options: further variables of the chat template, such as ``enable_thinking``.
+        add_generation_prompt, continue_final_message: see ``Conversation``.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     template_options: Mapping[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 class ChatOptions(SamplingOptions, total=False):
@@ -39,6 +42,8 @@ class ChatOptions(SamplingOptions, total=False):
     tool_choice: str
     parallel_tool_calls: bool
     template_options: Mapping[str, Any] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
     speculation: bool
     sampling_params: SamplingParams | None
 
@@ -71,8 +76,11 @@ def chat_request(
         tools.tool_choice,
         tools.parallel_tool_calls,
         options,
+        tools.add_generation_prompt,
+        tools.continue_final_message,
     )
-    answer_format = processor.answer_format(options, with_tools=bool(conversation.offered))
+    usual = processor.answer_format(options, with_tools=bool(conversation.offered))
+    answer_format = conversation.answer_format(usual)
     request = Request(
         conversation,
         sampling=conversation.constrained(sampling, answer_format),
