@@ -23,10 +23,20 @@ from trt_eagle3.serving.openai.messages import read_conversation, template_optio
 from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["TokenizeCall", "detokenize", "read_tokenize", "tokenize_error", "tokens_object"]
+__all__ = [
+    "DetokenizeFields",
+    "TokenizeCall",
+    "TokenizeFields",
+    "detokenize",
+    "read_tokenize",
+    "tokenize_error",
+    "tokens_object",
+]
 
 
-class _TokenizeFields(BaseModel):
+class TokenizeFields(BaseModel):
+    """The body of ``POST /tokenize``: ``prompt`` or ``messages``."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
@@ -40,7 +50,9 @@ class _TokenizeFields(BaseModel):
     add_special_tokens: bool = True
 
 
-class _DetokenizeFields(BaseModel):
+class DetokenizeFields(BaseModel):
+    """The body of ``POST /detokenize``."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
@@ -49,7 +61,7 @@ class _DetokenizeFields(BaseModel):
 
 def tokenize_error(error: UserError) -> UserError:
     """Attach the request field that ``error`` is about."""
-    return with_param(error, _TokenizeFields.model_fields, {"text": "prompt"})
+    return with_param(error, TokenizeFields.model_fields, {"text": "prompt"})
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
         UserError: neither a prompt nor messages, or both; an error in them.
         RefusedError: the body names another model.
     """
-    fields, ignored = read_fields(raw, _TokenizeFields, {}, serving)
+    fields, ignored = read_fields(raw, TokenizeFields, {}, serving)
     check_model(fields.model, served)
     if (fields.prompt is None) == (fields.messages is None):
         got = "neither" if fields.prompt is None else "both"
@@ -124,7 +136,7 @@ def detokenize(
         UserError: an id that the tokenizer lacks.
         RefusedError: the body names another model.
     """
-    fields, ignored = read_fields(raw, _DetokenizeFields, {}, serving)
+    fields, ignored = read_fields(raw, DetokenizeFields, {}, serving)
     check_model(fields.model, served)
     tokenizer = served.processor.tokenizer
     for token_id in fields.tokens:
