@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -55,7 +56,9 @@ def _fields(schema: Mapping[str, Any]) -> list[str]:
     rows = [
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(_type(field))}</td>"
         f"<td>{'required' if name in required else _default(field)}</td></tr>"
-        for name, field in schema["properties"].items()
+        for name, field in sorted(
+            schema["properties"].items(), key=lambda entry: entry[0] not in required
+        )
     ]
     head = "<tr><th>field</th><th>type</th><th>default</th></tr>"
     opening = "<details><summary>Fields of the JSON body</summary>\n<table>"
@@ -79,7 +82,7 @@ def _default(schema: Mapping[str, Any]) -> str:
     default = schema.get("default")
     if default is None or isinstance(default, dict):
         return ""
-    return f"<code>{escape(str(default))}</code>"
+    return f"<code>{escape(json.dumps(default))}</code>"
 
 
 def _name(schema: Mapping[str, Any]) -> str:
