@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +77,9 @@ def test_single_values_stand_for_lists_of_one(tmp_path: Path) -> None:
     assert SamplingParams(stop="end") == SamplingParams(stop=["end"])
 
 
-def test_sampling_params_survive_copies() -> None:
+def test_sampling_params_survive_copies_and_show_their_fields() -> None:
     sampling = SamplingParams(0.5, stop="end")
+    assert list(inspect.signature(SamplingParams).parameters) == [f.name for f in fields(sampling)]
     assert pickle.loads(pickle.dumps(sampling)) == copy.deepcopy(sampling) == sampling
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -161,6 +162,10 @@ class SamplingParams:
             or self.min_tokens > 0
             or self.grammar is not None
         )
+
+
+# ``help`` and editors show the fields, not the parameters of ``__new__``
+functools.update_wrapper(SamplingParams.__new__, SamplingParams.__init__, assigned=())
 
 
 class SamplingOptions(TypedDict, total=False):
