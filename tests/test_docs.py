@@ -172,7 +172,8 @@ def test_programs_of_the_decoding_page_run(
     program = "\n".join(blocks).replace("engines/tiny", str(build_tiny(tmp_path)))
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
-    exec(program, names)
+    # without this file's postponed annotations, which Pydantic could not resolve there
+    exec(compile(program, "decoding.md", "exec", dont_inherit=True), names)
     names["llm"].close()
     printed = capsys.readouterr().out
     assert "3 plus 4" in printed

@@ -739,7 +739,8 @@ def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(
         return receive(*args)
 
     monkeypatch.setattr(_Process, "_receive", late)
-    engine = load(bundle, media=MediaPolicy(paths=False, max_pixels=1 << 25, decode_timeout_s=0.3))
+    policy = MediaPolicy(max_jpeg_scans=None, decode_timeout_s=0.3)
+    engine = load(bundle, media=policy)
     engine.start()
     answer = engine.submit(picture_of(SLOW))
     wait_for(lambda: decoders_at_work(engine) == 1)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,12 +22,14 @@ from tests.decode.bundle import config_of, save_pair
 from trt_eagle3 import (
     LLM,
     ClosedError,
+    Generation,
     OverloadedError,
     Request,
     SamplingParams,
     UserError,
     build,
 )
+from trt_eagle3.decode.request.conversation import RawPrompt
 
 TEXTS = ["What is it?", "And this?", "Nothing more?", "One more?", "The last one?"]
 CHAT = [{"role": "user", "content": "And this?"}]
@@ -80,7 +83,7 @@ def test_lists_of_other_lengths_are_refused_by_name(llm: LLM) -> None:
         ("images", RED, "images: expected a list with an entry for each of 2 prompts, got Image"),
         ("sampling", [NINE] * 3, "sampling: expected an entry for each of 2 prompts, got 3"),
         ("sampling", {"seed": 1}, "sampling: expected a list"),
-        ("videos", ["a.mp4", None], "videos: expected a list, got str. Put it in a list"),
+        ("videos", [{"a": 1}, None], "videos: expected a list, got dict. Put it in a list"),
     ):
         with pytest.raises(UserError, match=message):
             llm.generate(TEXTS[:2], **{name: value})  # type: ignore[arg-type]
@@ -96,8 +99,152 @@ def test_options_take_the_place_of_sampling_fields(llm: LLM) -> None:
     expected = tokens(llm, TEXTS[0])
     assert llm.generate(TEXTS[0], sampling=NINE, max_tokens=4).token_ids == expected[:4]
     assert llm.generate(TEXTS[0], max_tokens=4, ignore_eos=True).token_ids == expected[:4]
-    with pytest.raises(UserError, match="max_token: no such option"):
-        llm.generate(TEXTS[0], max_token=4)  # type: ignore[call-overload]
+
+
+def test_generate_takes_sampling_params_by_position_and_by_both_names(llm: LLM) -> None:
+    expected, four = tokens(llm, TEXTS[0]), NINE.updated(max_tokens=4)
+    assert llm.generate(TEXTS[0], NINE).token_ids == expected
+    assert llm.generate(TEXTS[0], sampling_params=NINE).token_ids == expected
+    assert llm.generate(TEXTS[0], NINE, max_tokens=4).token_ids == expected[:4]
+    found = llm.generate(TEXTS[:2], [NINE, four])
+    assert [len(answer.token_ids) for answer in found] == [9, 4]
+    assert llm.stream(TEXTS[0], four).finish().token_ids == expected[:4]
+    assert llm.submit(TEXTS[0], sampling_params=four).finish().token_ids == expected[:4]
+
+
+def test_sampling_given_twice_is_refused(llm: LLM) -> None:
+    with pytest.raises(UserError, match="sampling_params: given twice"):
+        llm.generate(TEXTS[0], NINE, sampling_params=NINE)
+    with pytest.raises(UserError, match="a Request holds its own"):
+        llm.submit(Request(TEXTS[0], sampling=NINE), NINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("max_token", "max_tokens"), ("image", "images"), ("temprature", "temperature")],
+)
+def test_unknown_option_is_refused_with_the_nearest_known_one(
+    llm: LLM, name: str, nearest: str
+) -> None:
+    unknown: dict[str, Any] = {name: 4}
+    for ask in (llm.generate, llm.stream, llm.submit):
+        with pytest.raises(
+            UserError, match=rf"^{name}: unknown option\. Did you mean {nearest}\? Options: "
+        ):
+            ask(TEXTS[0], **unknown)  # type: ignore[operator]
+
+
+def test_n_answers_of_a_prompt_are_those_of_their_seeds(llm: LLM) -> None:
+    sampled = NINE.updated(temperature=2.0, seed=7)
+    expected = [tokens_of(llm.generate(TEXTS[0], sampled, seed=seed)) for seed in (7, 8, 9)]
+    assert expected[0] != expected[1]
+    assert [tokens_of(answer) for answer in llm.generate(TEXTS[0], sampled, n=3)] == expected
+    two = llm.generate(TEXTS[:2], sampled, n=3)
+    assert [len(answers) for answers in two] == [3, 3]
+    assert [tokens_of(answer) for answer in two[0]] == expected
+    drawn = llm.generate(TEXTS[0], sampled, seed=None, n=4)
+    assert len({tokens_of(answer) for answer in drawn}) > 1
+
+
+def test_n_greedy_answers_are_equal(llm: LLM) -> None:
+    found = llm.generate(TEXTS[0], NINE, n=2)
+    assert [tokens_of(answer) for answer in found] == [tokens(llm, TEXTS[0])] * 2
+    assert len(llm.generate(TEXTS[0], NINE, n=1)) == 1
+
+
+@pytest.mark.parametrize("n", [0, -1, True, "2"])
+def test_bad_n_is_refused(llm: LLM, n: Any) -> None:
+    for ask in (llm.generate, llm.chat):
+        with pytest.raises(UserError, match="n: expected a whole number of at least 1, got"):
+            ask(CHAT, n=n)  # type: ignore[operator]
+
+
+def tokens_of(answer: Generation) -> tuple[int, ...]:
+    return answer.token_ids
+
+
+def test_chat_without_generation_prompt_has_a_shorter_prompt(llm: LLM) -> None:
+    usual = llm.chat(CHAT, max_tokens=1).generation.prompt_tokens
+    without = llm.chat(CHAT, max_tokens=1, add_generation_prompt=False)
+    assert without.generation.prompt_tokens < usual
+
+
+def test_token_ids_are_prompts_alone_and_in_lists(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("one more of these").ids
+    expected = llm.generate(RawPrompt("one more of these"), NINE).token_ids
+    assert llm.generate(ids, NINE).token_ids == expected
+    assert llm.generate({"prompt_token_ids": ids}, NINE).token_ids == expected
+    assert llm.prepare(ids).token_ids.tolist() == ids
+    found = llm.generate([ids, {"prompt_token_ids": ids}, TEXTS[0]], NINE)
+    assert [answer.token_ids for answer in found] == [expected, expected, tokens(llm, TEXTS[0])]
+    [found_alone] = llm.generate([{"prompt_token_ids": ids}], NINE)
+    assert found_alone.token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([1, "a"], "prompt: expected token ids, got 'a' among them"),
+        ([1, -1], "prompt: expected token ids, got -1 among them"),
+        ([True], "prompt: expected token ids, got True among them"),
+        ([1, 2**40], "prompt: expected token ids, got 1099511627776 among them"),
+        ({"prompt_token_ids": "1"}, "prompt_token_ids: expected a list, got str"),
+        ({"prompt_token_ids": []}, "prompt: no token. Give at least one."),
+        (
+            {"role": "user", "content": "x"},
+            "prompt: expected a mapping with prompt_token_ids alone, got ['role', 'content']. Put "
+            "a chat message into a list.",
+        ),
+    ],
+)
+def test_bad_token_ids_are_refused_in_one_line(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        llm.generate(prompt)
+    assert str(error.value) == message
+
+
+def test_token_ids_take_no_images(llm: LLM) -> None:
+    with pytest.raises(UserError, match="a prompt without chat template takes none"):
+        llm.generate([1, 2], images=RED)
+
+
+def test_tokenizer_is_read_only(llm: LLM) -> None:
+    assert llm.tokenizer is llm.bundle.processor.tokenizer
+    with pytest.raises(AttributeError):
+        llm.tokenizer = None  # type: ignore[misc, assignment]
+
+
+def test_numpy_images_equal_pillow_images(llm: LLM) -> None:
+    red = np.asarray(RED)
+    expected = tokens(llm, TEXTS[0], images=RED)
+    assert tokens(llm, TEXTS[0], images=red) == expected
+    assert tokens(llm, TEXTS[0], images=[red[:, ::-1]]) == expected  # strided
+    part = {"type": "image", "image": red}
+    text = {"type": "text", "text": TEXTS[0]}
+    assert tokens(llm, [{"role": "user", "content": [part, text]}]) == expected
+
+
+@pytest.mark.parametrize(
+    ("array", "got"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "float32 [8, 8, 3]"),
+        (np.zeros((8, 8), np.uint8), "uint8 [8, 8]"),
+        (np.zeros((3, 8, 8), np.uint8), "uint8 [3, 8, 8]"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "uint8 [2, 8, 8, 3]"),
+        (np.zeros(3, np.uint8), "uint8 [3]"),
+    ],
+)
+def test_other_arrays_are_refused_in_one_line(llm: LLM, array: Any, got: str) -> None:
+    with pytest.raises(UserError) as error:
+        llm.generate(TEXTS[0], images=array)
+    expected = f"expected an array of uint8 [height, width, 3], got {got}. Convert it first."
+    assert str(error.value).endswith(expected)
+    assert "\n" not in str(error.value)
+
+
+def test_one_image_and_one_stop_text_need_no_list(llm: LLM) -> None:
+    listed = llm.generate(TEXTS[0], NINE, images=[RED], stop=["zzz"])
+    assert llm.generate(TEXTS[0], NINE, images=RED, stop="zzz").token_ids == listed.token_ids
 
 
 def test_streams_say_what_generate_says(llm: LLM) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import Video
 
 BAD: list[tuple[str, Any, str]] = [
     ("prompt", 5, "expected a text or a list of messages, got int"),
     ("prompt", None, "expected a text or a list of messages, got NoneType"),
-    ("images", "a.png", "expected a list, got str. Put it in a list."),
+    ("images", 5, "expected a list, got int. Put it in a list."),
     ("videos", {"a": 1}, "expected a list, got dict. Put it in a list."),
     ("speculation", None, "expected true or false, got None"),
     ("sampling", {"temperature": 1}, "expected SamplingParams, got dict"),
@@ -23,7 +30,7 @@ BAD_SAMPLING: list[tuple[str, Any, str]] = [
     ("max_tokens", 0, "expected a whole number of at least 1, got 0"),
     ("max_tokens", True, "expected a whole number of at least 1, got True"),
     ("max_tokens", 2.0, "expected a whole number of at least 1, got 2.0"),
-    ("stop", "end", "expected a list, got str. Put it in a list."),
+    ("stop", "", "expected a list of texts that are not empty, got ['']"),
     ("stop", 5, "expected a list, got int. Put it in a list."),
     ("stop", [""], "expected a list of texts that are not empty, got ['']"),
     ("stop", ["a", None], "expected a list of texts that are not empty, got ['a', None]"),
@@ -49,9 +56,31 @@ def test_bad_end_of_an_answer_is_refused_by_name(name: str, value: Any, message:
         assert str(error.value) == f"{name}: {message}"
 
 
-def test_option_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="max_token: no such option"):
-        SamplingParams().updated(max_token=5)  # type: ignore[call-arg]
+def test_unknown_option_is_refused_with_the_nearest_known_one() -> None:
+    for refuse in (SamplingParams, SamplingParams().updated):
+        with pytest.raises(
+            UserError, match=r"^max_token: unknown option\. Did you mean max_tokens\? Options: "
+        ):
+            refuse(max_token=5)  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r"^zzz: unknown option\. Options: "):
+        SamplingParams(zzz=5)  # type: ignore[call-arg]
+
+
+def test_single_values_stand_for_lists_of_one(tmp_path: Path) -> None:
+    picture, video = Image.new("RGB", (8, 8)), Video([], fps=1)
+    singles: list[Any] = ["a.png", tmp_path, b"1", picture]
+    for one in singles:
+        assert Request("hello", images=one).images == (one,)
+    videos: list[Any] = ["a.mp4", tmp_path, b"1", video]
+    for one_video in videos:
+        assert Request("hello", videos=one_video).videos == (one_video,)
+    assert SamplingParams(stop="end") == SamplingParams(stop=["end"])
+
+
+def test_sampling_params_survive_copies_and_show_their_fields() -> None:
+    sampling = SamplingParams(0.5, stop="end")
+    assert list(inspect.signature(SamplingParams).parameters) == [f.name for f in fields(sampling)]
+    assert pickle.loads(pickle.dumps(sampling)) == copy.deepcopy(sampling) == sampling
 
 
 def test_lists_may_be_none_and_become_tuples() -> None:

@@ -43,6 +43,51 @@ def test_prompt_equals_hf(source: str) -> None:
     assert ChatTemplate(source, {"eos_token": "<|im_end|>"}).render(CONVERSATION) == expected[0]
 
 
+TRIMMING = (
+    "{% for message in messages %}<{{ message.role }}>{% if message.content is string %}"
+    "{{ message.content | trim }}{% else %}{% for part in message.content %}"
+    "{{ part.text | default('*') | trim }}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+FINALS: list[Any] = [
+    "Two cats",
+    "Two cats, \n",
+    "",
+    "Two CONTINUE_FINAL_MESSAGE_TAG cats",
+    [{"type": "text", "text": "Two"}, {"type": "text", "text": " cats "}],
+]
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, TRIMMING], ids=["qwen", "trimming"])
+@pytest.mark.parametrize("final", FINALS)
+def test_continued_final_message_equals_hf(source: str, final: Any) -> None:
+    messages = [*CONVERSATION, {"role": "assistant", "content": final}]
+    [expected], _ = render_jinja_template(
+        [messages], chat_template=source, continue_final_message=True
+    )
+    assert ChatTemplate(source, {}).render(messages, ending="final_message") == expected
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, TRIMMING], ids=["qwen", "trimming"])
+def test_prompt_without_generation_prompt_equals_hf(source: str) -> None:
+    [expected], _ = render_jinja_template([CONVERSATION], chat_template=source)
+    assert ChatTemplate(source, {}).render(CONVERSATION, ending="last_turn") == expected
+
+
+def test_final_message_without_text_is_refused() -> None:
+    messages = [{"role": "user", "content": [{"type": "image"}]}]
+    with pytest.raises(UserError, match="continue_final_message: the final message has no text"):
+        ChatTemplate(CHAT_TEMPLATE, {}).render(messages, ending="final_message")
+
+
+def test_final_message_that_the_template_hides_is_refused() -> None:
+    source = "{% for message in messages %}{{ message.content[:4] }}{% endfor %}"
+    with pytest.raises(UserError, match="continue_final_message: the checkpoint's chat template"):
+        ChatTemplate(source, {}).render(
+            [{"role": "assistant", "content": "a text of some length"}], ending="final_message"
+        )
+
+
 def test_missing_turn_would_be_noticed() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, {})
     assert template.render(CONVERSATION) != template.render(CONVERSATION[1:])

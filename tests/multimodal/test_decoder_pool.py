@@ -36,7 +36,11 @@ from trt_eagle3.multimodal.media_job import MediaJob, run_here, run_job
 
 SMALL = encode(picture(), "JPEG")
 STRANGERS = MediaPolicy(
-    paths=False, formats=("PNG", "JPEG"), max_pixels=1 << 25, decode_timeout_s=20.0
+    max_jpeg_scans=None,
+    paths=False,
+    formats=("PNG", "JPEG"),
+    max_pixels=1 << 25,
+    decode_timeout_s=20.0,
 )
 SLOW = endless_jpeg()
 

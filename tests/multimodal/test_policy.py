@@ -27,6 +27,7 @@ from tests.multimodal.test_video import CONFIG, frames, write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import MediaPolicy, Video, load_image, load_video
 from trt_eagle3.multimodal.fetch import read_media
+from trt_eagle3.serving import ServingConfig
 
 SERVED = MediaPolicy(paths=False, formats=("PNG", "JPEG"), max_bytes=100_000, max_pixels=10_000)
 
@@ -445,3 +446,9 @@ def test_long_percent_encoded_uri_is_read_in_little_memory(offset: int) -> None:
 def test_broken_base64_is_refused(text: str) -> None:
     found = refusal(f"data:image/png;base64,{text}")
     assert "base64 is broken" in found or "unknown image format" in found
+
+
+def test_defaults_of_a_policy_are_those_of_the_server() -> None:
+    assert MediaPolicy() == ServingConfig().media()
+    assert "files are not read" in refusal("/etc/passwd", MediaPolicy())
+    assert "not fetched" in refusal("http://127.0.0.1/a.png", MediaPolicy())

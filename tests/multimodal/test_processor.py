@@ -30,6 +30,7 @@ from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import ModelInputs, Processor, Video, copy_processor_files
 from trt_eagle3.multimodal import processor as processor_module
 from trt_eagle3.multimodal.caller import Caller
+from trt_eagle3.multimodal.final_message import PromptEnding
 from trt_eagle3.parity.reference.processor import ReferenceInputs
 
 RECORD = json.loads((GOLDENS / "goldens.json").read_text())
@@ -49,7 +50,9 @@ def picture(seed: int, height: int, width: int) -> Image.Image:
     return Image.fromarray(pattern(seed, 1, height, width)[0])
 
 
-def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> ReferenceInputs:
+def hf_inputs(
+    messages: list[dict[str, Any]], images: list[Image.Image], **ending: bool
+) -> ReferenceInputs:
     """The same prompt through transformers, in our form."""
     keywords = {
         key: value for key, value in IMAGE_CONFIG.items() if not key.endswith(("_class", "_type"))
@@ -58,7 +61,8 @@ def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> Refe
     processor = ImageTextProcessor(
         image_processor=image_processor, tokenizer=train_tokenizer(), chat_template=CHAT_TEMPLATE
     )
-    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ending = ending or {"add_generation_prompt": True}
+    text = processor.apply_chat_template(messages, tokenize=False, **ending)
     out = processor(text=[text], images=images or None, return_tensors="pt")
     kinds, grids = out["mm_token_type_ids"], out.get("image_grid_thw")
     model = build_model(processor.tokenizer)
@@ -100,6 +104,26 @@ def test_prompt_with_images_equals_hf(processor: Processor, count: int, system: 
         messages.insert(0, {"role": "system", "content": system})
     ours = processor.prompt("Compare, please \u2014 na\u00efvely.", IMAGES[:count], system=system)
     assert_same(ours, hf_inputs(messages, IMAGES[:count]))
+
+
+@pytest.mark.parametrize(
+    ("ending", "options"),
+    [
+        ("final_message", {"continue_final_message": True}),
+        ("last_turn", {"add_generation_prompt": False}),
+    ],
+)
+def test_prompt_with_another_ending_equals_hf(
+    processor: Processor, ending: PromptEnding, options: dict[str, bool]
+) -> None:
+    content = [{"type": "image", "image": IMAGES[0]}, {"type": "text", "text": "Compare."}]
+    for final in ("Both show a c", "Both ", [{"type": "text", "text": "Both show"}]):
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": final},
+        ]
+        ours = processor.messages(messages, ending=ending)
+        assert_same(ours, hf_inputs(messages, IMAGES[:1], **options))
 
 
 def conversation(image: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:

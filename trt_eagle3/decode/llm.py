@@ -12,28 +12,42 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast, overload
 
+from tokenizers import Tokenizer
+
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.policy.protocol import Policy
 from trt_eagle3.decode.request.answer import Answer
-from trt_eagle3.decode.request.chat import ChatAnswer, ChatTools, chat_request
-from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptSource, Request
+from trt_eagle3.decode.request.chat import (
+    ChatAnswer,
+    ChatOptions,
+    ChatTools,
+    are_conversations,
+    chat_request,
+)
+from trt_eagle3.decode.request.request import Chunk, Generation, Messages, PromptInput, Request
 from trt_eagle3.decode.request.request_list import (
     Images,
+    Sampling,
     Videos,
+    chosen_sampling,
     is_one_prompt,
     one_request,
+    repeated,
     requests_of,
 )
-from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingOptions, SamplingParams
-from trt_eagle3.errors import ClosedError, OverloadedError
+from trt_eagle3.decode.sampling.sampling_params import (
+    GREEDY,
+    SamplingOptions,
+    SamplingParams,
+    check_options,
+)
+from trt_eagle3.errors import ClosedError, OverloadedError, UserError
 from trt_eagle3.multimodal import (
     LOCAL_MEDIA,
-    ImageSource,
     MediaPolicy,
     ModelInputs,
-    VideoSource,
 )
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 
@@ -116,11 +130,13 @@ class LLM:
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
+        sampling: SamplingParams | None = None,
         *,
         images: Images = None,
         videos: Videos = None,
-        sampling: SamplingParams = GREEDY,
+        n: None = None,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> Generation: ...
@@ -128,100 +144,197 @@ class LLM:
     @overload
     def generate(
         self,
-        prompt: Sequence[PromptSource],
+        prompt: Sequence[PromptInput],
+        sampling: Sampling | None = None,
         *,
-        images: Sequence[ImageSource | Images] | None = None,
+        images: Sequence[Images] | None = None,
         videos: Sequence[Videos] | None = None,
-        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        n: None = None,
+        sampling_params: Sampling | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> list[Generation]: ...
 
-    def generate(
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
         self,
-        prompt: PromptSource | Sequence[PromptSource],
+        prompt: PromptInput,
+        sampling: SamplingParams | None = None,
         *,
-        images: Sequence[ImageSource | Images] | None = None,
-        videos: Sequence[VideoSource | Videos] | None = None,
-        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        images: Images = None,
+        videos: Videos = None,
+        n: int,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
-    ) -> Generation | list[Generation]:
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[PromptInput],
+        sampling: Sampling | None = None,
+        *,
+        images: Sequence[Images] | None = None,
+        videos: Sequence[Videos] | None = None,
+        n: int,
+        sampling_params: Sampling | None = None,
+        speculation: bool = True,
+        **options: Unpack[SamplingOptions],
+    ) -> list[list[Generation]]: ...
+
+    def generate(
+        self,
+        prompt: PromptInput | Sequence[PromptInput],
+        sampling: Sampling | None = None,
+        *,
+        images: Images | Sequence[Images] = None,
+        videos: Videos | Sequence[Videos] = None,
+        n: int | None = None,
+        sampling_params: Sampling | None = None,
+        speculation: bool = True,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation | list[Generation] | list[list[Generation]]:
         """Answer a prompt, or a list of prompts in batches.
 
         Args:
-            prompt: a user's text, a list of chat messages, or a list of either.
-            images, videos: lists of images and videos before a text. For a list of prompts, one
-                entry per prompt: such a list, None, or a single image. Chat messages contain their
-                own.
+            prompt: a user's text, a list of chat messages, token ids (a list of integers, or
+                ``{"prompt_token_ids": [...]}``), or a list of any of these.
+            images, videos: images and videos before a text, a list or a single one. For a list of
+                prompts, one such entry per prompt, or None. Chat messages contain their own.
             sampling: how tokens are sampled and when answers end. For a list of prompts, one for
-                all or one per prompt.
+                all or one per prompt. None: greedy.
+            n: number of answers to each prompt. Their seeds are ``seed``, ``seed + 1`` and so on,
+                or drawn ones. Greedy answers are equal.
+            sampling_params: another name of ``sampling``.
             speculation: use the bundle's draft. The answer is the same (when sampled, the same
                 distribution), but faster.
             options: fields of ``SamplingParams``; they override those in ``sampling``.
         Returns:
-            The result; for a list of prompts a list, in the same order.
+            The result; for a list of prompts a list, in the same order. With ``n``, a list of ``n``
+            in place of each.
         Raises:
             UserError: a prompt or an option is invalid; the other prompts are cancelled.
             OverloadedError: ``limits.max_waiting`` requests of other callers wait already.
             ClosedError: the LLM is closed.
         """
+        given = chosen_sampling(sampling, sampling_params)
         if is_one_prompt(prompt):
-            request = one_request(prompt, images, videos, sampling, speculation, options)
-            return self.submit(request).finish()
-        return self._generate_all(
-            requests_of(
-                cast(Sequence[PromptSource], prompt),
-                images,
-                videos,
-                sampling,
-                speculation,
-                options,
-            )
-        )
+            request = one_request(prompt, images, videos, given, speculation, options)
+            if n is None:
+                return self.submit(request).finish()
+            return self._generate_each([request], n)[0]
+        prompts = cast(Sequence[PromptInput], prompt)
+        requests = requests_of(prompts, images, videos, given, speculation, options)
+        if n is None:
+            return self._generate_all(requests)
+        return self._generate_each(requests, n)
 
+    @overload
     def chat(
         self,
         messages: Messages,
+        sampling: SamplingParams | None = None,
         *,
+        n: None = None,
+        **options: Unpack[ChatOptions],
+    ) -> ChatAnswer: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        sampling: SamplingParams | None = None,
+        *,
+        n: int,
+        **options: Unpack[ChatOptions],
+    ) -> list[ChatAnswer]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        *,
+        n: None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[ChatAnswer]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int,
+        **options: Unpack[ChatOptions],
+    ) -> list[list[ChatAnswer]]: ...
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
-        sampling: SamplingParams = GREEDY,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
-    ) -> ChatAnswer:
-        """Answer a conversation, and parse reasoning and tool calls of the answer.
+    ) -> ChatAnswer | list[ChatAnswer] | list[list[ChatAnswer]]:
+        """Answer a conversation, or each of a list, and parse reasoning and tool calls.
 
         Args:
-            messages: as in OpenAI's chat completions.
+            messages: as of OpenAI's chat completions, or a list of such conversations, which is
+                answered in batches.
+            n: number of answers to each conversation, as for ``generate``.
             tools, tool_choice, parallel_tool_calls, template_options: see
                 ``decode.request.chat.ChatTools``.
-            sampling, speculation, options: as for ``generate``.
+            add_generation_prompt, continue_final_message: how the prompt ends, see
+                ``decode.request.conversation.Conversation``.
         Raises:
             UserError, OverloadedError, ClosedError: as for ``generate``.
         """
-        asked = ChatTools(tools, tool_choice, parallel_tool_calls, template_options)
-        request, parser = chat_request(
-            messages,
-            asked,
-            sampling.updated(**options),
-            self.bundle.processor,
-            speculation=speculation,
+        check_options(options, [*ChatOptions.__optional_keys__, "n"])
+        given = chosen_sampling(sampling, sampling_params)
+        if not isinstance(given, SamplingParams):
+            raise UserError(f"sampling: expected SamplingParams, got {type(given).__name__}")
+        conversations = messages if are_conversations(messages) else [cast(Messages, messages)]
+        asked = ChatTools(
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            template_options,
+            add_generation_prompt,
+            continue_final_message,
         )
-        generation = self.submit(request).finish()
-        parser.push(generation.text)
-        parser.flush()
-        return ChatAnswer(parser.message, generation)
+        chosen, processor = given.updated(**options), self.bundle.processor
+        pairs = [
+            chat_request(one, asked, chosen, processor, speculation=speculation)
+            for one in conversations
+        ]
+        found = self._generate_each([request for request, _ in pairs], 1 if n is None else n)
+        answers = [
+            [parse(generation) for generation in generations]
+            for (_, parse), generations in zip(pairs, found, strict=True)
+        ]
+        if n is not None:
+            return answers if are_conversations(messages) else answers[0]
+        firsts = [first for [first] in answers]
+        return firsts if are_conversations(messages) else firsts[0]
 
     def stream(
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
+        sampling: SamplingParams | None = None,
         *,
         images: Images = None,
         videos: Videos = None,
-        sampling: SamplingParams = GREEDY,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> Answer:
@@ -231,40 +344,59 @@ class LLM:
             An iterator of ``Chunk``s; leaving it before the end cancels the request. Its
             ``generation`` is the result so far.
         """
-        return self.submit(one_request(prompt, images, videos, sampling, speculation, options))
+        given = chosen_sampling(sampling, sampling_params)
+        return self.submit(one_request(prompt, images, videos, given, speculation, options))
 
     async def astream(
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
+        sampling: SamplingParams | None = None,
         *,
         images: Images = None,
         videos: Videos = None,
-        sampling: SamplingParams = GREEDY,
+        sampling_params: SamplingParams | None = None,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
     ) -> AsyncGenerator[Chunk]:
-        """Answer a prompt in chunks, for ``async for``, without blocking the event loop."""
-        request = one_request(prompt, images, videos, sampling, speculation, options)
+        """Answer a prompt in pieces, for ``async for``; the event loop waits for nothing."""
+        given = chosen_sampling(sampling, sampling_params)
+        request = one_request(prompt, images, videos, given, speculation, options)
         await asyncio.to_thread(self.start)
         async with aclosing(aiter(self.submit(request))) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def submit(self, request: Request) -> Answer:
-        """Start to answer ``request`` in shared batches; thread-safe, returns at once.
+    def submit(
+        self,
+        request: Request | PromptInput,
+        sampling: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Answer:
+        """Start answering ``request`` along with all others; thread-safe, and back at once.
 
-        The answer is an iterator of ``Chunk``s, synchronous or asynchronous. It raises errors of
-        the prompt.
+        Args:
+            request: a ``Request``, which holds its own sampling; or a prompt, as for ``stream``.
+
+        The answer is an iterator, plain or asynchronous, of ``Chunk``s; it raises what is wrong
+        with the prompt.
 
         Raises:
+            UserError: an unknown option; or sampling beside a ``Request``.
             OverloadedError: ``limits.max_waiting`` requests wait already.
             ClosedError: the LLM is closed.
         """
+        if not isinstance(request, Request):
+            given = chosen_sampling(sampling, sampling_params)
+            request = one_request(request, None, None, given, True, options)
+        elif options or sampling is not None or sampling_params is not None:
+            raise UserError("sampling: a Request holds its own. Set Request(sampling=...).")
         return self._started().submit(request, keeps=self)
 
     def prepare(
         self,
-        prompt: PromptSource,
+        prompt: PromptInput,
         images: Images = None,
         videos: Videos = None,
         caller: Caller = NO_CALLER,
@@ -299,6 +431,14 @@ class LLM:
                 engine failed meanwhile.
         """
         return self._started().capture_graphs(seconds)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, a ``tokenizers.Tokenizer``: ``encode``, ``decode``, ids.
+
+        Do not change it; requests use the same object.
+        """
+        return self.bundle.processor.tokenizer
 
     @property
     def ready(self) -> bool:
@@ -385,6 +525,11 @@ class LLM:
         if self._core is not None:
             return self._core.now()
         return EngineCore.idle(self.bundle)
+
+    def _generate_each(self, requests: Sequence[Request], n: int) -> list[list[Generation]]:
+        """Answer each of ``requests`` ``n`` times."""
+        found = self._generate_all([one for request in requests for one in repeated(request, n)])
+        return [found[i : i + n] for i in range(0, len(found), n)]
 
     def _generate_all(self, requests: Sequence[Request]) -> list[Generation]:
         """Answer ``requests``; as many are submitted at once as may wait."""

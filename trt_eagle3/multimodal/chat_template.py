@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.final_message import PromptEnding, cut_at_tag, with_tag
 from trt_eagle3.multimodal.processor_files import read_processor_json
 from trt_eagle3.multimodal.reasoning import NO_REASONING, Reasoning, reasoning_marks
 from trt_eagle3.multimodal.template_files import MAX_SOURCE_LEN, find_templates
@@ -87,8 +88,9 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
+        ending: PromptEnding = "generation_prompt",
     ) -> str:
-        """Render the text of the prompt, including the generation prompt of the assistant.
+        """Render the text of the prompt.
 
         Templates drop unknown roles, tools, or a system message that is not the first (Qwen3-VL).
         To detect this, the template is rendered twice, once with marks in place of texts, tools and
@@ -97,6 +99,7 @@ class ChatTemplate:
         Args:
             tools: OpenAI function objects that may be called.
             options: further template variables, such as ``enable_thinking``.
+            ending: what the prompt ends with.
         Raises:
             UserError: the template rejects these messages, omits a part of them, or exceeds its
                 time or memory limit.
@@ -104,7 +107,7 @@ class ChatTemplate:
         num_systems = _num_leading_systems(messages)
         if num_systems > 1 and not self._takes_two_systems:
             messages = [_joined(messages[:num_systems]), *messages[num_systems:]]
-        return self._render(messages, tools, options)
+        return self._render(messages, tools, options, ending)
 
     @cached_property
     def _takes_two_systems(self) -> bool:
@@ -120,16 +123,23 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
+        ending: PromptEnding = "generation_prompt",
     ) -> str:
         marks = Marks()
         turns = [marks.message(i, message) for i, message in enumerate(messages)]
         marked_tools = [marks.tool(tool) for tool in tools]
+        generate = ending == "generation_prompt"
+        if ending == "final_message":
+            messages = [*messages[:-1], with_tag(messages[-1])]
         with_marks, text = render_template(
             self._with_tools if tools else self._source,
-            [self._values(turns, marked_tools, options), self._values(messages, tools, options)],
+            [
+                self._values(turns, marked_tools, options, generate=generate),
+                self._values(messages, tools, options, generate=generate),
+            ],
         )
         marks.check(with_marks)
-        return text
+        return cut_at_tag(text) if ending == "final_message" else text
 
     @cached_property
     def text_arguments(self) -> bool:
@@ -203,12 +213,14 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
+        *,
+        generate: bool = True,
     ) -> dict[str, Any]:
         values = {
             "messages": list(messages),
             "tools": list(tools) or None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": generate,
         }
         return {**options, **values, **self._variables}
 

@@ -1,4 +1,4 @@
-"""Load an image from a path, encoded bytes, a data URI, an allowed URL or a Pillow image."""
+"""Load an image from a path, bytes, a data URI, an allowed URL, a Pillow image or an array."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import io
 import warnings
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trt_eagle3.errors import UserError
@@ -47,9 +49,9 @@ _MAGICS = {
     b"\x1f\x8b": "a gzip archive",
 }
 
-ImageSource = str | Path | bytes | Image.Image
-"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, a URL of an allowed host, or a
-Pillow image.
+ImageSource = str | Path | bytes | Image.Image | NDArray[np.uint8]
+"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, a URL of an allowed host, a
+Pillow image, or a NumPy array: uint8 [height, width, 3], RGB.
 """
 
 
@@ -71,6 +73,8 @@ def load_image(
             an image, or is truncated.
     """
     name = name or describe(source)
+    if isinstance(source, np.ndarray):
+        source = _from_array(name, source)
     if isinstance(source, Image.Image):
         check_pixels(name, source.width, source.height, policy)
         return _decode(name, source, upright=False)
@@ -81,8 +85,19 @@ def load_image(
         return _decode(name, image, upright=True)
 
 
+def _from_array(name: str, array: NDArray[np.uint8]) -> Image.Image:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise UserError(
+            f"{name}: expected an array of uint8 [height, width, 3], got {array.dtype} "
+            f"{list(array.shape)}. Convert it first."
+        )
+    if 0 in array.shape:
+        raise UserError(f"{name}: no pixels, expected at least 1x1. Give another image.")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
 def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = NO_CALLER) -> bytes:
-    """Read the encoded bytes of an image that is not a Pillow image.
+    """Read the encoded bytes of an image that is neither a Pillow image nor an array.
 
     Raises:
         UserError: the source is not one of an image, is excluded by the policy, or is unreadable.
@@ -90,8 +105,8 @@ def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = 
     """
     if not isinstance(source, str | Path | bytes):
         raise UserError(
-            f"{name}: expected a path, bytes, a data URI or a Pillow image, got "
-            f"{type(source).__name__}."
+            f"{name}: expected a path, bytes, a data URI, a Pillow image or a NumPy array, "
+            f"got {type(source).__name__}."
         )
     return read_media(source, name, policy, caller)
 
@@ -100,6 +115,8 @@ def describe(source: object) -> str:
     """Return a short name of an image source for messages."""
     if isinstance(source, Image.Image):
         return f"image ({source.width}x{source.height} pixels)"
+    if isinstance(source, np.ndarray):
+        return "image (array)"
     if isinstance(source, bytes):
         return f"image ({len(source)} bytes)"
     if not isinstance(source, str | Path):

@@ -69,7 +69,7 @@ class MediaLoader:
         """
         self.caller.check()
         config = options.of_image(self.image_config)
-        if isinstance(source, Image.Image):
+        if isinstance(source, Image.Image | np.ndarray):
             pixels, grid = image_patches(
                 load_image(source, name, self.policy), config, name, self.policy
             )

@@ -11,6 +11,8 @@ __all__ = ["LOCAL_MEDIA", "MediaPolicy"]
 class MediaPolicy:
     """Sources, formats and sizes that a loader accepts.
 
+    The defaults suit prompts of other people. They equal those of ``serve``: no files, no hosts.
+
     Attributes:
         paths: whether local files and folders are read, as paths or ``file://`` URLs.
         allowed_hosts: hosts that ``http://`` and ``https://`` URLs are fetched from:
@@ -33,19 +35,31 @@ class MediaPolicy:
         fetch_timeout_s: seconds for one fetch, including redirects.
     """
 
-    paths: bool
+    paths: bool = False
     allowed_hosts: tuple[str, ...] = ()
-    formats: tuple[str, ...] | None = None
-    max_items: int | None = None
-    max_bytes: int | None = None
-    max_pixels: int | None = None
-    max_video_frames: int | None = None
-    max_video_pixels: int | None = None
-    max_jpeg_scans: int | None = None
-    decode_timeout_s: float | None = None
-    video_timeout_s: float | None = None
+    # Pillow decodes these in its own process. For PostScript, it would start Ghostscript.
+    formats: tuple[str, ...] | None = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+    max_items: int | None = 16
+    max_bytes: int | None = 20 << 20
+    max_pixels: int | None = 1 << 25  # an 8K frame
+    max_video_frames: int | None = 7200  # two minutes at 60 per second
+    max_video_pixels: int | None = 1 << 31  # 768 frames of 1080p
+    max_jpeg_scans: int | None = 100  # encoders write 1 to 20
+    decode_timeout_s: float | None = 10.0
+    video_timeout_s: float | None = 120.0
     fetch_timeout_s: float = 10.0
 
 
-LOCAL_MEDIA = MediaPolicy(paths=True)
-"""For prompts of the local user: any file, no remote source."""
+LOCAL_MEDIA = MediaPolicy(
+    paths=True,
+    formats=None,
+    max_items=None,
+    max_bytes=None,
+    max_pixels=None,
+    max_video_frames=None,
+    max_video_pixels=None,
+    max_jpeg_scans=None,
+    decode_timeout_s=None,
+    video_timeout_s=None,
+)
+"""For prompts of the local user: any file of any size, no remote source."""

@@ -21,6 +21,7 @@ from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
 from trt_eagle3.multimodal.control_tokens import ControlTokens
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.end_tokens import tokenizer_eos_id
+from trt_eagle3.multimodal.final_message import PromptEnding
 from trt_eagle3.multimodal.image import ImageSource, describe
 from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.message_reader import MediaSlot, MessageReader
@@ -246,6 +247,7 @@ class Processor:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
+        ending: PromptEnding = "generation_prompt",
     ) -> ModelInputs:
         """Prepare a conversation. ``content`` is a string or a list of parts, in order.
 
@@ -259,6 +261,7 @@ class Processor:
         Args:
             tools: functions that the model may call.
             options: further variables of the chat template, such as ``enable_thinking``.
+            ending: what the prompt ends with.
         Raises:
             UserError: a part is unknown, an image or video is unreadable, unusable or excluded by
                 ``media``, or the prompt is longer than ``max_prompt_len``. Without
@@ -278,7 +281,8 @@ class Processor:
         if self._splits:
             parts = [turns, functions, options]
             turns, functions, options = self._control.protect(parts, literals)
-        text = self._expand(self.template.render(turns, functions, options), slots, visuals)
+        rendered = self.template.render(turns, functions, options, ending)
+        text = self._expand(rendered, slots, visuals)
         return self._inputs(self._control.encode(text, literals, caller), visuals)
 
     def ignored_keys(

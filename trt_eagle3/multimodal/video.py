@@ -271,7 +271,7 @@ def _named(name: str, frames: str | Path | bytes) -> str:
 
 def _decode_frame(source: ImageSource, job: MediaJob, run: JobRunner, caller: Caller) -> Frame:
     caller.check()
-    if isinstance(source, Image.Image):
+    if isinstance(source, Image.Image | np.ndarray):
         return np.asarray(load_image(source, job.name, job.policy))
     with run(job, read_image(source, job.name, job.policy, caller)) as parts:
         [part] = parts

@@ -54,6 +54,8 @@ def _routes(front: Front) -> list[Route]:
         "/version": front.version,
         "/health": front.health,
         "/metrics": front.metrics,
+        "/openapi.json": front.openapi,
+        "/docs": front.docs,
     }
     if front.http.chat_page:
         gets["/"] = front.chat_page

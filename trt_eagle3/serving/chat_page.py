@@ -8,7 +8,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["chat_page"]
+__all__ = ["chat_page", "content_hashes"]
 
 _INLINE = r"<{0}>(.*?)</{0}>"
 
@@ -23,8 +23,8 @@ def chat_page() -> tuple[str, str]:
     page = (files("trt_eagle3.serving") / "chat_page.html").read_text("utf-8")
     policy = {
         "default-src": "'none'",
-        "script-src": _hashes(page, "script"),
-        "style-src": _hashes(page, "style"),
+        "script-src": content_hashes(page, "script"),
+        "style-src": content_hashes(page, "style"),
         "connect-src": "'self'",
         "img-src": "blob: data:",
         "media-src": "blob:",
@@ -37,8 +37,8 @@ def chat_page() -> tuple[str, str]:
     return page, "; ".join(f"{name} {value}" for name, value in policy.items())
 
 
-def _hashes(page: str, tag: str) -> str:
-    """Hashes of the contents of every ``tag`` without attributes."""
+def content_hashes(page: str, tag: str) -> str:
+    """Return CSP hashes of the contents of every ``tag`` without attributes."""
     contents = re.findall(_INLINE.format(tag), page, re.DOTALL)
     digests = (hashlib.sha256(content.encode()).digest() for content in contents)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

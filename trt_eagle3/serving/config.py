@@ -13,12 +13,8 @@ from trt_eagle3.multimodal import MediaPolicy
 
 __all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
 
-# Formats that users send and that Pillow decodes in its own process. For PostScript, Pillow would
-# start Ghostscript.
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 WARM_UP_SIDE = 64  # pixels of the warm-up image
 _MAX_STOP_LEN = 1024  # characters; each token of an answer is compared with every stop word
-_MAX_JPEG_SCANS = 100  # encoders write 1 to 20
 ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder"]
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
@@ -163,13 +159,11 @@ class ServingConfig(BaseModel):
         return MediaPolicy(
             paths=False,
             allowed_hosts=self.allowed_hosts,
-            formats=_FORMATS,
             max_items=self.max_media,
             max_bytes=self.max_media_bytes,
             max_pixels=self.max_pixels,
             max_video_frames=self.max_video_frames,
             max_video_pixels=self.max_video_pixels,
-            max_jpeg_scans=_MAX_JPEG_SCANS,
             decode_timeout_s=self.decode_timeout_s,
             video_timeout_s=self.video_timeout_s,
             fetch_timeout_s=self.fetch_timeout_s,

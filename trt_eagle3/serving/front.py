@@ -21,6 +21,7 @@ from starlette.responses import (
     Response,
     StreamingResponse,
 )
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from trt_eagle3.decode.request.answer import Answer
@@ -31,6 +32,7 @@ from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.chat_page import chat_page
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.delivery import events, interleaved
+from trt_eagle3.serving.docs_page import docs_page
 from trt_eagle3.serving.engine import Engine
 from trt_eagle3.serving.errors import RefusedError
 from trt_eagle3.serving.http_options import HttpOptions
@@ -46,6 +48,7 @@ from trt_eagle3.serving.openai.tokens import (
     tokenize_error,
     tokens_object,
 )
+from trt_eagle3.serving.openapi import openapi_document
 from trt_eagle3.serving.served_model import ServedModel
 
 __all__ = ["Front"]
@@ -260,6 +263,20 @@ class Front:
             "Cache-Control": "no-cache",
         }
         return HTMLResponse(page, headers=headers)
+
+    async def openapi(self, request: HTTPRequest) -> Response:
+        """``GET /openapi.json``: the routes of this server."""
+        return JSONResponse(self._document(request))
+
+    async def docs(self, request: HTTPRequest) -> Response:
+        """``GET /docs``: the same as a page without scripts."""
+        page, policy = docs_page(self._document(request))
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    def _document(self, request: HTTPRequest) -> dict[str, Any]:
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        paths = [route.path_format for route in routes]
+        return openapi_document(paths, has_key=self.http.api_key is not None)
 
     async def version(self, _: HTTPRequest) -> Response:
         """``GET /version``."""

@@ -60,7 +60,7 @@ class ServedModel:
             UserError: the template refuses the conversation's options.
         """
         options = json.dumps(conversation.template_options, sort_keys=True)
-        return self._answer_format(options, bool(conversation.offered))
+        return conversation.answer_format(self._answer_format(options, bool(conversation.offered)))
 
     @cached_property
     def _answer_format(self) -> Callable[[str, bool], AnswerFormat]:

@@ -392,6 +392,19 @@ def test_what_the_template_says_of_tools_reaches_the_model(site: Site, engine: L
     assert "12 degrees" in text
 
 
+def test_continued_final_message_gets_the_rest_of_the_answer(site: Site, engine: LLM) -> None:
+    whole = engine.generate(QUESTION)
+    begun = engine.bundle.processor.decode(whole.token_ids[:3])
+    messages = [*QUESTION, {"role": "assistant", "content": begun}]
+    for extra in ({}, {"add_generation_prompt": False}):
+        _, found = site.chat(messages=messages, continue_final_message=True, **extra)
+        assert begun + found["choices"][0]["message"]["content"] == whole.text
+    status, found = site.chat(
+        messages=messages, continue_final_message=True, add_generation_prompt=True
+    )
+    assert (status, found["error"]["param"]) == (400, "continue_final_message")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_two_answers_of_one_request_are_those_of_their_seeds(
     site: Site, engine: LLM, stream: bool

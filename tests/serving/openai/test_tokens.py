@@ -13,6 +13,7 @@ from tests.multimodal.bombs import endless_jpeg
 from tests.serving.site import Site, serving
 from tests.triton.server import data_uri
 from trt_eagle3.decode.llm import LLM, load
+from trt_eagle3.decode.request.conversation import Conversation
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 from trt_eagle3.serving import ServingConfig
 
@@ -32,6 +33,11 @@ def test_text_and_messages_are_the_tokens_of_their_prompts(site: Site, engine: L
     messages = [{"role": "user", "content": "hi"}]
     _, found = post(site, "/tokenize", messages=messages)
     assert found["tokens"] == engine.prepare(messages).token_ids.tolist()
+    messages = [*messages, {"role": "assistant", "content": "hel"}]
+    for ending in ({"add_generation_prompt": False}, {"continue_final_message": True}):
+        _, found = post(site, "/tokenize", messages=messages, **ending)
+        expected = engine.prepare(Conversation(messages, **ending)).token_ids.tolist()
+        assert found["tokens"] == expected
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,12 @@ def test_text_and_messages_are_the_tokens_of_their_prompts(site: Site, engine: L
         ("/detokenize", {"tokens": [99_999]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**400]}, "tokens"),
-        ("/tokenize", {"messages": [], "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"messages": [], "add_generation_prompt": 5}, "add_generation_prompt"),
+        (
+            "/tokenize",
+            {"messages": [], "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
     ],
 )
 def test_bad_body_is_a_400(site: Site, path: str, body: Any, param: str) -> None:

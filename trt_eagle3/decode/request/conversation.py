@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trt_eagle3.decode.sampling.grammar import Grammar, StructuralTag
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.assistant_message import AnswerFormat, MessageParser
+from trt_eagle3.multimodal.final_message import PromptEnding, final_text
 from trt_eagle3.multimodal.tools import Tool
 
 __all__ = ["Conversation", "RawPrompt"]
@@ -34,8 +35,13 @@ class Conversation:
             least one call and nothing else), or the name of the tool to call once.
         parallel_tool_calls: whether a required answer may hold more than one call.
         template_options: further variables of the chat template, such as ``enable_thinking``.
+        add_generation_prompt: end the prompt with the header of an assistant's turn; None: unless
+            ``continue_final_message`` is set.
+        continue_final_message: end the prompt with the last message's text, which the answer
+            continues. Both are those of transformers' ``apply_chat_template``.
     Raises:
-        UserError: ``tool_choice`` is neither a known choice nor the name of a tool.
+        UserError: ``tool_choice`` is neither a known choice nor the name of a tool; or both
+            ``add_generation_prompt`` and ``continue_final_message`` are given.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -43,10 +49,13 @@ class Conversation:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.messages, list | tuple):
             raise UserError(f"messages: expected a list, got {type(self.messages).__name__}")
+        self._check_ending()
         names = [tool.name for tool in self.tools]
         if self.tool_choice == "required" and not names:
             raise UserError("tool_choice: expected tools to choose from, got none.")
@@ -55,6 +64,39 @@ class Conversation:
             raise UserError(
                 f"tool_choice: expected one of {known}, got {quote(self.tool_choice, 80)}"
             )
+
+    def _check_ending(self) -> None:
+        for name, given in (
+            ("add_generation_prompt", self.add_generation_prompt),
+            ("continue_final_message", self.continue_final_message),
+        ):
+            if not isinstance(given, bool | None):
+                raise UserError(f"{name}: expected true or false, got {quote(given, 40)}")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise UserError(
+                "continue_final_message: excludes add_generation_prompt. Set that to false, or "
+                "leave it out."
+            )
+
+    @property
+    def ending(self) -> PromptEnding:
+        """What the prompt ends with."""
+        if self.continue_final_message:
+            return "final_message"
+        return "last_turn" if self.add_generation_prompt is False else "generation_prompt"
+
+    def answer_format(self, usual: AnswerFormat) -> AnswerFormat:
+        """Return the form of the answer; ``usual``: behind a generation prompt.
+
+        Without that prompt, an answer begins inside reasoning only if the final message does.
+        """
+        if self.ending == "generation_prompt":
+            return usual
+        reasoning = usual.reasoning
+        last: Any = self.messages[-1] if self.continue_final_message and self.messages else None
+        text = final_text(last) if isinstance(last, Mapping) and last.get("content") else ""
+        opened = text.rfind(reasoning.start) > text.rfind(reasoning.end)
+        return replace(usual, reasoning=replace(reasoning, mode="open" if opened else "none"))
 
     @property
     def offered(self) -> tuple[Tool, ...]:

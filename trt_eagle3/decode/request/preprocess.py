@@ -111,7 +111,11 @@ class PromptPreprocessor:
                 inputs = processor.raw(content, caller)
             case Conversation() as asked:
                 inputs = processor.messages(
-                    asked.messages, caller, tools=asked.offered, options=asked.template_options
+                    asked.messages,
+                    caller,
+                    tools=asked.offered,
+                    options=asked.template_options,
+                    ending=asked.ending,
                 )
             case messages:
                 inputs = processor.messages(messages, caller)

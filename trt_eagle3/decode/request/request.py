@@ -5,29 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
 
 from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams, as_tuple
 from trt_eagle3.errors import UserError, clip
-from trt_eagle3.multimodal import ImageSource, VideoSource
+from trt_eagle3.multimodal import ImageSource, Video, VideoSource
 
 __all__ = [
     "Chunk",
     "FinishReason",
     "Generation",
     "Messages",
+    "PromptInput",
     "PromptSource",
     "Request",
 ]
 
 _MAX_LOGGED_LEN = 10_000  # most characters of a prompt in a log
+_SINGLE = str | Path | bytes | Image.Image | np.ndarray | Video  # one image or video, no list
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, as ``multimodal.Processor.messages`` takes it."""
 PromptSource = str | Messages | Conversation | RawPrompt
 """A user's text, chat messages, messages with tools, or a prompt without chat template."""
+PromptInput = PromptSource | Sequence[int] | Mapping[str, Sequence[int]]
+"""A prompt as ``LLM`` takes it: also token ids, as a list or as ``{"prompt_token_ids": [...]}``."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,8 @@ class Request:
     Attributes:
         prompt: a user's text, chat messages (``multimodal.Processor.messages``), or a prompt of
             ``conversation``.
-        images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
+        images, videos: of a text prompt: a list, or a single one. See ``multimodal.ImageSource``
+            and ``VideoSource``.
         sampling: how tokens are sampled and when the answer ends; greedy by default.
         speculation: use the bundle's draft. The answer is the same (when sampled, the same
             distribution), but faster.
@@ -59,7 +68,11 @@ class Request:
                 f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}"
             )
         for name in ("images", "videos"):
-            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+            value = getattr(self, name)
+            given = (value,) if isinstance(value, _SINGLE) else value
+            object.__setattr__(self, name, as_tuple(name, given))
+        if isinstance(self.prompt, RawPrompt) and (self.images or self.videos):
+            raise UserError("images and videos: a prompt without chat template takes none.")
         if not isinstance(self.prompt, str) and (self.images or self.videos):
             raise UserError(
                 "images and videos: expected none beside a list of messages. Put them into the "

@@ -3,31 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from dataclasses import replace
+from typing import Any, TypeGuard, cast
 
-from trt_eagle3.decode.request.request import PromptSource, Request
-from trt_eagle3.decode.sampling.sampling_params import SamplingOptions, SamplingParams
-from trt_eagle3.errors import UserError
+from trt_eagle3.decode.request.conversation import RawPrompt
+from trt_eagle3.decode.request.request import PromptInput, PromptSource, Request
+from trt_eagle3.decode.sampling.sampling_params import (
+    GREEDY,
+    SamplingOptions,
+    SamplingParams,
+    check_options,
+)
+from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
-__all__ = ["Images", "Videos", "is_one_prompt", "one_request", "requests_of"]
+__all__ = [
+    "Images",
+    "Sampling",
+    "Videos",
+    "chosen_sampling",
+    "is_one_prompt",
+    "one_request",
+    "repeated",
+    "requests_of",
+]
 
-Images = Sequence[ImageSource] | None
-Videos = Sequence[VideoSource] | None
+Images = Sequence[ImageSource] | ImageSource | None
+Videos = Sequence[VideoSource] | VideoSource | None
+Sampling = SamplingParams | Sequence[SamplingParams]
+_TOKEN_IDS = "prompt_token_ids"  # as vLLM names them
+_OTHERS = (
+    "n",
+    "images",
+    "videos",
+    "sampling_params",
+    "speculation",
+)  # other options
 
 
-def is_one_prompt(prompt: object) -> TypeGuard[PromptSource]:
-    """Return whether ``prompt`` is a text or a conversation, not a list of them."""
+def chosen_sampling(sampling: Sampling | None, sampling_params: Sampling | None) -> Sampling:
+    """Return the given one of two names for the same argument; greedy if neither is given.
+
+    Raises:
+        UserError: both are given.
+    """
+    if sampling is not None and sampling_params is not None:
+        raise UserError("sampling_params: given twice, also as sampling. Leave one of them out.")
+    given = sampling_params if sampling is None else sampling
+    return GREEDY if given is None else given
+
+
+def is_one_prompt(prompt: object) -> TypeGuard[PromptInput]:
+    """Return whether ``prompt`` is a text, a conversation or token ids, not a list of them."""
     if not isinstance(prompt, list | tuple):
         return True
-    return all(isinstance(part, Mapping) for part in prompt)
+    if all(isinstance(part, Mapping) for part in prompt):
+        return not prompt or not all(_TOKEN_IDS in part for part in prompt)
+    return isinstance(prompt[0], int)
+
+
+def as_prompt(prompt: PromptInput) -> PromptSource:
+    """Return token ids as a ``RawPrompt``, and other prompts unchanged.
+
+    Raises:
+        UserError: ids that are not whole numbers, or a mapping with other keys.
+    """
+    if isinstance(prompt, Mapping):
+        if prompt.keys() != {_TOKEN_IDS}:
+            raise UserError(
+                f"prompt: expected a mapping with {_TOKEN_IDS} alone, got "
+                f"{quote(list(prompt), 80)}. Put a chat message into a list."
+            )
+        ids = prompt[_TOKEN_IDS]
+        if not isinstance(ids, list | tuple):
+            raise UserError(f"{_TOKEN_IDS}: expected a list, got {type(ids).__name__}")
+    elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], int):
+        ids = prompt
+    else:
+        return cast(PromptSource, prompt)
+    for token in ids:
+        if type(token) is not int or not 0 <= token < 2**31:
+            raise UserError(f"prompt: expected token ids, got {quote(token, 40)} among them")
+    return RawPrompt(tuple(ids))
 
 
 def one_request(
-    prompt: PromptSource,
+    prompt: PromptInput,
     images: Any,
     videos: Any,
-    sampling: SamplingParams | Sequence[SamplingParams],
+    sampling: Sampling,
     speculation: bool,
     options: SamplingOptions,
 ) -> Request:
@@ -36,16 +100,17 @@ def one_request(
     Raises:
         UserError: a value is of another type or outside its range; names the field.
     """
+    check_options(options, _OTHERS)
     if not isinstance(sampling, SamplingParams):
         raise UserError(f"sampling: expected SamplingParams, got {type(sampling).__name__}")
-    return Request(prompt, images, videos, sampling.updated(**options), speculation)
+    return Request(as_prompt(prompt), images, videos, sampling.updated(**options), speculation)
 
 
 def requests_of(
-    prompts: Sequence[PromptSource],
+    prompts: Sequence[PromptInput],
     images: Any,
     videos: Any,
-    sampling: SamplingParams | Sequence[SamplingParams],
+    sampling: Sampling,
     speculation: bool,
     options: SamplingOptions,
 ) -> list[Request]:
@@ -65,14 +130,27 @@ def requests_of(
         strict=True,
     )
     return [
-        one_request(prompt, _images(its_images), its_videos, its, speculation, options)
+        one_request(prompt, its_images, its_videos, its, speculation, options)
         for prompt, its_images, its_videos, its in each
     ]
 
 
-def _samplings(
-    sampling: SamplingParams | Sequence[SamplingParams], count: int
-) -> Sequence[SamplingParams]:
+def repeated(request: Request, n: int) -> tuple[Request, ...]:
+    """Repeat ``request`` for ``n`` answers, each with its own random seed.
+
+    Raises:
+        UserError: ``n`` is not a whole number of at least 1.
+    """
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise UserError(f"n: expected a whole number of at least 1, got {quote(n, 40)}")
+    seed = request.sampling.seed
+    if n == 1 or seed is None:
+        return (request,) * n
+    seeds = [(seed + i) % 2**64 for i in range(n)]
+    return tuple(replace(request, sampling=request.sampling.updated(seed=s)) for s in seeds)
+
+
+def _samplings(sampling: Sampling, count: int) -> Sequence[SamplingParams]:
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
     return _for_each("sampling", sampling, count)
@@ -93,8 +171,3 @@ def _for_each(name: str, values: Any, count: int) -> Sequence[Any]:
             "where a prompt has none."
         )
     return values
-
-
-def _images(value: Any) -> Any:
-    """Return the images of one prompt as a list; a single image becomes a list of one."""
-    return value if value is None or isinstance(value, list | tuple) else [value]

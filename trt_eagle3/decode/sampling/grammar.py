@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 from trt_eagle3.multimodal.tool_formats.parts import Content, part_form
 
-__all__ = ["MAX_SOURCE_BYTES", "Grammar", "GrammarKind", "StructuralTag"]
+__all__ = ["MAX_SOURCE_BYTES", "Grammar", "GrammarKind", "StructuralTag", "is_model_class"]
 
 GrammarKind = Literal["json_schema", "regex", "choice", "ebnf", "tags"]
 
@@ -69,9 +69,11 @@ class Grammar:
 
     @classmethod
     def json_schema(
-        cls, schema: Mapping[str, Any] | bool | str, field: str = "json_schema"
+        cls, schema: Mapping[str, Any] | bool | str | type[Any], field: str = "json_schema"
     ) -> Grammar:
-        """Allow JSON that satisfies ``schema`` (JSON Schema, parsed or as text)."""
+        """Allow JSON that satisfies ``schema``: JSON Schema, parsed or as text, or a Pydantic model
+        class.
+        """
         return cls("json_schema", _json_text(schema, field), field)
 
     @classmethod
@@ -145,6 +147,11 @@ class Grammar:
         return replace(self, after=text)
 
 
+def is_model_class(value: object) -> TypeGuard[type[Any]]:
+    """Return whether ``value`` is a Pydantic model class; Pydantic need not be imported."""
+    return isinstance(value, type) and callable(getattr(value, "model_json_schema", None))
+
+
 def _check_size(size: int, field: str) -> None:
     if size > MAX_SOURCE_BYTES:
         raise UserError(f"{field}: {size} bytes, expected at most {MAX_SOURCE_BYTES}. Send less.")
@@ -153,6 +160,14 @@ def _check_size(size: int, field: str) -> None:
 def _json_text(value: object, field: str) -> str:
     if isinstance(value, str):
         return value
+    if is_model_class(value):
+        model = value
+        try:
+            value = model.model_json_schema()
+        except Exception as error:  # a field of a type that JSON Schema cannot express
+            raise UserError(
+                f"{field}: {model.__name__}: no JSON Schema can be made of it ({clip(error)})"
+            ) from error
     if not isinstance(value, Mapping | bool):
         raise UserError(f"{field}: expected a JSON Schema, got {type(value).__name__}")
     try:

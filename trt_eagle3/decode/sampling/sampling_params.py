@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
-from trt_eagle3.decode.sampling.grammar import Grammar
-from trt_eagle3.errors import UserError
+from trt_eagle3.decode.sampling.grammar import Grammar, is_model_class
+from trt_eagle3.errors import UserError, clip
 
-__all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams"]
+__all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams", "check_options"]
 
 MAX_LOGPROBS = 20
 """Most of the likeliest tokens whose log-probabilities a request can get."""
@@ -41,18 +43,20 @@ class SamplingParams:
         max_tokens: most new tokens.
         min_tokens: the first ``min_tokens`` tokens do not end the answer, unless the grammar
             requires an end.
-        stop: texts that end the answer; the answer does not include them.
+        stop: one text or several that end the answer; the answer does not include them.
         stop_token_ids: tokens that end the answer, in addition to the model's own. The answer
             includes them.
         ignore_eos: continue past the model's end tokens; with a grammar, while it allows any other
             token.
-        grammar: the form of the answer. The answer is complete unless ``finish_reason`` is
-            ``length``, or a stop text or stop token cut it.
+        grammar: the form of the answer; a Pydantic model class stands for its JSON Schema. The
+            answer is complete unless ``finish_reason`` is ``length``, or a stop text or stop token
+            cut it.
         logprobs: return the log-probability of every token, and of this many of the likeliest.
             They are of the target's raw distribution: before bias, penalties, grammar, temperature
             and filters. 0: of the emitted token only; None: none.
     Raises:
-        UserError: a value is outside its range or of another type; names the field.
+        UserError: a value is outside its range or of another type, or a field is unknown; names
+            the field.
     """
 
     temperature: float = 0.0
@@ -66,11 +70,16 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int = 256
     min_tokens: int = 0
-    stop: Sequence[str] = ()
+    stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     grammar: Grammar | None = None
     logprobs: int | None = None
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Refuse unknown fields with a UserError; ``__init__`` alone would raise TypeError."""
+        check_options(options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, 100.0)
@@ -87,6 +96,8 @@ class SamplingParams:
             _check_whole("seed", self.seed, 0, 2**64 - 1)
         if self.logprobs is not None:
             _check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if is_model_class(self.grammar):
+            object.__setattr__(self, "grammar", Grammar.json_schema(self.grammar, "grammar"))
         if not isinstance(self.grammar, Grammar | None):
             raise UserError(f"grammar: expected a Grammar, got {type(self.grammar).__name__}")
         self._check_end()
@@ -98,6 +109,8 @@ class SamplingParams:
                 f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
             )
         _check_whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -118,12 +131,9 @@ class SamplingParams:
         Raises:
             UserError: as for the constructor, or the field does not exist.
         """
-        unknown = [name for name in options if name not in self.__dataclass_fields__]
-        if unknown:
-            raise UserError(
-                f"{unknown[0]}: no such option. Options: {', '.join(self.__dataclass_fields__)}"
-            )
-        return replace(self, **options)
+        check_options(options)
+        given: dict[str, Any] = dict(options)
+        return replace(self, **given)
 
     @property
     def greedy(self) -> bool:
@@ -155,6 +165,10 @@ class SamplingParams:
         )
 
 
+# ``help`` and editors show the fields, not the parameters of ``__new__``
+functools.update_wrapper(SamplingParams.__new__, SamplingParams.__init__, assigned=())
+
+
 class SamplingOptions(TypedDict, total=False):
     """Fields of ``SamplingParams`` as keywords."""
 
@@ -169,11 +183,28 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     max_tokens: int
     min_tokens: int
-    stop: Sequence[str]
+    stop: Sequence[str] | str
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    grammar: Grammar | None
+    grammar: Grammar | type[Any] | None
     logprobs: int | None
+
+
+def check_options(options: Mapping[str, object], others: Sequence[str] = ()) -> None:
+    """Refuse names that are no fields of ``SamplingParams``.
+
+    Args:
+        others: further names that the message may suggest.
+    Raises:
+        UserError: an unknown name, with the nearest known one.
+    """
+    fields = tuple(SamplingParams.__dataclass_fields__)
+    for name in options:
+        if name not in fields:
+            known = (*others, *fields)
+            near = difflib.get_close_matches(name[:40].lower(), known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UserError(f"{clip(name, 40)}: unknown option.{hint} Options: {', '.join(known)}")
 
 
 def as_tuple(name: str, value: object) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from trt_eagle3.decode.request.request import Request
+from trt_eagle3.decode.request.request_list import repeated
 from trt_eagle3.decode.sampling.sampling_params import MAX_LOGPROBS
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Processor
@@ -21,7 +22,6 @@ from trt_eagle3.serving.openai.fields import (
     Whole,
     check_model,
     read_fields,
-    repeated,
     sampling,
 )
 from trt_eagle3.serving.openai.ignored import IgnoredKeys
@@ -53,8 +53,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -76,6 +74,8 @@ class ChatFields(SamplingFields, StructuredFields):
     logprobs: bool = False
     top_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     mm_processor_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
@@ -111,6 +111,8 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         serving,
         parallel=fields.parallel_tool_calls,
         options=template_options(fields.chat_template_kwargs, fields.reasoning_effort),
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
     )
     answer_format = served.answer_format(conversation)
     newer = fields.max_completion_tokens

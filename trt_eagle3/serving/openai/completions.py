@@ -9,6 +9,7 @@ from typing import Any
 
 from trt_eagle3.decode.request.conversation import RawPrompt
 from trt_eagle3.decode.request.request import Chunk, Generation, Request
+from trt_eagle3.decode.request.request_list import repeated
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.serving.config import ServingConfig
@@ -19,7 +20,6 @@ from trt_eagle3.serving.openai.fields import (
     Whole,
     check_model,
     read_fields,
-    repeated,
     sampling,
 )
 from trt_eagle3.serving.openai.known_keys import check_format_keys

@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
-from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.io.validation import problem_text
@@ -27,7 +26,6 @@ __all__ = [
     "check_model",
     "read_biases",
     "read_fields",
-    "repeated",
     "sampling",
 ]
 
@@ -226,12 +224,3 @@ def read_biases(raw: Mapping[str, Any]) -> dict[int, Any]:
                 f"logit_bias: expected token ids as keys, got {quote(name, 40)}", "logit_bias"
             )
     return {int(name): bias for name, bias in raw.items()}
-
-
-def repeated(request: Request, n: int) -> tuple[Request, ...]:
-    """Repeat ``request`` for ``n`` answers, each with its own random seed."""
-    seed = request.sampling.seed
-    if n == 1 or seed is None:
-        return (request,) * n
-    seeds = [(seed + i) % 2**64 for i in range(n)]
-    return tuple(replace(request, sampling=request.sampling.updated(seed=s)) for s in seeds)

@@ -32,6 +32,8 @@ def read_conversation(
     *,
     parallel: bool = True,
     options: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
 ) -> Conversation:
     """Check OpenAI's ``messages``, ``tools`` and ``tool_choice``.
 
@@ -46,6 +48,8 @@ def read_conversation(
         read_choice(choice),
         parallel,
         options or {},
+        add_generation_prompt,
+        continue_final_message,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -24,15 +23,20 @@ from trt_eagle3.serving.openai.messages import read_conversation, template_optio
 from trt_eagle3.serving.openai.repairs import Repairs
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["TokenizeCall", "detokenize", "read_tokenize", "tokenize_error", "tokens_object"]
+__all__ = [
+    "DetokenizeFields",
+    "TokenizeCall",
+    "TokenizeFields",
+    "detokenize",
+    "read_tokenize",
+    "tokenize_error",
+    "tokens_object",
+]
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-}
 
+class TokenizeFields(BaseModel):
+    """The body of ``POST /tokenize``: ``prompt`` or ``messages``."""
 
-class _TokenizeFields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
@@ -40,11 +44,15 @@ class _TokenizeFields(BaseModel):
     messages: list[Any] | None = None
     tools: list[Any] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     return_token_strs: bool = False
     add_special_tokens: bool = True
 
 
-class _DetokenizeFields(BaseModel):
+class DetokenizeFields(BaseModel):
+    """The body of ``POST /detokenize``."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
     model: str | None = None
@@ -53,7 +61,7 @@ class _DetokenizeFields(BaseModel):
 
 def tokenize_error(error: UserError) -> UserError:
     """Attach the request field that ``error`` is about."""
-    return with_param(error, _TokenizeFields.model_fields, {"text": "prompt"})
+    return with_param(error, TokenizeFields.model_fields, {"text": "prompt"})
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
         UserError: neither a prompt nor messages, or both; an error in them.
         RefusedError: the body names another model.
     """
-    fields, ignored = read_fields(raw, _TokenizeFields, _NEUTRAL, serving)
+    fields, ignored = read_fields(raw, TokenizeFields, {}, serving)
     check_model(fields.model, served)
     if (fields.prompt is None) == (fields.messages is None):
         got = "neither" if fields.prompt is None else "both"
@@ -96,7 +104,15 @@ def read_tokenize(raw: Any, served: ServedModel, serving: ServingConfig) -> Toke
         check_tool_keys(fields.tools, ignored)
         check_option_keys(fields.chat_template_kwargs, ignored, template.takes_option)
         options = template_options(fields.chat_template_kwargs, None)
-        prompt = read_conversation(fields.messages, fields.tools, None, serving, options=options)
+        prompt = read_conversation(
+            fields.messages,
+            fields.tools,
+            None,
+            serving,
+            options=options,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+        )
     return TokenizeCall(prompt, fields.return_token_strs, ignored.paths, repairs.paths)
 
 
@@ -120,7 +136,7 @@ def detokenize(
         UserError: an id that the tokenizer lacks.
         RefusedError: the body names another model.
     """
-    fields, ignored = read_fields(raw, _DetokenizeFields, {}, serving)
+    fields, ignored = read_fields(raw, DetokenizeFields, {}, serving)
     check_model(fields.model, served)
     tokenizer = served.processor.tokenizer
     for token_id in fields.tokens:
