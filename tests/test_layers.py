@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("decode",),
     ("calibration",),
     ("pipeline",),
+    ("bundle_cache",),
     ("parity", "probe", "serving"),
     ("triton", "runtimes"),
     ("bench",),
@@ -46,7 +47,8 @@ DECODE_ROOMS = (
     "schedule",
 )
 # A config asks the backend that it names, whose object is light, what it can run.
-EXCEPTIONS = {"config imports engine.backend"}
+# An LLM of a checkpoint builds it first.
+EXCEPTIONS = {"config imports engine.backend", "decode.llm imports bundle_cache"}
 # What a family or a kind of drafts is made of serves other levels, and is imported when it is asked
 # for.
 PARTS = {

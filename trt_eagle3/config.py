@@ -32,7 +32,9 @@ __all__ = [
     "SpeculationConfig",
     "TargetConfig",
     "TensorRTConfig",
+    "config_from_dict",
     "load_config",
+    "merged",
 ]
 
 _SHORT_NAME = re.compile(r"(b?)fp?(16|32)")
@@ -306,7 +308,7 @@ def load_config(
         raise UserError(f"{path}: cannot read the config: {error.strerror}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of config keys, got {type(raw).__name__}")
-    raw = _merged(raw, settings or {})
+    raw = merged(raw, settings or {})
     if overrides:
         draft = raw.get("draft")
         if not isinstance(draft, dict):
@@ -320,13 +322,13 @@ def load_config(
     return config_from_dict(raw, str(path))
 
 
-def _merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, Any]:
+def merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, Any]:
     """Return ``raw`` with ``settings`` applied, section by section."""
     found = dict(raw)
     for name, value in settings.items():
         own = found.get(name)
         if isinstance(own, Mapping) and isinstance(value, Mapping):
-            value = _merged(own, value)
+            value = merged(own, value)
         found[name] = value
     return found
 

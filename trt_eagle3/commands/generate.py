@@ -10,17 +10,21 @@ from typing import Any
 import click
 
 from trt_eagle3.commands.console import (
-    bundle_argument,
+    built_bundle,
+    cache_option,
+    draft_option,
     json_option,
     log,
     print_json,
+    set_option,
+    target_argument,
 )
 
 __all__ = ["generate"]
 
 
 @click.command()
-@bundle_argument
+@target_argument
 @click.argument("prompt")
 @click.option(
     "--image",
@@ -82,20 +86,31 @@ __all__ = ["generate"]
     "--no-speculation", is_flag=True, help="Decode without the draft; the answer is the same."
 )
 @click.option("--stats", is_flag=True, help="Print limits, speed and acceptance length.")
+@draft_option
+@set_option("TARGET is a checkpoint: set a key of the build config; may be repeated.")
+@cache_option
 @json_option
 def generate(
-    bundle: Path,
+    target: str,
     prompt: str,
+    draft: str | None,
+    settings: tuple[str, ...],
+    cache: Path | None,
     as_json: bool,
     hosts: tuple[str, ...],
     stats: bool,
     no_speculation: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT with BUNDLE, streaming the text; PROMPT - means standard input."""
+    """Answer PROMPT with TARGET, streaming the text.
+
+    TARGET is a bundle, or a checkpoint (a folder or a Hub id), which is built into a cache folder
+    and reused while nothing changes. PROMPT - means standard input.
+    """
     from trt_eagle3.commands import report
     from trt_eagle3.decode.llm import load
     from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+    from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.multimodal import LOCAL_MEDIA
 
     sampling = SamplingParams(
@@ -109,6 +124,7 @@ def generate(
         prompt = sys.stdin.read().removesuffix("\n")  # ``echo`` adds it
     if not prompt.strip():
         log.print("warning: the prompt is empty; the model sees only the chat template")
+    bundle = built_bundle(target, draft, parse_assignments(settings), cache)
     engine = load(bundle, media=dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts))
     if stats:
         log.print(engine.bundle.capacity)
