@@ -66,9 +66,9 @@ def _save(file: Path, size: tuple[int, int]) -> Path:
     return file
 
 
-def _config_file(folder: Path) -> Path:
+def _config_file(folder: Path, **changes: object) -> Path:
     file = folder / "tiny.yaml"
-    file.write_text(yaml.safe_dump(tiny_config().model_dump(mode="json")))
+    file.write_text(yaml.safe_dump(tiny_config().model_dump(mode="json") | changes))
     return file
 
 
@@ -82,6 +82,7 @@ def test_build_prints_one_json_object_and_the_bundle_generates(run: Run, tmp_pat
         "calibrated_on",
         "memory_bytes",
         "num_bytes",
+        "replaced",
         "seconds",
         "warnings",
         "weights",
@@ -97,6 +98,39 @@ def test_build_for_people_names_bundle_size_and_next_command(run: Run, tmp_path:
     assert f"built {tmp_path / 'tiny'}" in out.replace("\n", "")
     assert "MB" in out
     assert "trt-eagle3 generate" in out
+
+
+def test_build_takes_its_config_as_an_argument_and_says_what_it_replaced(
+    run: Run, tmp_path: Path
+) -> None:
+    build = ("build", _config_file(tmp_path), "--output", tmp_path)
+    assert "in place of the bundle" not in run(*build).out
+    assert "in place of the bundle that was there" in run(*build).out
+    assert json.loads(run(*build, "--json").out)["replaced"] is True
+
+
+def test_build_finds_paths_beside_its_config(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = tmp_path / "pair"
+    shutil.copytree(TARGET, pair / "my target")
+    shutil.copytree(DRAFT, pair / "draft")
+    (pair / "questions.json").write_text('[{"prompt": "What is 12 plus 30?"}]')
+    sections = {"target": {"checkpoint": "my target"}, "draft": {"checkpoint": "draft"}}
+    file = _config_file(pair, **sections, prompts="questions.json")
+    monkeypatch.chdir(tmp_path)
+    ended = run("build", file, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["bundle"] == "engines/tiny"
+
+
+def test_build_says_when_this_machine_cannot_run_the_bundle(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ["--set", "engine.backend=torch", "--set", "engine.device=cuda"]
+    out = run("build", _config_file(tmp_path), "--output", tmp_path, *words).out
+    assert "warning: this machine cannot run the bundle: torch on cuda needs GPU (" in out
 
 
 def test_build_warns_of_settings_that_hurt(run: Run, tmp_path: Path) -> None:
@@ -329,6 +363,33 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
     ),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),
     "no config": (lambda _, tmp: ["build", "--config", tmp / "none.yaml"], "none.yaml"),
+    "two configs": (
+        lambda _, tmp: ["build", tmp / "a.yaml", "--config", tmp / "b.yaml"],
+        "two configs, expected one",
+    ),
+    "no config given": (lambda *_: ["build"], "build: no config given. Name one: "),
+    "folder for a config": (lambda *_: ["build", TARGET], "a folder, expected a YAML file"),
+    "checkpoint for a bundle": (
+        lambda *_: ["bench", TARGET],
+        "tiny/target: a checkpoint, expected a bundle. Build one from it: trt-eagle3 build",
+    ),
+    "vLLM's name of a key": (
+        lambda _, tmp: ["build", _config_file(tmp), "--set", "tensor_parallel_size=2"],
+        "tensor_parallel_size: vLLM's name; no such option: one engine runs on one GPU",
+    ),
+    "vLLM's name of a limit": (
+        lambda b, _: ["serve", b, "--set", "max_model_len=2"],
+        "max_model_len: vLLM's name; here it is called limits.max_seq_len$",
+    ),
+    "vLLM's flag": (
+        lambda b, _: ["serve", b, "--max-num-seqs", "8"],
+        "--max-num-seqs: vLLM's name; here it is called --set limits.max_batch_size=VALUE",
+    ),
+    "path that is nowhere": (
+        lambda _, tmp: ["build", _config_file(tmp, target={"checkpoint": "nowhere"})],
+        "target.checkpoint: nowhere: no such folder, and not a Hub id .owner/name.. Tried "
+        "/.*/nowhere and /.*/nowhere.$",
+    ),
     "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),
     "empty folder": (lambda _, tmp: ["inspect", tmp], "not a checkpoint"),
     "target for a draft": (lambda *_: ["inspect", TARGET, TARGET], "draft"),
