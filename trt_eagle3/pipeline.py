@@ -83,6 +83,7 @@ class BuildReport:
             empty without a calibration.
         warnings: valid but probably unintended settings, and what this machine lacks to run it.
         replaced: an older bundle was there.
+        probe: the arguments of ``probe`` for its draft; empty without a draft.
     """
 
     path: Path
@@ -94,6 +95,7 @@ class BuildReport:
     calibrated_on: str = ""
     warnings: tuple[str, ...] = ()
     replaced: bool = False
+    probe: tuple[str, ...] = ()
 
 
 def build(
@@ -191,7 +193,18 @@ def build(
             *_lacking(config, written.engines),
         ),
         replaced,
+        _probe_arguments(config, path),
     )
+
+
+def _probe_arguments(config: BuildConfig, path: Path) -> tuple[str, ...]:
+    """Return the bundle, or its checkpoints if its backend cannot return inner tensors."""
+    draft = config.draft
+    if draft is None:
+        return ()
+    if config.engine.backend == "tensorrt":
+        return config.target.checkpoint, draft.checkpoint
+    return (str(path),)
 
 
 @contextlib.contextmanager

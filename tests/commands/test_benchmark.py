@@ -46,3 +46,13 @@ def test_bench_options_that_do_not_go_together_are_refused(
 ) -> None:
     ended = CliRunner().invoke(bench, [str(bundle), *arguments])
     assert message in str(ended.exception)
+
+
+def test_bench_says_which_files_it_wrote(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.json").write_text('[{"prompt": "one two"}]')
+    words = [str(bundle), "--prompts", str(tmp_path / "prompts.json"), "--batch", "1"]
+    words += ["--rounds", "1", "--max-tokens", "4", "--tune", "--plot", str(tmp_path / "a.svg")]
+    ended = CliRunner().invoke(bench, words)
+    assert ended.exit_code == 0, ended.output
+    wrote = [line for line in ended.stdout.splitlines() if line.startswith("wrote ")]
+    assert wrote == [f"wrote {bundle}/tuning.json", f"wrote {tmp_path}/a.svg"]

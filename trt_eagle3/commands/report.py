@@ -283,7 +283,16 @@ def _next_line(result: BuildReport) -> str:
             f"{result.path.name}/{BUILD_SCRIPT} there"
         )
     bundle = shlex.quote(str(result.path))
-    return f'next: trt-eagle3 generate {bundle} "What do you see?" --image FILE --stats'
+    steps = {
+        f"validate {bundle}": "does it compute what PyTorch computes?",
+        f"bench {bundle}": "how fast is it here?",
+        f"serve {bundle}": "OpenAI clients, and a chat page",
+    }
+    if result.probe:
+        steps = {f"probe {shlex.join(result.probe)}": "is the draft read correctly?", **steps}
+    return "\n".join(
+        ["next, in this order:", *(f"  trt-eagle3 {do}  # {why}" for do, why in steps.items())]
+    )
 
 
 def generation_line(generation: Generation) -> str:
