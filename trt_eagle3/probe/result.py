@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from rich.table import Table
@@ -12,12 +12,25 @@ from rich.table import Table
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
+from trt_eagle3.probe.score import Baseline
 from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
 from trt_eagle3.spec import RopeSpec, TargetSpec
 
 __all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
 
 _MAX_ROWS = 16
+_MIN_DIVERGENCE = 1.0  # nats; below it a draft predicts well, however repetitive the answers are
+
+Verdict = Literal["right", "better", "prompts", "another target"]
+"""The manifest is right; another interpretation is better; or nothing fits: the prompts do not fit,
+or the draft is one of another target (or damaged), because it is right by chance only.
+"""
+
+
+class NothingFitsError(CheckFailedError):
+    """No interpretation of the draft fits these prompts."""
+
+    exit_code = 4
 
 
 @dataclass(frozen=True)
@@ -36,13 +49,15 @@ class ProbeReport:
     """The outcome, whose JSON form ``docs/probe.md`` describes.
 
     Attributes:
-        interpretations: best cross-entropy first, the manifest in use among them.
+        interpretations: those significantly better than the manifest in use, the manifest, and the
+            others; each part by cross-entropy.
         best: the interpretation to use; without changes where the manifest in use is the best.
         silent: factors of which no interpretation made any difference on these prompts.
         undecided: factors of which some interpretation's difference to the best is not clear on
             these prompts.
         overrides: all of ``draft.overrides`` to build with; empty where none is needed.
         floor: the bundle's ``speculation.acceptance_floor``.
+        baseline: what the answers' token frequencies alone predict.
     """
 
     bundle: str
@@ -55,17 +70,35 @@ class ProbeReport:
     undecided: tuple[str, ...]
     overrides: Mapping[str, Any]
     floor: float
+    baseline: Baseline
 
     @property
     def fits(self) -> bool:
-        """Whether the first proposal is right as often, by the best interpretation, as a draft's
-        that is read rightly.
+        """Whether the best interpretation predicts as well as a draft that is read rightly: its
+        first proposals by ``floor``, and all tokens better than their frequencies do.
         """
-        return self._first_accepted >= self.floor
+        return self._first_accepted >= self.floor and not self._worse_than_frequencies
+
+    @property
+    def verdict(self) -> Verdict:
+        """What was found."""
+        if self.fits:
+            return "right" if self.manifest_is_best else "better"
+        chance = self._first_accepted < self.floor and self.baseline.is_chance(self._first_accepted)
+        return "another target" if chance else "prompts"
+
+    @property
+    def _worse_than_frequencies(self) -> bool:
+        found = self._best_ranked.cross_entropy
+        return found >= max(self.baseline.entropy, _MIN_DIVERGENCE)
+
+    @property
+    def _best_ranked(self) -> RankedInterpretation:
+        return next(r for r in self.interpretations if r.interpretation == self.best)
 
     @property
     def _first_accepted(self) -> float:
-        return next(r.position_0 for r in self.interpretations if r.interpretation == self.best)
+        return self._best_ranked.position_0
 
     @property
     def manifest_is_best(self) -> bool:
@@ -84,17 +117,38 @@ class ProbeReport:
 
     @property
     def _misfit(self) -> str:
+        right = f"the best is right about {100 * self._first_accepted:.1f} % of first tokens"
+        if self._first_accepted < self.floor:
+            return f"{right}, less than speculation.acceptance_floor {self.floor:g}"
         return (
-            f"the best is right about {100 * self._first_accepted:.1f} % of first tokens, less "
-            f"than speculation.acceptance_floor {self.floor:g}"
+            f"{right}, but predicts the answers worse ({self._best_ranked.cross_entropy:.2f} nats) "
+            f"than their own token frequencies do ({self.baseline.entropy:.2f} nats)"
         )
+
+    @property
+    def _closing_line(self) -> str:
+        """Name the case and what to do."""
+        if self.verdict == "another target":
+            return (
+                "nothing fits, case 1: right by chance only, like a draft of another target that "
+                "fits in shape. Check that the draft was trained for this target, then its weights "
+                "and its vocabulary map"
+            )
+        if self.verdict == "prompts":
+            return (
+                "nothing fits, case 2: above chance, so these prompts do not fit: the draft was "
+                "trained on other texts. Give prompts like those: --prompts FILE"
+            )
+        if self.verdict == "better":
+            return "another interpretation is better: build with the overrides above"
+        return "the draft is read correctly"
 
     def check(self) -> None:
         """Raise CheckFailedError where another interpretation is better than the manifest in use,
         or none fits.
         """
         if not self.fits:
-            raise CheckFailedError(
+            raise NothingFitsError(
                 f"{self.bundle}: no interpretation of the draft fits: {self._misfit}"
             )
         if not self.manifest_is_best:
@@ -111,6 +165,8 @@ class ProbeReport:
             "num_steps": self.num_steps,
             "manifest_is_best": self.manifest_is_best,
             "fits": self.fits,
+            "verdict": self.verdict,
+            "chance": self.baseline.top_share,
             "changes": _plain(dict(self.best.changes)),
             "overrides": dict(self.overrides),
             "override_lines": self.override_lines,
@@ -158,18 +214,17 @@ class ProbeReport:
         )
         if not self.fits:
             lines.append(
-                f"no interpretation fits: {self._misfit}. Either these prompts are unlike those "
-                "that the draft was trained on (--prompts FILE), or it is another target's draft, "
-                "or what no interpretation changes is wrong: its weights, its vocabulary map"
+                f"no interpretation fits: {self._misfit}. Guessing the most frequent token is "
+                f"right about {100 * self.baseline.top_share:.1f} %"
             )
-        if self.manifest_is_best:
-            found = "no interpretation is significantly better than the manifest in use"
-            return [*lines, found if self.fits else f"{found}, which does not fit either"]
-        return [
-            *lines,
-            f"a better interpretation: {interpretation_text(self.best)}. In the build config:",
-            self.override_lines,
-        ]
+        elif self.manifest_is_best:
+            lines.append("no interpretation is significantly better than the manifest in use")
+        else:
+            lines += [
+                f"a better interpretation: {interpretation_text(self.best)}. In the build config:",
+                self.override_lines,
+            ]
+        return [*lines, self._closing_line]
 
 
 def interpretation_text(interpretation: Interpretation) -> str:
@@ -192,13 +247,22 @@ def make_report(
     num_steps: int,
     overrides: Mapping[str, Any],
     floor: float,
+    baseline: Baseline,
 ) -> ProbeReport:
     """Rank what ``found`` holds; ``overrides`` and ``floor`` are those that the bundle was built
     with.
     """
     base = found.scores[Interpretation()]
     standings = _standings(found, manifest, spec)
-    ranked = sorted(found.scores.items(), key=lambda item: item[1].cross_entropy)
+    # what is not significantly better than the manifest does not stand above it
+    ranked = sorted(
+        found.scores.items(),
+        key=lambda item: (
+            contrast(item[1], base).standing != "better" and item[0].changes != (),
+            contrast(item[1], base).standing != "better",
+            item[1].cross_entropy,
+        ),
+    )
     interpretations = tuple(
         RankedInterpretation(
             r, s.cross_entropy, s.position_0, s.acceptance_length, contrast(s, base)
@@ -216,6 +280,7 @@ def make_report(
         undecided=tuple(name for name, several in standings.items() if "unclear" in several),
         overrides={**overrides, **_overrides(found.best, manifest)} if found.best.changes else {},
         floor=floor,
+        baseline=baseline,
     )
 
 

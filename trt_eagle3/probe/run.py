@@ -100,6 +100,7 @@ def _probe(
         manifest,
         spec,
         bundle=name,
+        baseline=scorer.baseline,
         num_prompts=len(recordings),
         num_steps=scorer.num_steps,
         overrides=dict(config.draft.overrides) if config.draft else {},
