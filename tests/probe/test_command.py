@@ -63,6 +63,7 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
     assert set(found) == {
         *(
             "bundle",
+            "prompts",
             "num_prompts",
             "num_tokens",
             "num_steps",
@@ -134,9 +135,11 @@ def test_prompts_that_do_not_fit_are_exit_4_and_rank_nothing_above_the_manifest(
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["fits"]) == ("prompts", False)
     assert found["interpretations"][0]["changes"] == {}
+    assert found["prompts"] == "generic"
     assert run(TARGET, DRAFT, monkeypatch=monkeypatch) == 4
     out = " ".join(capsys.readouterr().out.split())
     assert "than their own token frequencies do" in out
+    assert "note: generic prompts were used" in out
     assert "nothing fits, case 2: above chance, so these prompts do not fit" in out
 
 

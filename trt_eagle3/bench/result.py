@@ -16,6 +16,7 @@ from rich.table import Table
 from trt_eagle3.bench import PLOT_FORMATS
 from trt_eagle3.bench.workload import Load, Run
 from trt_eagle3.errors import UserError
+from trt_eagle3.prompts.kept import GENERIC_NOTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -274,6 +275,7 @@ class BenchReport:
             f"{f['bundle']} on {f['machine']}: {f['backend']}, {f['dtype']}, {f['num_prompts']} "
             f"prompts, medians of {f['rounds']} rounds"
         ]
+        lines += [GENERIC_NOTE] if f.get("prompts") == "generic" else []
         lines += [row.comparison for row in self.rows if row.comparison]
         for row in self.rows:
             if row.num_differing:

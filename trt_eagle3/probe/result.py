@@ -14,6 +14,7 @@ from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.score import Baseline
 from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
+from trt_eagle3.prompts.kept import GENERIC_NOTE, PromptsOrigin
 from trt_eagle3.spec import RopeSpec, TargetSpec
 
 __all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
@@ -57,6 +58,7 @@ class ProbeReport:
             these prompts.
         overrides: all of ``draft.overrides`` to build with; empty where none is needed.
         floor: the bundle's ``speculation.acceptance_floor``.
+        prompts: where the prompts come from.
         baseline: what the answers' token frequencies alone predict.
     """
 
@@ -71,6 +73,7 @@ class ProbeReport:
     overrides: Mapping[str, Any]
     floor: float
     baseline: Baseline
+    prompts: PromptsOrigin
 
     @property
     def fits(self) -> bool:
@@ -160,6 +163,7 @@ class ProbeReport:
         """Plain values for JSON."""
         return {
             "bundle": self.bundle,
+            "prompts": self.prompts,
             "num_prompts": self.num_prompts,
             "num_tokens": self.num_tokens,
             "num_steps": self.num_steps,
@@ -224,6 +228,7 @@ class ProbeReport:
                 f"a better interpretation: {interpretation_text(self.best)}. In the build config:",
                 self.override_lines,
             ]
+        lines += [GENERIC_NOTE] if self.prompts == "generic" else []
         return [*lines, self._closing_line]
 
 
@@ -248,6 +253,7 @@ def make_report(
     overrides: Mapping[str, Any],
     floor: float,
     baseline: Baseline,
+    prompts: PromptsOrigin = "file",
 ) -> ProbeReport:
     """Rank what ``found`` holds; ``overrides`` and ``floor`` are those that the bundle was built
     with.
@@ -281,6 +287,7 @@ def make_report(
         overrides={**overrides, **_overrides(found.best, manifest)} if found.best.changes else {},
         floor=floor,
         baseline=baseline,
+        prompts=prompts,
     )
 
 
