@@ -219,11 +219,21 @@ def test_stats_of_a_plan_that_adapts_say_how_many_forwards_had_a_draft(
     length, drafted, forwards = acceptance_told(ended.err)
     emitted = 11 - (forwards - drafted)  # in the forwards with a draft: the others emit one each
     assert length == (f"{emitted / drafted:.2f}" if drafted else "-")
-    assert ("some steps used no draft" in ended.err) == (drafted < forwards)
+    assert ("drafting was not expected to pay" in ended.err) == (drafted < forwards)
     plain = run("generate", adaptive, "What is 12 plus 30?", "--stats", "--no-speculation")
     assert acceptance_told(plain.err) == ("-", 0, 11)
     for quiet in (plain, run("generate", bundle, "What is 12 plus 30?", "--stats")):
         assert "expected to pay" not in quiet.err
+
+
+def test_stats_say_why_drafting_is_off_and_what_undoes_it(
+    run: Run, bundle: Path, tmp_path: Path
+) -> None:
+    ask = ("What is 12 plus 30?", "--stats")
+    off = run("generate", bundle, *ask, "--no-speculation").err
+    assert "drafting was off: --no-speculation. Leave it out to draft" in off
+    none = run("generate", build_tiny(tmp_path, draft=None), *ask).err
+    assert "drafting was off: the bundle has no draft. To draft, build it with draft" in none
 
 
 def test_generate_stops_at_the_length_limit_of_the_bundle(run: Run, bundle: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,10 @@ from trt_eagle3.commands.console import (
     set_option,
     target_argument,
 )
+
+if TYPE_CHECKING:
+    from trt_eagle3.decode.loaded_bundle import LoadedBundle
+    from trt_eagle3.decode.request.request import Generation
 
 __all__ = ["generate"]
 
@@ -139,11 +143,20 @@ def generate(
     if stats:
         found = answer.generation
         log.print(report.generation_line(found), soft_wrap=True)
-        adaptive = engine.bundle.record.config.speculation.adaptive and not no_speculation
-        some_plain = len(found.accepted_lengths) < found.num_forwards
-        if engine.bundle.manifest is not None and adaptive and some_plain:
-            log.print(
-                "some steps used no draft, because drafting was not expected to pay; to draft "
-                "always, build with speculation.adaptive=false",
-                soft_wrap=True,
-            )
+        if note := _off_note(found, engine.bundle, asked=not no_speculation):
+            log.print(note, soft_wrap=True, markup=False)
+
+
+def _off_note(found: Generation, bundle: LoadedBundle, *, asked: bool) -> str | None:
+    """Return why forwards had no draft, with what undoes it; None if all had one."""
+    from trt_eagle3.decode.policy.off import off_reason
+
+    drafted = len(found.accepted_lengths)
+    if drafted >= found.num_forwards:
+        return None
+    if not asked:
+        return "drafting was off: --no-speculation. Leave it out to draft"
+    config, has_draft = bundle.record.config.speculation, bundle.manifest is not None
+    reason = off_reason(bundle.path, config, has_draft=has_draft)
+    what = "some forwards had no draft" if drafted else "drafting was off"
+    return f"{what}: {reason}" if reason else None

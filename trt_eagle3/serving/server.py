@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trt_eagle3.decode.policy.off import off_reason
 from trt_eagle3.engine.advice import setting_warnings
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -105,7 +106,10 @@ def serve(
 
 def _run(server: Server, engine: RemoteEngine, sockets: list[socket.socket]) -> None:
     """Serve until a signal or a failure of the engine; exit with status 1 after a failure."""
-    with ThroughputLog(engine.metrics):
+    config, bundle = engine.bundle.record.config, engine.bundle
+    has_draft = bundle.manifest is not None  # else the start has warned
+    reason = off_reason(bundle.path, config.speculation, has_draft=True) if has_draft else None
+    with ThroughputLog(engine.metrics, off_reason=reason):
         engine.on_failure(server.end)
         try:
             server.run(sockets)
