@@ -76,9 +76,10 @@ def build(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Build a bundle from the checkpoint pair of a build config.
+    """Build a bundle from a checkpoint pair.
 
-    A relative path in PAIR.yaml counts from the current folder, or else from the file's folder.
+    PAIR.yaml is the build config. A relative path in it counts from the current folder, or else
+    from the file's folder.
     """
     from trt_eagle3.commands import report
     from trt_eagle3.config import load_config
