@@ -66,9 +66,9 @@ def _save(file: Path, size: tuple[int, int]) -> Path:
     return file
 
 
-def _config_file(folder: Path) -> Path:
+def _config_file(folder: Path, **changes: object) -> Path:
     file = folder / "tiny.yaml"
-    file.write_text(yaml.safe_dump(tiny_config().model_dump(mode="json")))
+    file.write_text(yaml.safe_dump(tiny_config().model_dump(mode="json") | changes))
     return file
 
 
@@ -82,6 +82,7 @@ def test_build_prints_one_json_object_and_the_bundle_generates(run: Run, tmp_pat
         "calibrated_on",
         "memory_bytes",
         "num_bytes",
+        "replaced",
         "seconds",
         "warnings",
         "weights",
@@ -96,7 +97,43 @@ def test_build_for_people_names_bundle_size_and_next_command(run: Run, tmp_path:
     out = run("build", "--config", _config_file(tmp_path), "--output", tmp_path).out
     assert f"built {tmp_path / 'tiny'}" in out.replace("\n", "")
     assert "MB" in out
-    assert "trt-eagle3 generate" in out
+    next_lines = out.split("next, in this order:\n")[1].splitlines()
+    assert [line.split()[:2] for line in next_lines] == [
+        ["trt-eagle3", name] for name in ("probe", "validate", "bench", "serve")
+    ]
+
+
+def test_build_takes_its_config_as_an_argument_and_says_what_it_replaced(
+    run: Run, tmp_path: Path
+) -> None:
+    build = ("build", _config_file(tmp_path), "--output", tmp_path)
+    assert "in place of the bundle" not in run(*build).out
+    assert "in place of the bundle that was there" in run(*build).out
+    assert json.loads(run(*build, "--json").out)["replaced"] is True
+
+
+def test_build_finds_paths_beside_its_config(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = tmp_path / "pair"
+    shutil.copytree(TARGET, pair / "my target")
+    shutil.copytree(DRAFT, pair / "draft")
+    (pair / "questions.json").write_text('[{"prompt": "What is 12 plus 30?"}]')
+    sections = {"target": {"checkpoint": "my target"}, "draft": {"checkpoint": "draft"}}
+    file = _config_file(pair, **sections, prompts="questions.json")
+    monkeypatch.chdir(tmp_path)
+    ended = run("build", file, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["bundle"] == "engines/tiny"
+
+
+def test_build_says_when_this_machine_cannot_run_the_bundle(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ["--set", "engine.backend=torch", "--set", "engine.device=cuda"]
+    out = run("build", _config_file(tmp_path), "--output", tmp_path, *words).out
+    assert "warning: this machine cannot run the bundle: torch on cuda needs GPU (" in out
 
 
 def test_build_warns_of_settings_that_hurt(run: Run, tmp_path: Path) -> None:
@@ -182,11 +219,21 @@ def test_stats_of_a_plan_that_adapts_say_how_many_forwards_had_a_draft(
     length, drafted, forwards = acceptance_told(ended.err)
     emitted = 11 - (forwards - drafted)  # in the forwards with a draft: the others emit one each
     assert length == (f"{emitted / drafted:.2f}" if drafted else "-")
-    assert ("some steps used no draft" in ended.err) == (drafted < forwards)
+    assert ("drafting was not expected to pay" in ended.err) == (drafted < forwards)
     plain = run("generate", adaptive, "What is 12 plus 30?", "--stats", "--no-speculation")
     assert acceptance_told(plain.err) == ("-", 0, 11)
     for quiet in (plain, run("generate", bundle, "What is 12 plus 30?", "--stats")):
         assert "expected to pay" not in quiet.err
+
+
+def test_stats_say_why_drafting_is_off_and_what_undoes_it(
+    run: Run, bundle: Path, tmp_path: Path
+) -> None:
+    ask = ("What is 12 plus 30?", "--stats")
+    off = run("generate", bundle, *ask, "--no-speculation").err
+    assert "drafting was off: --no-speculation. Leave it out to draft" in off
+    none = run("generate", build_tiny(tmp_path, draft=None), *ask).err
+    assert "drafting was off: the bundle has no draft. To draft, build it with draft" in none
 
 
 def test_generate_stops_at_the_length_limit_of_the_bundle(run: Run, bundle: Path) -> None:
@@ -329,6 +376,33 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
     ),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),
     "no config": (lambda _, tmp: ["build", "--config", tmp / "none.yaml"], "none.yaml"),
+    "two configs": (
+        lambda _, tmp: ["build", tmp / "a.yaml", "--config", tmp / "b.yaml"],
+        "two configs, expected one",
+    ),
+    "no config given": (lambda *_: ["build"], "build: no config given. Name one: "),
+    "folder for a config": (lambda *_: ["build", TARGET], "a folder, expected a YAML file"),
+    "checkpoint for a bundle": (
+        lambda *_: ["bench", TARGET],
+        "tiny/target: a checkpoint, expected a bundle. Build one from it: trt-eagle3 build",
+    ),
+    "vLLM's name of a key": (
+        lambda _, tmp: ["build", _config_file(tmp), "--set", "tensor_parallel_size=2"],
+        "tensor_parallel_size: vLLM's name; no such option: one engine runs on one GPU",
+    ),
+    "vLLM's name of a limit": (
+        lambda b, _: ["serve", b, "--set", "max_model_len=2"],
+        "max_model_len: vLLM's name; here it is called limits.max_seq_len$",
+    ),
+    "vLLM's flag": (
+        lambda b, _: ["serve", b, "--max-num-seqs", "8"],
+        "--max-num-seqs: vLLM's name; here it is called --set limits.max_batch_size=VALUE",
+    ),
+    "path that is nowhere": (
+        lambda _, tmp: ["build", _config_file(tmp, target={"checkpoint": "nowhere"})],
+        "target.checkpoint: nowhere: no such folder, and not a Hub id .owner/name.. Tried "
+        "/.*/nowhere and /.*/nowhere.$",
+    ),
     "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),
     "empty folder": (lambda _, tmp: ["inspect", tmp], "not a checkpoint"),
     "target for a draft": (lambda *_: ["inspect", TARGET, TARGET], "draft"),

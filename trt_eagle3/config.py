@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from trt_eagle3.backend_support import (
 from trt_eagle3.config_section import PositiveInt, Section, UserPath
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.validation import problem_text
+from trt_eagle3.io.vllm_names import called_here
 from trt_eagle3.io.yaml_file import read_yaml
 from trt_eagle3.tensorrt_config import TensorRTConfig
 
@@ -39,7 +41,9 @@ __all__ = [
     "SpeculationConfig",
     "TargetConfig",
     "TensorRTConfig",
+    "config_from_dict",
     "load_config",
+    "merged",
 ]
 
 _SHORT_NAME = re.compile(r"(b?)fp?(16|32)")
@@ -59,7 +63,8 @@ class TargetConfig(Section):
     """The target model.
 
     Attributes:
-        checkpoint: a directory or a Hub id.
+        checkpoint: a directory or a Hub id. A relative path in a YAML file counts from the current
+            directory, or else from the file's.
         revision: branch, tag or commit of a Hub id. Left out: the newest.
     """
 
@@ -322,6 +327,8 @@ def load_config(
 ) -> BuildConfig:
     """Read a build config, and apply ``settings`` and draft ``overrides`` to it.
 
+    A relative path in the file counts from the current folder, or else from the file's folder.
+
     Args:
         overrides: replace keys of its ``draft.overrides``. settings: replace keys of the config.
     Raises:
@@ -334,7 +341,7 @@ def load_config(
         raise UserError(f"{path}: cannot read the config: {error.strerror}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of config keys, got {type(raw).__name__}")
-    raw = _merged(raw, settings or {})
+    raw = merged(_beside(raw, Path(path).absolute().parent), settings or {})
     if overrides:
         draft = raw.get("draft")
         if not isinstance(draft, dict):
@@ -348,13 +355,35 @@ def load_config(
     return config_from_dict(raw, str(path))
 
 
-def _merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, Any]:
+def _beside(raw: Mapping[Any, Any], folder: Path) -> dict[Any, Any]:
+    """Return ``raw`` with absolute paths for what is in ``folder`` only."""
+    found = {**raw}
+    if (prompts := raw.get("prompts")) is not None:
+        found["prompts"] = _path_in(folder, prompts)
+    for name in ("target", "draft"):
+        section = raw.get(name)
+        if isinstance(section, Mapping) and "checkpoint" in section:
+            found[name] = {**section, "checkpoint": _path_in(folder, section["checkpoint"])}
+    return found
+
+
+def _path_in(folder: Path, value: Any) -> Any:
+    """Return the path of ``value`` in ``folder``, if it is there and not in the current folder."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        return value
+    path = Path(value).expanduser()
+    if path.is_absolute() or value == "mtp" or os.path.lexists(path):
+        return value
+    return str(folder / path) if os.path.lexists(folder / path) else value
+
+
+def merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, Any]:
     """Return ``raw`` with ``settings`` applied, section by section."""
     found = dict(raw)
     for name, value in settings.items():
         own = found.get(name)
         if isinstance(own, Mapping) and isinstance(value, Mapping):
-            value = _merged(own, value)
+            value = merged(own, value)
         found[name] = value
     return found
 
@@ -373,6 +402,8 @@ def config_from_dict(raw: Mapping[str, Any], origin: str) -> BuildConfig:
 def _problem(error: Any) -> str:
     key = clip(".".join(str(part) for part in error["loc"]))
     if error["type"] == "extra_forbidden":
+        if ours := called_here(key):
+            return f"{key}: vLLM's name; {ours}"
         known = list(_known_keys(BuildConfig))
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
         return f"{key}: unknown key; nearest known key: {nearest[0]}"

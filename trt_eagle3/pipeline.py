@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -45,7 +46,8 @@ from trt_eagle3.engine.bundle.record import (
 )
 from trt_eagle3.engine.runtime.backend import backend_named
 from trt_eagle3.engine.runtime.memory import MemoryNeed, memory_need
-from trt_eagle3.errors import UserError
+from trt_eagle3.engine.runtime.requirement import missing_here
+from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.multimodal import copy_processor_files
@@ -82,7 +84,9 @@ class BuildReport:
         memory: memory of the largest permitted load. engines: the engines that the backend
             compiled, or the reason why it built none. calibrated_on: number of prompts, as text;
             empty without a calibration.
-        warnings: valid but probably unintended settings.
+        warnings: valid but probably unintended settings, and what this machine lacks to run it.
+        replaced: an older bundle was there.
+        probe: the arguments of ``probe`` for its draft; empty without a draft.
     """
 
     path: Path
@@ -93,6 +97,8 @@ class BuildReport:
     engines: Engines | None = None
     calibrated_on: str = ""
     warnings: tuple[str, ...] = ()
+    replaced: bool = False
+    probe: tuple[str, ...] = ()
 
 
 def build(
@@ -124,16 +130,20 @@ def build(
     clock = _Clock(progress)
     clock.begin("checkpoints")
     engine, tree = config.engine, configured_tree(config.speculation)
-    spec = read_target(resolve_checkpoint(config.target.checkpoint, config.target.revision))
+    with _tried(config_file, "target.checkpoint", config.target.checkpoint):
+        path = resolve_checkpoint(config.target.checkpoint, config.target.revision)
+    spec = read_target(path)
     _check_positions(config.limits, spec)
-    manifest = _read_draft(config.draft, spec)
+    with _tried(config_file, "draft.checkpoint", config.draft.checkpoint if config.draft else None):
+        manifest = _read_draft(config.draft, spec)
     if manifest:
         _check_ranks(tree, manifest)
         _check_tree_rows(tree, spec)
     _check_weights(engine, spec, reference_weights)
     check_headers(ref.file for ref in _tensors(spec, manifest))
     if config.prompts:
-        read_questions(config.prompts)
+        with _tried(config_file, "prompts", str(config.prompts)):
+            read_questions(config.prompts)
     path = (output or config.output) / config.name
     check_name(path)
     _check_output(path, spec, manifest, config_file)
@@ -141,6 +151,7 @@ def build(
     prompts = _calibration_prompts(engine, spec, calibration, config.limits.max_seq_len)
     if prompts is None:  # else the calibration's scales replace the checkpoint's
         _kv_scales(engine, spec)  # raises here, before any work
+    replaced = (path / BUNDLE_FILE).exists()
     with atomic_directory(path, BUNDLE_KIND) as folder:
         clock.begin("processor")
         _copy_processor(spec, folder / "processor")
@@ -193,8 +204,42 @@ def build(
         (
             *setting_warnings(config.limits, spec),
             *end_token_warnings(spec.path, spec.eos_token_ids),
+            *_lacking(config, written.engines),
         ),
+        replaced,
+        _probe_arguments(config, path),
     )
+
+
+def _probe_arguments(config: BuildConfig, path: Path) -> tuple[str, ...]:
+    """Return the bundle, or its checkpoints if its backend cannot return inner tensors."""
+    draft = config.draft
+    if draft is None:
+        return ()
+    if config.engine.backend == "tensorrt":
+        return config.target.checkpoint, draft.checkpoint
+    return (str(path),)
+
+
+@contextlib.contextmanager
+def _tried(config_file: Path | None, key: str, value: str | None) -> Iterator[None]:
+    """Add to an error of the block where the relative path of ``key`` was looked for."""
+    path = Path(value or "/").expanduser()
+    if config_file is None or path.is_absolute() or path.exists() or value == "mtp":
+        yield
+        return
+    try:
+        yield
+    except (UserError, EnvironmentMissingError) as error:
+        folders = dict.fromkeys((Path.cwd(), config_file.absolute().parent))
+        places = " and ".join(str(folder / path) for folder in folders)
+        raise type(error)(f"{key}: {str(error).rstrip('.')}. Tried {places}.") from error
+
+
+def _lacking(config: BuildConfig, engines: Engines | None) -> list[str]:
+    """Return a warning if this machine cannot run the bundle, unless its engines are missing."""
+    lack = None if engines and engines.missing else missing_here(config.engine)
+    return [f"this machine cannot run the bundle: {lack}"] if lack else []
 
 
 def _calibrated_on(prompts: CalibrationPrompts | None, found: Calibration | None) -> str:

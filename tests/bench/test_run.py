@@ -56,6 +56,8 @@ def test_report_has_every_load_both_ways(report: BenchReport) -> None:
         assert len(plain["tokens_per_second_by_round"]) == 2
         assert row["num_differing"] == 0
         assert row["ratio"] > 0
+        assert len(row["ratio_by_round"]) == 2
+        assert row["difference"] in {"faster", "slower", "none"}
         assert (plain["acceptance_length"], plain["acceptance_by_position"]) == (None, [])
         assert 1 < speculative["acceptance_length"] <= 6
         assert speculative["acceptance_length"] == pytest.approx(
@@ -83,6 +85,39 @@ def test_report_prints_and_plots(report: BenchReport, tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 5000
     with pytest.raises(UserError, match=r"expected a name that ends in \.png"):
         report.plot(tmp_path / "plot.txt")
+
+
+def row_of(ratios: list[float], *, drafted: bool = True) -> BenchRow:
+    """A load whose plain rounds take a second; the speculative ones differ by ``ratios``."""
+    replies = (TimedReply((1, 2), 0.1, ((1.0, 1),)),)
+    plain = Side(tuple(Run(replies, 1.0, 0, ()) for _ in ratios))
+    cycles, accepted = (1, (1,)) if drafted else (0, ())
+    return BenchRow(
+        Load(1), plain, Side(tuple(Run(replies, 1 / r, cycles, accepted) for r in ratios)), 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratios", "difference", "line"),
+    [
+        ([1.4, 1.5, 1.6], "faster", "speculative is faster, x 1.50 (the spread of 3 rounds: 1.40"),
+        ([0.7, 0.8], "slower", "speculative is slower, x 0.75 (the spread of 2 rounds: 0.70 to 0."),
+        ([0.9, 1.3, 1.2], "none", "no difference: 1.00 is within the spread of 3 rounds: 0.90 to"),
+        ([1.3], "faster", "speculative is faster, x 1.30 (one round: the spread is not known)"),
+    ],
+)
+def test_comparison_names_the_spread_and_calls_a_difference_within_it_none(
+    ratios: list[float], difference: str, line: str
+) -> None:
+    row = row_of(ratios)
+    assert row.difference == difference
+    assert f"1 in flight: {line}" in str(row.comparison)
+
+
+def test_nothing_drafted_has_no_ratio() -> None:
+    row = row_of([1.3, 1.4], drafted=False)
+    assert (row.ratio, row.difference) == (None, None)
+    assert "nothing was drafted, so there is nothing to compare" in str(row.comparison)
 
 
 def test_percentiles_of_tokens_share_the_time_of_their_pass() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -19,6 +20,7 @@ from trt_eagle3.config import BuildConfig
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.pipeline import build
+from trt_eagle3.probe.score import Baseline
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import read_questions
 
@@ -46,6 +48,7 @@ def test_pair_read_rightly_is_exit_0(
     assert "no interpretation is significantly better than the manifest in use" in out
     assert "undecided on these prompts: deepstack" in out
     assert "overrides" not in out
+    assert out.endswith("the draft is read correctly\n")
 
 
 def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
@@ -60,11 +63,14 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
     assert set(found) == {
         *(
             "bundle",
+            "prompts",
             "num_prompts",
             "num_tokens",
             "num_steps",
             "manifest_is_best",
             "fits",
+            "verdict",
+            "chance",
             "changes",
             "overrides",
         ),
@@ -84,8 +90,11 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
             "standing",
         ),
     }
-    ranked = [interpretation["cross_entropy"] for interpretation in found["interpretations"]]
-    assert ranked == sorted(ranked)
+    assert found["verdict"] == "better"
+    changes = [interpretation["changes"] for interpretation in found["interpretations"]]
+    standings = [interpretation["standing"] for interpretation in found["interpretations"]]
+    assert set(standings[: changes.index({})]) == {"better"}
+    assert "better" not in standings[changes.index({}) :]
 
     pasted = yaml.safe_load(found["override_lines"])["draft"]["overrides"]
     spec = read_target(TARGET)
@@ -93,7 +102,7 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
     assert (repaired.residual, repaired.rope) == (right.residual, right.rope)
 
 
-def test_draft_that_no_reading_makes_right_is_exit_1_and_says_so(
+def test_draft_right_by_chance_only_is_exit_4_and_called_another_targets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its head's rows belong to other tokens, which no interpretation changes: the manifest is
@@ -106,14 +115,40 @@ def test_draft_that_no_reading_makes_right_is_exit_1_and_says_so(
     (draft / "model.safetensors").unlink()
     save_file(weights, draft / "model.safetensors")
     assert (
-        run(TARGET, draft, "--prompts", PROMPTS, "--max-tokens", 12, monkeypatch=monkeypatch) == 1
+        run(TARGET, draft, "--prompts", PROMPTS, "--max-tokens", 12, monkeypatch=monkeypatch) == 4
     )
     captured = capsys.readouterr()
     out = " ".join(captured.out.split())
     assert "no interpretation fits: the best is right about" in out
     assert "acceptance_floor 0.25" in out
     assert "significantly better" not in out
+    assert "Guessing the most frequent token is right about" in out
+    assert "nothing fits, case 1: right by chance only, like a draft of another target" in out
     assert "no interpretation of the draft fits" in captured.err
+
+
+def test_prompts_that_do_not_fit_are_exit_4_and_rank_nothing_above_the_manifest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundled prompts are unlike what the tiny pair was trained on."""
+    assert run(TARGET, DRAFT, "--json", monkeypatch=monkeypatch) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["fits"]) == ("prompts", False)
+    assert found["interpretations"][0]["changes"] == {}
+    assert found["prompts"] == "generic"
+    assert run(TARGET, DRAFT, monkeypatch=monkeypatch) == 4
+    out = " ".join(capsys.readouterr().out.split())
+    assert "than their own token frequencies do" in out
+    assert "note: generic prompts were used" in out
+    assert "nothing fits, case 2: above chance, so these prompts do not fit" in out
+
+
+def test_baseline_is_the_frequencies_of_the_answers() -> None:
+    found = Baseline.of(torch.tensor([7, 7, 7, 2]))
+    assert (found.num_tokens, found.top_share) == (4, 0.75)
+    assert found.entropy == pytest.approx(0.5623, abs=1e-4)
+    assert Baseline(100, 0.1, 4.0).is_chance(0.18)
+    assert not Baseline(100, 0.1, 4.0).is_chance(0.2)
 
 
 def test_table_for_people_names_the_better_reading_and_what_to_paste(

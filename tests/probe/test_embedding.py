@@ -48,7 +48,8 @@ def probed(tiny: Asked, draft: Path, folder: Path) -> ProbeReport:
     manifest = bundle.manifest
     assert manifest is not None
     assert manifest.embedding == "own"
-    found = search(Scorer(bundle, tiny.recordings[:6], folder), manifest, bundle.spec)
+    scorer = Scorer(bundle, tiny.recordings[:6], folder)
+    found = search(scorer, manifest, bundle.spec)
     return make_report(
         found,
         manifest,
@@ -58,6 +59,7 @@ def probed(tiny: Asked, draft: Path, folder: Path) -> ProbeReport:
         num_steps=STEPS,
         overrides={},
         floor=0.25,
+        baseline=scorer.baseline,
     )
 
 

@@ -169,7 +169,8 @@ def test_serve_warns_of_settings_that_hurt_before_it_answers(
         bundle = build_tiny(tmp_path, **changes)
         with pytest.raises(UserError, match="enough"):
             run("serve", bundle, "--port", *free_ports(1))
-        found = [record.getMessage() for record in caplog.records]
+        warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        found = [record.getMessage() for record in warnings]
         assert [line[: len(name)] for line, name in zip(found, named, strict=True)] == named
 
 
@@ -197,8 +198,12 @@ def serving(
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         try:
-            line = process.stderr.readline()
-            assert f"tiny answers on http://127.0.0.1:{port}/v1;" in line
+            lines = [process.stderr.readline() for _ in range(3)]
+            assert f"loading {bundle}" in lines[0]
+            assert "warming up" in lines[1]
+            line = lines[2]
+            assert f"tiny answers on http://127.0.0.1:{port}/v1; " in line
+            assert f"chat page on http://127.0.0.1:{port}/; " in line
             assert "8 sequences at once, KV cache of 8,192 tokens" in line
             yield process, port
         finally:

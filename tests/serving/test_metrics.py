@@ -91,7 +91,31 @@ def test_exposition_says_what_version_0_1_said(accept: str, kind: str) -> None:
     assert content_type.partition(";")[0] == kind
     found, recorded = parsed(content.decode(), kind), parsed(RECORDED)
     assert len(recorded) == 22
-    assert found == recorded
+    assert {name: found[name] for name in recorded} == recorded
+    assert set(found) - set(recorded) == {"trt_eagle3_speculation_off"}
+
+
+@pytest.mark.parametrize(
+    ("cycles", "expected"),
+    [
+        ([], {"does_not_pay": 0, "never_drafted": 0}),
+        ([3], {"does_not_pay": 0, "never_drafted": 0}),
+        ([3, 0], {"does_not_pay": 1, "never_drafted": 0}),
+        ([0], {"does_not_pay": 0, "never_drafted": 1}),
+    ],
+)
+def test_speculation_off_names_the_reason(cycles: list[int], expected: dict[str, int]) -> None:
+    meter = Meter(0.0)
+    for draft_tokens in cycles:
+        meter.batch_cycle(draft_tokens)
+        if draft_tokens:
+            meter.cycle(1, draft_tokens, 2, 0.01)
+    found = values(meter)
+    name = "trt_eagle3_speculation_off"
+    assert {
+        reason: found[name, frozenset({"model": "m", "reason": reason}.items())]
+        for reason in expected
+    } == expected
 
 
 def test_width_of_cycles_is_a_gauge_a_histogram_and_a_counter_of_plain_ones() -> None:

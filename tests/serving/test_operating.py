@@ -333,6 +333,26 @@ def test_throughput_is_logged_while_the_engine_works(caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 1  # then it is idle
 
 
+def test_log_says_when_drafting_stops_with_the_reason_and_when_it_begins_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    moments = [
+        moment(cycles=cycles, proposed=(drafted,), accepted=(1,))
+        for cycles, drafted in [(1, 1), (9, 9), (20, 9), (30, 9), (40, 12)]
+    ]
+
+    def snapshot() -> EngineMetrics:
+        return moments.pop(0) if len(moments) > 1 else moments[0]
+
+    log = ThroughputLog(snapshot, 0.02, "the reason. The command")
+    with caplog.at_level(logging.INFO, "trt_eagle3"), log:
+        wait_for(lambda: len(caplog.records) > 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "speculation: off, 11 cycles had no draft: the reason. The command",
+        "speculation: on again",
+    ]
+
+
 @pytest.mark.parametrize(
     ("accepted", "expected"),
     [((900, 500, 3, 1), "Build with steps: 2"), ((900, 500, 300, 100), None), ((9, 0), None)],

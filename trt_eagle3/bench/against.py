@@ -44,7 +44,7 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.image import load_image
-from trt_eagle3.prompts.kept import questions_for
+from trt_eagle3.prompts.kept import origin_of, questions_for
 from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["Contest", "against", "open_contest"]
@@ -232,7 +232,8 @@ def against(
                     some, {Load(1): len(some)}, rounds=rounds, max_tokens=1
                 ).rows
             )
-    return replace(report, num_left_out=num_left_out, first_tokens=found)
+    facts = {**report.facts, "prompts": origin_of(bundle, prompts)}
+    return replace(report, facts=facts, num_left_out=num_left_out, first_tokens=found)
 
 
 def _as_files(asked: Sequence[Question], folder: Path) -> tuple[list[Question], int]:

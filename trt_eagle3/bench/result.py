@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from rich.table import Table
@@ -16,6 +16,7 @@ from rich.table import Table
 from trt_eagle3.bench import PLOT_FORMATS
 from trt_eagle3.bench.workload import Load, Run
 from trt_eagle3.errors import UserError
+from trt_eagle3.prompts.kept import GENERIC_NOTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,12 +159,46 @@ class BenchRow:
     def ratio(self) -> float | None:
         """Tokens per second, with speculation over without.
 
-        The median over rounds, in which both sides run one after the other.
+        The median over rounds, in which both sides run one after the other. None where nothing was
+        drafted.
         """
+        return median(self.ratio_by_round) if self.ratio_by_round else None
+
+    @property
+    def ratio_by_round(self) -> tuple[float, ...]:
+        """The ratio of each round; empty where nothing was drafted."""
+        if self.speculative is None or self.speculative.acceptance_length is None:
+            return ()
+        pairs = zip(self.plain.runs, self.speculative.runs, strict=True)
+        return tuple(b.tokens_per_second / a.tokens_per_second for a, b in pairs)
+
+    @property
+    def difference(self) -> Literal["faster", "slower", "none"] | None:
+        """Speculative to plain: none if the rounds disagree; None if nothing was drafted."""
+        ratios = self.ratio_by_round
+        if not ratios:
+            return None
+        if min(ratios) <= 1 <= max(ratios):
+            return "none"
+        return "faster" if min(ratios) > 1 else "slower"
+
+    @property
+    def comparison(self) -> str | None:
+        """Return one line: the ratio and its spread; None in a bundle without a draft."""
         if self.speculative is None:
             return None
-        pairs = zip(self.plain.runs, self.speculative.runs, strict=True)
-        return median(b.tokens_per_second / a.tokens_per_second for a, b in pairs)
+        if self.ratio is None:
+            return (
+                f"{self.load.name} in flight: nothing was drafted, so there is nothing to compare; "
+                "drafting was not expected to pay"
+            )
+        ratios = self.ratio_by_round
+        spread = f"the spread of {len(ratios)} rounds: {min(ratios):.2f} to {max(ratios):.2f}"
+        if self.difference == "none":
+            return f"{self.load.name} in flight: no difference: 1.00 is within {spread}"
+        known = spread if len(ratios) > 1 else "one round: the spread is not known"
+        found = f"speculative is {self.difference}, x {self.ratio:.2f} ({known})"
+        return f"{self.load.name} in flight: {found}"
 
 
 @dataclass(frozen=True)
@@ -192,6 +227,8 @@ class BenchReport:
                 "concurrency": row.load.concurrency if row.load.rate is None else None,
                 "rate": row.load.rate,
                 "ratio": row.ratio,
+                "ratio_by_round": list(row.ratio_by_round),
+                "difference": row.difference,
                 "num_differing": row.num_differing,
                 **{
                     name: {**side.to_dict(), "growth": self.growth(row, side)}
@@ -217,12 +254,12 @@ class BenchReport:
         )
         for row in self.rows:
             for name, side in _sides(row):
-                ratio = 1.0 if side is row.plain else row.ratio or 0.0
+                ratio = "1.00" if side is row.plain else _ratio_text(row)
                 length = side.acceptance_length
                 speed.add_row(
                     row.load.name,
                     name,
-                    f"{ratio:.2f}",
+                    ratio,
                     f"{self.growth(row, side):.2f}",
                     f"{length:.2f}" if length else "off" if side is not row.plain else "",
                     f"{side.tokens_per_second:.0f}",
@@ -233,12 +270,16 @@ class BenchReport:
         return [speed, latency, *self._acceptance()]
 
     def lines(self) -> list[str]:
-        """Return lines on what was measured, and how many answers differ through rounding."""
+        """Return lines on what was measured: each load's comparison, and how many answers differ
+        through rounding.
+        """
         f = self.facts
         lines = [
             f"{f['bundle']} on {f['machine']}: {f['backend']}, {f['dtype']}, {f['num_prompts']} "
             f"prompts, medians of {f['rounds']} rounds"
         ]
+        lines += [GENERIC_NOTE] if f.get("prompts") == "generic" else []
+        lines += [row.comparison for row in self.rows if row.comparison]
         for row in self.rows:
             if row.num_differing:
                 lines.append(
@@ -291,7 +332,7 @@ class BenchReport:
             rates = [side.tokens_per_second for _, side in drafting]
             axes.plot(names, rates, marker="o", label="speculative")
             for (row, _), rate in zip(drafting, rates, strict=True):
-                note = f"{row.ratio:.2f} x"
+                note = _ratio_text(row)
                 axes.annotate(
                     note,
                     (row.load.name, rate),
@@ -316,6 +357,13 @@ class BenchReport:
         axes.locator_params(axis="x", integer=True)
         if axes.lines:
             axes.legend()
+
+
+def _ratio_text(row: BenchRow) -> str:
+    """Return the ratio, ``same`` within the spread, or ``-`` where nothing was drafted."""
+    if row.ratio is None:
+        return "-"
+    return "same" if row.difference == "none" else f"{row.ratio:.2f}"
 
 
 def check_plot(file: Path) -> None:

@@ -20,7 +20,7 @@ from trt_eagle3.bench.workload import (
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import CheckFailedError, UserError
-from trt_eagle3.prompts.kept import questions_for
+from trt_eagle3.prompts.kept import origin_of, questions_for
 
 __all__ = ["bench", "request_counts"]
 
@@ -98,6 +98,7 @@ def bench(
         "backend": engine.bundle.record.engine.backend,
         "dtype": engine.bundle.record.config.engine.dtype,
         "speculation": engine.bundle.record.config.speculation.model_dump(mode="json"),
+        "prompts": origin_of(bundle, prompts),
         "num_prompts": len(questions),
         "max_tokens": max_tokens,
         "ignore_eos": ignore_eos,

@@ -28,7 +28,7 @@ from trt_eagle3.decode.policy.tuning import TUNING_FILE, TuningEntry, TuningTabl
 from trt_eagle3.decode.speculation.tree import configured_tree
 from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import UserError
-from trt_eagle3.prompts.kept import questions_for
+from trt_eagle3.prompts.kept import PromptsOrigin, origin_of, questions_for
 from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["TuneReport", "tune", "write_table"]
@@ -38,14 +38,19 @@ _TIMED_TOKENS = 64
 
 @dataclass(frozen=True)
 class TuneReport:
-    """The table and its file."""
+    """The table, its file, and the origin of its prompts."""
 
     file: Path
     table: TuningTable
+    prompts: PromptsOrigin = "file"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {"file": str(self.file), **self.table.model_dump(mode="json")}
+        return {
+            "file": str(self.file),
+            "prompts": self.prompts,
+            **self.table.model_dump(mode="json"),
+        }
 
     def tables(self) -> list[Table]:
         """Return the cost of a step, and the acceptance length from which each tree pays.
@@ -101,7 +106,7 @@ def tune(
         speculation=config,
         entries=tuple(TuningEntry(batch_size=size, cycle_ms=cycles[size]) for size in sizes),
     )
-    return TuneReport(write_table(bundle, table), table)
+    return TuneReport(write_table(bundle, table), table, origin_of(bundle, prompts))
 
 
 def write_table(bundle: Path, table: TuningTable) -> Path:

@@ -7,10 +7,15 @@ from pathlib import Path
 
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
-__all__ = ["resolve_checkpoint"]
+__all__ = ["is_hub_id", "resolve_checkpoint"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "pytorch_model*.bin")
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether ``name`` has the form of a Hub id, ``owner/name``."""
+    return _HUB_ID.fullmatch(name) is not None
 
 
 def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
@@ -32,7 +37,7 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
         return path
     if path.is_file():
         raise UserError(f"{name}: a file, expected a folder. Name the one it is in: {path.parent}")
-    if path.exists() or not _HUB_ID.fullmatch(name):
+    if path.exists() or not is_hub_id(name):
         raise UserError(f"{name}: no such folder, and not a Hub id (owner/name)")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

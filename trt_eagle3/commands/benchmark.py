@@ -180,13 +180,16 @@ def _bench_alone(
     with bars() as progress:
         tuning = run_tune(bundle, progress=progress, **shared) if tune else None
         result = run(bundle, progress=progress, **options)
-    if as_json:
-        print_json({**result.to_dict(), **({"tuning": tuning.to_dict()} if tuning else {})})
-    else:
-        out.print(*(tuning.tables() if tuning else ()), *result.tables())
-        out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
     if plot is not None:
         result.plot(plot)
+    if as_json:
+        written = {"tuning": tuning.to_dict()} if tuning else {}
+        print_json({**result.to_dict(), **written, **({"plot": str(plot)} if plot else {})})
+    else:
+        out.print(*(tuning.tables() if tuning else ()), *result.tables())
+        files = [str(file) for file in (tuning and tuning.file, plot) if file]
+        wrote = [f"wrote {file}" for file in files]
+        out.print(*result.lines(), *wrote, sep="\n", soft_wrap=True, markup=False)
 
 
 def _bench_against(

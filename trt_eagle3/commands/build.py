@@ -15,17 +15,33 @@ from trt_eagle3.commands.console import (
     set_option,
     stages,
 )
+from trt_eagle3.errors import UserError
 
 __all__ = ["build"]
 
 
+def _config_file(pair: Path | None, given: Path | None) -> Path:
+    """Return the config file: the argument, or that of ``--config``."""
+    if pair and given:
+        raise UserError(f"{pair} and --config {given}: two configs, expected one. Leave one out.")
+    file = pair or given
+    if file is None:
+        raise UserError("build: no config given. Name one: trt-eagle3 build PAIR.yaml")
+    if file.is_dir():
+        raise UserError(
+            f"{file}: a folder, expected a YAML file that names target and draft. Without one: "
+            "trt-eagle3 serve TARGET --draft DRAFT"
+        )
+    return file
+
+
 @click.command()
+@click.argument("pair", required=False, metavar="PAIR.yaml", type=click.Path(path_type=Path))
 @click.option(
     "--config",
     "config_file",
-    required=True,
     type=click.Path(path_type=Path),
-    help="Read the build config from this YAML file.",
+    help="Read the build config from this YAML file; the same as the argument.",
 )
 @click.option(
     "--output",
@@ -51,7 +67,8 @@ __all__ = ["build"]
 @override_option
 @json_option
 def build(
-    config_file: Path,
+    pair: Path | None,
+    config_file: Path | None,
     output: Path | None,
     weights: str,
     calibration: Path | None,
@@ -59,12 +76,17 @@ def build(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Build a bundle from a checkpoint pair."""
+    """Build a bundle from a checkpoint pair.
+
+    PAIR.yaml is the build config. A relative path in it counts from the current folder, or else
+    from the file's folder.
+    """
     from trt_eagle3.commands import report
     from trt_eagle3.config import load_config
     from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.pipeline import build as run
 
+    config_file = _config_file(pair, config_file)
     config = load_config(
         config_file,
         overrides=parse_assignments(overrides, "--override"),

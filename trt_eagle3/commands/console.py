@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 __all__ = [
     "bars",
     "bundle_argument",
+    "built_bundle",
+    "cache_option",
+    "draft_option",
     "json_option",
     "log",
     "numbers",
@@ -25,6 +28,7 @@ __all__ = [
     "override_option",
     "set_option",
     "stages",
+    "target_argument",
 ]
 
 
@@ -36,6 +40,16 @@ def _width() -> int | None:
 log = Console(stderr=True, highlight=False)
 out = Console(highlight=False, width=_width())
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+target_argument = click.argument("target", metavar="TARGET")
+draft_option = click.option(
+    "--draft", help="TARGET is a checkpoint: draft with this checkpoint, or with its own mtp head."
+)
+cache_option = click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    help="TARGET is a checkpoint: build into this folder.  [default: bundles in TRT_EAGLE3_CACHE, "
+    "else in ~/.cache/trt-eagle3]",
+)
 prompts_option = click.option(
     "--prompts",
     type=click.Path(path_type=Path),
@@ -53,6 +67,18 @@ override_option = click.option(
 def set_option(help: str) -> Callable[[Any], Any]:
     """Make the option --set KEY=VALUE of a command's config."""
     return click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=help)
+
+
+def built_bundle(
+    target: str, draft: str | None, settings: Mapping[str, Any], cache: Path | None
+) -> Path:
+    """Return the bundle of TARGET, built on the way from a checkpoint; print what was done."""
+    from trt_eagle3.bundle_cache import bundle_of
+
+    def announce(text: str) -> None:
+        log.print(text, soft_wrap=True, markup=False)
+
+    return bundle_of(target, draft, settings, cache=cache, announce=announce)
 
 
 json_option = click.option(

@@ -5,22 +5,30 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trt_eagle3.commands.console import (
-    bundle_argument,
+    built_bundle,
+    cache_option,
+    draft_option,
     json_option,
     log,
     print_json,
+    set_option,
+    target_argument,
 )
+
+if TYPE_CHECKING:
+    from trt_eagle3.decode.loaded_bundle import LoadedBundle
+    from trt_eagle3.decode.request.request import Generation
 
 __all__ = ["generate"]
 
 
 @click.command()
-@bundle_argument
+@target_argument
 @click.argument("prompt")
 @click.option(
     "--image",
@@ -82,20 +90,31 @@ __all__ = ["generate"]
     "--no-speculation", is_flag=True, help="Decode without the draft; the answer is the same."
 )
 @click.option("--stats", is_flag=True, help="Print limits, speed and acceptance length.")
+@draft_option
+@set_option("TARGET is a checkpoint: set a key of the build config; may be repeated.")
+@cache_option
 @json_option
 def generate(
-    bundle: Path,
+    target: str,
     prompt: str,
+    draft: str | None,
+    settings: tuple[str, ...],
+    cache: Path | None,
     as_json: bool,
     hosts: tuple[str, ...],
     stats: bool,
     no_speculation: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT with BUNDLE, streaming the text; PROMPT - means standard input."""
+    """Answer PROMPT with TARGET, streaming the text.
+
+    TARGET is a bundle, or a checkpoint (a folder or a Hub id), which is built into a cache folder
+    and reused while nothing changes. PROMPT - means standard input.
+    """
     from trt_eagle3.commands import report
     from trt_eagle3.decode.llm import load
     from trt_eagle3.decode.sampling.sampling_params import SamplingParams
+    from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.multimodal import LOCAL_MEDIA
 
     sampling = SamplingParams(
@@ -109,6 +128,7 @@ def generate(
         prompt = sys.stdin.read().removesuffix("\n")  # ``echo`` adds it
     if not prompt.strip():
         log.print("warning: the prompt is empty; the model sees only the chat template")
+    bundle = built_bundle(target, draft, parse_assignments(settings), cache)
     engine = load(bundle, media=dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts))
     if stats:
         log.print(engine.bundle.capacity)
@@ -123,11 +143,20 @@ def generate(
     if stats:
         found = answer.generation
         log.print(report.generation_line(found), soft_wrap=True)
-        adaptive = engine.bundle.record.config.speculation.adaptive and not no_speculation
-        some_plain = len(found.accepted_lengths) < found.num_forwards
-        if engine.bundle.manifest is not None and adaptive and some_plain:
-            log.print(
-                "some steps used no draft, because drafting was not expected to pay; to draft "
-                "always, build with speculation.adaptive=false",
-                soft_wrap=True,
-            )
+        if note := _off_note(found, engine.bundle, asked=not no_speculation):
+            log.print(note, soft_wrap=True, markup=False)
+
+
+def _off_note(found: Generation, bundle: LoadedBundle, *, asked: bool) -> str | None:
+    """Return why forwards had no draft, with what undoes it; None if all had one."""
+    from trt_eagle3.decode.policy.off import off_reason
+
+    drafted = len(found.accepted_lengths)
+    if drafted >= found.num_forwards:
+        return None
+    if not asked:
+        return "drafting was off: --no-speculation. Leave it out to draft"
+    config, has_draft = bundle.record.config.speculation, bundle.manifest is not None
+    reason = off_reason(bundle.path, config, has_draft=has_draft)
+    what = "some forwards had no draft" if drafted else "drafting was off"
+    return f"{what}: {reason}" if reason else None

@@ -107,7 +107,10 @@ def probe(
 ) -> None:
     """Measure which interpretation of a draft fits its target.
 
-    PATH is a bundle, or a target followed by its DRAFT.
+    PATH is a bundle, or a target followed by its DRAFT. Exit status: 0 the draft is read correctly;
+    1 another interpretation is better, and the output has its overrides; 4 nothing fits, and the
+    last line says which: the draft is right by chance only (it is another target's), or these
+    prompts do not fit.
     """
     from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.probe.run import probe as run

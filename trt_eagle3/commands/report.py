@@ -236,6 +236,7 @@ def build(result: BuildReport) -> dict[str, Any]:
         "seconds": dict(result.seconds),
         "weights": list(result.placed),
         "memory_bytes": dataclasses.asdict(result.memory),
+        "replaced": result.replaced,
         "calibrated_on": result.calibrated_on or None,
         "warnings": list(result.warnings),
     }
@@ -253,8 +254,9 @@ def build_lines(result: BuildReport) -> list[str]:
         if result.engines is None
         else ""
     )
+    replaced = ", in place of the bundle that was there" if result.replaced else ""
     return [
-        f"built {result.path}: {result.num_bytes / 1e6:.1f} MB{placed}",
+        f"built {result.path}: {result.num_bytes / 1e6:.1f} MB{placed}{replaced}",
         f"  {stages}",
         *([f"  calibrated on {result.calibrated_on}"] if result.calibrated_on else ()),
         f"  memory of the largest permitted load: {result.memory}",
@@ -281,7 +283,16 @@ def _next_line(result: BuildReport) -> str:
             f"{result.path.name}/{BUILD_SCRIPT} there"
         )
     bundle = shlex.quote(str(result.path))
-    return f'next: trt-eagle3 generate {bundle} "What do you see?" --image FILE --stats'
+    steps = {
+        f"validate {bundle}": "does it compute what PyTorch computes?",
+        f"bench {bundle}": "how fast is it here?",
+        f"serve {bundle}": "OpenAI clients, and a chat page",
+    }
+    if result.probe:
+        steps = {f"probe {shlex.join(result.probe)}": "is the draft read correctly?", **steps}
+    return "\n".join(
+        ["next, in this order:", *(f"  trt-eagle3 {do}  # {why}" for do, why in steps.items())]
+    )
 
 
 def generation_line(generation: Generation) -> str:

@@ -10,11 +10,15 @@ from typing import Any
 import click
 
 from trt_eagle3.commands.console import (
+    built_bundle,
     bundle_argument,
+    cache_option,
+    draft_option,
     json_option,
     out,
     print_json,
     set_option,
+    target_argument,
 )
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.child_environment import API_KEY_VARIABLE
@@ -75,8 +79,14 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
         out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
 
 
+_BUILD_KEYS = ("target", "draft", "engine", "limits", "speculation", "prompts")
+"""Keys of --set that a build takes; the others are limits on requests."""
+
+
 @click.command()
-@bundle_argument
+@target_argument
+@draft_option
+@cache_option
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -160,9 +170,14 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     show_default=True,
     help="Format of tool calls; auto: the format in the chat template.",
 )
-@set_option("Set a limit on requests, such as max_media=4; may be repeated.")
+@set_option(
+    "Set a limit on requests, such as max_media=4. TARGET is a checkpoint: also a key of the build "
+    "config, such as engine.dtype=float16. May be repeated."
+)
 def serve(
-    bundle: Path,
+    target: str,
+    draft: str | None,
+    cache: Path | None,
     settings: tuple[str, ...],
     hosts: tuple[str, ...],
     host: str,
@@ -173,13 +188,19 @@ def serve(
     tool_format: str,
     **http: Any,
 ) -> None:
-    """Serve BUNDLE to OpenAI clients, with a chat page at /."""
+    """Serve TARGET to OpenAI clients, with a chat page at /.
+
+    TARGET is a bundle, or a checkpoint (a folder or a Hub id), which is built into a cache folder
+    and reused while nothing changes. Without --set a checkpoint runs on a GPU with torch in
+    bfloat16, and without a GPU on the CPU with onnxruntime.
+    """
     from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.serving import ServingConfig
     from trt_eagle3.serving.http_options import HttpOptions
     from trt_eagle3.serving.server import serve as run
 
     chosen: dict[str, Any] = parse_assignments(settings)
+    built = {key: chosen.pop(key) for key in _BUILD_KEYS if key in chosen}
     if hosts:
         chosen["allowed_hosts"] = [*chosen.get("allowed_hosts", []), *hosts]
     if strict_fields:
@@ -190,4 +211,5 @@ def serve(
         chosen["tool_format"] = tool_format
     options = HttpOptions(**http)
     serving = ServingConfig.from_mapping(chosen, "--set")
+    bundle = built_bundle(target, draft, built, cache)
     run(bundle, serving=serving, http=options, host=host, port=port, log_level=log_level)

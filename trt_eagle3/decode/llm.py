@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections import deque
@@ -53,10 +54,15 @@ from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 
 __all__ = ["LLM", "load"]
 
+_log = logging.getLogger("trt_eagle3")
+
 
 def load(
     bundle: str | Path,
     *,
+    draft: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    cache: str | Path | None = None,
     media: MediaPolicy = LOCAL_MEDIA,
     split_special_tokens: bool | None = None,
     tool_format: str = "auto",
@@ -67,7 +73,13 @@ def load(
         UserError: as for ``LLM``.
     """
     return LLM(
-        bundle, media=media, split_special_tokens=split_special_tokens, tool_format=tool_format
+        bundle,
+        draft=draft,
+        settings=settings,
+        cache=cache,
+        media=media,
+        split_special_tokens=split_special_tokens,
+        tool_format=tool_format,
     )
 
 
@@ -93,6 +105,9 @@ class LLM:
         self,
         bundle: str | Path | LoadedBundle,
         *,
+        draft: str | Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        cache: str | Path | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
@@ -100,7 +115,12 @@ class LLM:
     ) -> None:
         """Read and check a bundle, a folder that ``build`` wrote.
 
+        In place of a bundle, a checkpoint (a folder or a Hub id) is built into a cache folder, and
+        reused while nothing changes (``bundle_cache.bundle_of``).
+
         Args:
+            draft, settings, cache: with a checkpoint only: the draft's checkpoint; keys of the
+                build config, such as ``{"engine": {"dtype": "float16"}}``; the cache folder.
             media: allowed sources of images and videos in prompts.
             split_special_tokens: whether control tokens in the text of prompts are plain text;
                 None: as the bundle was built.
@@ -113,8 +133,10 @@ class LLM:
                 its limits do not fit this GPU.
         """
         if not isinstance(bundle, LoadedBundle):
+            from trt_eagle3.bundle_cache import bundle_of  # a layer above: it builds
+
             bundle = LoadedBundle.open(
-                bundle,
+                bundle_of(bundle, draft, settings, cache=cache, announce=_log.info),
                 media=media,
                 split_special_tokens=split_special_tokens,
                 tool_format=tool_format,

@@ -8,11 +8,18 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-__all__ = ["EngineMetrics", "Histogram", "Meter", "stall_of"]
+__all__ = ["OFF_REASONS", "EngineMetrics", "Histogram", "Meter", "OffReason", "stall_of"]
+
+OffReason = Literal["does_not_pay", "never_drafted"]
+"""Drafting was not expected to pay; or nothing was ever drafted: no draft, requests without
+speculation, or costs that rule it out from the start.
+"""
 
 _log = logging.getLogger("trt_eagle3")
 
+OFF_REASONS: tuple[OffReason, ...] = get_args(OffReason)
 SLOW_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 DRAFT_TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 11.0, 15.0, 23.0, 31.0, 63.0)
@@ -86,6 +93,13 @@ class EngineMetrics:
     def speculation_on(self) -> bool:
         """Whether any sequence drafted in the last batch cycle."""
         return self.draft_tokens > 0
+
+    @property
+    def off_reason(self) -> OffReason | None:
+        """Why the last cycle drafted nothing; None if it drafted, or before the first cycle."""
+        if self.speculation_on or not self.draft_tokens_per_cycle.count:
+            return None
+        return "does_not_pay" if self.proposed else "never_drafted"
 
     @property
     def plain_cycles(self) -> int:

@@ -8,6 +8,7 @@ from typing import NoReturn
 import click
 
 from trt_eagle3.errors import TrtEagle3Error
+from trt_eagle3.io.vllm_names import called_here
 
 __all__ = ["run_command"]
 
@@ -24,6 +25,12 @@ def run_command(command: click.Command) -> NoReturn:
         sys.exit(error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.NoSuchOption as error:
+        ours = called_here(error.option_name)
+        _print_error(
+            f"{error.option_name}: vLLM's name; {ours}" if ours else error.format_message()
+        )
         sys.exit(2)
     except click.ClickException as error:
         _print_error(error.format_message())

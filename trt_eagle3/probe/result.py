@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from rich.table import Table
@@ -12,12 +12,26 @@ from rich.table import Table
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
+from trt_eagle3.probe.score import Baseline
 from trt_eagle3.probe.search import Contrast, SearchResult, Standing, contrast
+from trt_eagle3.prompts.kept import GENERIC_NOTE, PromptsOrigin
 from trt_eagle3.spec import RopeSpec, TargetSpec
 
 __all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
 
 _MAX_ROWS = 16
+_MIN_DIVERGENCE = 1.0  # nats; below it a draft predicts well, however repetitive the answers are
+
+Verdict = Literal["right", "better", "prompts", "another target"]
+"""The manifest is right; another interpretation is better; or nothing fits: the prompts do not fit,
+or the draft is one of another target (or damaged), because it is right by chance only.
+"""
+
+
+class NothingFitsError(CheckFailedError):
+    """No interpretation of the draft fits these prompts."""
+
+    exit_code = 4
 
 
 @dataclass(frozen=True)
@@ -36,13 +50,16 @@ class ProbeReport:
     """The result; ``docs/probe.md`` describes its JSON form.
 
     Attributes:
-        interpretations: best cross-entropy first, including the manifest in use.
+        interpretations: those significantly better than the manifest in use, the manifest, and the
+            others; each part by cross-entropy.
         best: the interpretation to use; without changes if the manifest in use is the best.
         silent: factors for which no interpretation made a difference on these prompts.
         undecided: factors for which some interpretation's difference from the best is unclear on
             these prompts.
         overrides: all of ``draft.overrides`` to build with; empty if none is needed.
         floor: the bundle's ``speculation.acceptance_floor``.
+        prompts: where the prompts come from.
+        baseline: what the answers' token frequencies alone predict.
     """
 
     bundle: str
@@ -55,18 +72,36 @@ class ProbeReport:
     undecided: tuple[str, ...]
     overrides: Mapping[str, Any]
     floor: float
+    baseline: Baseline
+    prompts: PromptsOrigin
 
     @property
     def fits(self) -> bool:
-        """Whether the best interpretation's first proposals reach ``floor``.
-
-        Those of a correctly interpreted draft do.
+        """Whether the best interpretation predicts as well as a correctly read draft: its first
+        proposals reach ``floor``, and all tokens beat their frequencies.
         """
-        return self._first_accepted >= self.floor
+        return self._first_accepted >= self.floor and not self._worse_than_frequencies
+
+    @property
+    def verdict(self) -> Verdict:
+        """What was found."""
+        if self.fits:
+            return "right" if self.manifest_is_best else "better"
+        chance = self._first_accepted < self.floor and self.baseline.is_chance(self._first_accepted)
+        return "another target" if chance else "prompts"
+
+    @property
+    def _worse_than_frequencies(self) -> bool:
+        found = self._best_ranked.cross_entropy
+        return found >= max(self.baseline.entropy, _MIN_DIVERGENCE)
+
+    @property
+    def _best_ranked(self) -> RankedInterpretation:
+        return next(r for r in self.interpretations if r.interpretation == self.best)
 
     @property
     def _first_accepted(self) -> float:
-        return next(r.position_0 for r in self.interpretations if r.interpretation == self.best)
+        return self._best_ranked.position_0
 
     @property
     def manifest_is_best(self) -> bool:
@@ -85,10 +120,31 @@ class ProbeReport:
 
     @property
     def _misfit(self) -> str:
+        right = f"the best is right about {100 * self._first_accepted:.1f} % of first tokens"
+        if self._first_accepted < self.floor:
+            return f"{right}, less than speculation.acceptance_floor {self.floor:g}"
         return (
-            f"the best is right about {100 * self._first_accepted:.1f} % of first tokens, less "
-            f"than speculation.acceptance_floor {self.floor:g}"
+            f"{right}, but predicts the answers worse ({self._best_ranked.cross_entropy:.2f} nats) "
+            f"than their own token frequencies do ({self.baseline.entropy:.2f} nats)"
         )
+
+    @property
+    def _closing_line(self) -> str:
+        """Name the case and what to do."""
+        if self.verdict == "another target":
+            return (
+                "nothing fits, case 1: right by chance only, like a draft of another target that "
+                "fits in shape. Check that the draft was trained for this target, then its weights "
+                "and its vocabulary map"
+            )
+        if self.verdict == "prompts":
+            return (
+                "nothing fits, case 2: above chance, so these prompts do not fit: the draft was "
+                "trained on other texts. Give prompts like those: --prompts FILE"
+            )
+        if self.verdict == "better":
+            return "another interpretation is better: build with the overrides above"
+        return "the draft is read correctly"
 
     def check(self) -> None:
         """Raise if the manifest in use is not the best interpretation, or if none fits.
@@ -97,7 +153,7 @@ class ProbeReport:
             CheckFailedError: names the better interpretation, or the share of right first tokens.
         """
         if not self.fits:
-            raise CheckFailedError(
+            raise NothingFitsError(
                 f"{self.bundle}: no interpretation of the draft fits: {self._misfit}"
             )
         if not self.manifest_is_best:
@@ -109,11 +165,14 @@ class ProbeReport:
         """Return JSON values."""
         return {
             "bundle": self.bundle,
+            "prompts": self.prompts,
             "num_prompts": self.num_prompts,
             "num_tokens": self.num_tokens,
             "num_steps": self.num_steps,
             "manifest_is_best": self.manifest_is_best,
             "fits": self.fits,
+            "verdict": self.verdict,
+            "chance": self.baseline.top_share,
             "changes": _plain(dict(self.best.changes)),
             "overrides": dict(self.overrides),
             "override_lines": self.override_lines,
@@ -161,18 +220,18 @@ class ProbeReport:
         )
         if not self.fits:
             lines.append(
-                f"no interpretation fits: {self._misfit}. Either these prompts differ from those "
-                "that the draft was trained on (--prompts FILE), or the draft belongs to another "
-                "target, or its weights or its vocabulary map are wrong"
+                f"no interpretation fits: {self._misfit}. Guessing the most frequent token is "
+                f"right about {100 * self.baseline.top_share:.1f} %"
             )
-        if self.manifest_is_best:
-            found = "no interpretation is significantly better than the manifest in use"
-            return [*lines, found if self.fits else f"{found}, which does not fit either"]
-        return [
-            *lines,
-            f"a better interpretation: {interpretation_text(self.best)}. In the build config:",
-            self.override_lines,
-        ]
+        elif self.manifest_is_best:
+            lines.append("no interpretation is significantly better than the manifest in use")
+        else:
+            lines += [
+                f"a better interpretation: {interpretation_text(self.best)}. In the build config:",
+                self.override_lines,
+            ]
+        lines += [GENERIC_NOTE] if self.prompts == "generic" else []
+        return [*lines, self._closing_line]
 
 
 def interpretation_text(interpretation: Interpretation) -> str:
@@ -195,6 +254,8 @@ def make_report(
     num_steps: int,
     overrides: Mapping[str, Any],
     floor: float,
+    baseline: Baseline,
+    prompts: PromptsOrigin = "file",
 ) -> ProbeReport:
     """Rank the scores of ``found``.
 
@@ -204,7 +265,15 @@ def make_report(
     """
     base = found.scores[Interpretation()]
     standings = _standings(found, manifest, spec)
-    ranked = sorted(found.scores.items(), key=lambda item: item[1].cross_entropy)
+    # what is not significantly better than the manifest does not stand above it
+    ranked = sorted(
+        found.scores.items(),
+        key=lambda item: (
+            contrast(item[1], base).standing != "better" and item[0].changes != (),
+            contrast(item[1], base).standing != "better",
+            item[1].cross_entropy,
+        ),
+    )
     interpretations = tuple(
         RankedInterpretation(
             r, s.cross_entropy, s.position_0, s.acceptance_length, contrast(s, base)
@@ -222,6 +291,8 @@ def make_report(
         undecided=tuple(name for name, several in standings.items() if "unclear" in several),
         overrides={**overrides, **_overrides(found.best, manifest)} if found.best.changes else {},
         floor=floor,
+        baseline=baseline,
+        prompts=prompts,
     )
 
 

@@ -18,7 +18,7 @@ from trt_eagle3.probe.record import record
 from trt_eagle3.probe.result import ProbeReport, make_report
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.probe.search import search
-from trt_eagle3.prompts.kept import questions_for
+from trt_eagle3.prompts.kept import PromptsOrigin, origin_of, questions_for
 from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["Progress", "probe"]
@@ -66,12 +66,14 @@ def probe(
         vision = bundle.spec.vision is not None
         questions = questions_for(bundle.path, prompts, vision=vision)
         name = path if draft is None else f"{path} with {draft}"
-        return _probe(bundle, questions, folder, name, max_tokens, progress)
+        origin = origin_of(bundle.path, prompts)
+        return _probe(bundle, questions, origin, folder, name, max_tokens, progress)
 
 
 def _probe(
     bundle: LoadedBundle,
     questions: Sequence[Question],
+    origin: PromptsOrigin,
     folder: Path,
     name: str,
     max_tokens: int,
@@ -100,6 +102,8 @@ def _probe(
         manifest,
         spec,
         bundle=name,
+        baseline=scorer.baseline,
+        prompts=origin,
         num_prompts=len(recordings),
         num_steps=scorer.num_steps,
         overrides=dict(config.draft.overrides) if config.draft else {},

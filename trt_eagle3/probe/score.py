@@ -31,7 +31,34 @@ from trt_eagle3.engine.runtime.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.record import ProbeRecording
 
-__all__ = ["Score", "Scorer", "draft_ids"]
+__all__ = ["Baseline", "Score", "Scorer", "draft_ids"]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How well the answers' own token frequencies predict the answers.
+
+    Attributes:
+        num_tokens: answer tokens. top_share: share of the most frequent one, which a constant guess
+            gets right.
+        entropy: nats per token of the frequencies.
+    """
+
+    num_tokens: int
+    top_share: float
+    entropy: float
+
+    @classmethod
+    def of(cls, token_ids: Tensor) -> Baseline:
+        """Count ``token_ids``."""
+        shares = token_ids.unique(return_counts=True)[1].double() / len(token_ids)
+        entropy = float(torch.special.entr(shares).sum())
+        return cls(len(token_ids), float(shares.max()), entropy)
+
+    def is_chance(self, share: float) -> bool:
+        """Return whether ``share`` right tokens are no more than a constant guess gets right."""
+        top = self.top_share
+        return bool(share <= top + 3 * (top * (1 - top) / self.num_tokens) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -162,6 +189,13 @@ class Scorer:
             session = open_session(config.backend, file, REFERENCE_ROOT, device=config.device)
             self._sessions[name] = model, session
         return self._sessions[name][1]
+
+    @property
+    def baseline(self) -> Baseline:
+        """The token frequencies of the answers, each first token aside."""
+        return Baseline.of(
+            torch.cat([r.token_ids[-len(r.target_probs) :] for r in self._recordings])
+        )
 
     def _cells(self, manifest: DraftManifest, recording: ProbeRecording) -> _Cells:
         logits = self.chain(manifest, recording)

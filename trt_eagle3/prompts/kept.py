@@ -6,13 +6,28 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from trt_eagle3.atomic_io import create_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
-__all__ = ["keep_questions", "kept_file", "questions_for"]
+__all__ = [
+    "GENERIC_NOTE",
+    "PromptsOrigin",
+    "keep_questions",
+    "kept_file",
+    "origin_of",
+    "questions_for",
+]
+
+PromptsOrigin = Literal["file", "bundle", "generic"]
+"""Where prompts come from: ``--prompts``, the bundle, or this package."""
+GENERIC_NOTE = (
+    "note: generic prompts were used, because the bundle has none: they say little of your "
+    "requests. Better: prompts like yours, with --prompts FILE or prompts: FILE in the build config"
+)
 
 _FOLDER = "prompts"
 _FILE = "questions.json"
@@ -44,6 +59,13 @@ def kept_file(bundle: Path) -> Path | None:
     """Return the prompt file of a bundle; None if it has none."""
     file = bundle / _FOLDER / _FILE
     return file if file.is_file() else None
+
+
+def origin_of(bundle: Path, file: Path | None) -> PromptsOrigin:
+    """Return where ``questions_for`` takes its questions from."""
+    if file is not None:
+        return "file"
+    return "generic" if kept_file(bundle) is None else "bundle"
 
 
 def questions_for(bundle: Path, file: Path | None, *, vision: bool) -> list[Question]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.validation import problem_text
+from trt_eagle3.io.vllm_names import called_here
 from trt_eagle3.multimodal import MediaPolicy
 
 __all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
@@ -118,6 +119,8 @@ class ServingConfig(BaseModel):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             if first["type"] == "extra_forbidden":
+                if ours := called_here(field):
+                    raise UserError(f"{origin}: {field}: vLLM's name; {ours}") from error
                 raise UserError(
                     f"{origin}: {field}: unknown. Known: {', '.join(cls.model_fields)}"
                 ) from error

@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 
-from trt_eagle3.decode.metrics import EngineMetrics, Histogram
+from trt_eagle3.decode.metrics import OFF_REASONS, EngineMetrics, Histogram
 
 __all__ = ["EngineCollector", "exposition"]
 
@@ -82,6 +82,15 @@ class EngineCollector:
             "1 while cycles draft, 0 while they decode without speculation.",
             m.speculation_on,
         )
+        off = GaugeMetricFamily(
+            f"{_PREFIX}speculation_off",
+            "1 while cycles decode without speculation, by reason. To draft always: trt-eagle3 "
+            "build PAIR.yaml --set speculation.adaptive=false",
+            labels=["model", "reason"],
+        )
+        for reason in OFF_REASONS:
+            off.add_metric([self.model, reason], m.off_reason == reason)
+        yield off
         yield gauge(
             "draft_tokens",
             "Tokens drafted per request in the last cycle; 0 without speculation.",

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trt_eagle3.decode.policy.off import off_reason
 from trt_eagle3.engine.bundle.advice import setting_warnings
 from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -79,20 +80,24 @@ def serve(
                 host,
             )
         serving = _within_file_limit(serving)
+        _log.info("loading %s", bundle)
         engine = _start_engine(bundle, serving, log_level, stack)
         for warning in setting_warnings(engine.bundle.limits, engine.bundle.spec):
             _log.warning(warning)
         if engine.bundle.manifest is None:
             _log.warning("draft: the bundle has none, so it decodes without speculation.")
+        _log.info("loaded; warming up: the shapes of most requests run once")
         seconds = engine.wait_until_ready()
         hosts = checked_hosts(host, http.host_headers, has_key=http.api_key is not None)
         server = Server(engine, serving, http, tls=tls, hosts=hosts)
         for bound in sockets:
             bound.listen(server.config.backlog)
+        url = _url(host, port, tls=tls is not None)
         _log.info(
-            "%s answers on %s; warm-up took %.1f s; %s",
+            "%s answers on %s/v1; %swarm-up took %.1f s; %s",
             ", ".join(server.names),
-            _url(host, port, tls=tls is not None),
+            url,
+            f"chat page on {url}/; " if http.chat_page else "",
             seconds,
             engine.bundle.capacity,
         )
@@ -101,7 +106,10 @@ def serve(
 
 def _run(server: Server, engine: RemoteEngine, sockets: list[socket.socket]) -> None:
     """Serve until a signal or a failure of the engine; exit with status 1 after a failure."""
-    with ThroughputLog(engine.metrics):
+    config, bundle = engine.bundle.record.config, engine.bundle
+    has_draft = bundle.manifest is not None  # else the start has warned
+    reason = off_reason(bundle.path, config.speculation, has_draft=True) if has_draft else None
+    with ThroughputLog(engine.metrics, off_reason=reason):
         engine.on_failure(server.end)
         try:
             server.run(sockets)
@@ -133,7 +141,7 @@ def _start_engine(
 
 def _url(host: str, port: int, *, tls: bool) -> str:
     where = f"[{host}]" if ":" in host else host
-    return f"http{'s' if tls else ''}://{where}:{port}/v1"
+    return f"http{'s' if tls else ''}://{where}:{port}"
 
 
 class Server(uvicorn.Server):

@@ -22,8 +22,13 @@ class ThroughputLog:
     """Log from a thread of its own; a context manager."""
 
     def __init__(
-        self, snapshot: Callable[[], EngineMetrics], interval_s: float | None = None
+        self,
+        snapshot: Callable[[], EngineMetrics],
+        interval_s: float | None = None,
+        off_reason: str | None = None,
     ) -> None:
+        """``off_reason``: logged when drafting stops; None: that is not logged."""
+        self._off_reason, self._off = off_reason, False
         self._snapshot = snapshot
         self._interval_s = INTERVAL_S if interval_s is None else interval_s
         self._stop = threading.Event()
@@ -44,10 +49,25 @@ class ThroughputLog:
             line = throughput_line(before, now, end - begin)
             if line is not None:
                 _log.info(line)
+            if (change := self._speculation_change(before, now)) is not None:
+                _log.info(change)
             if not warned and (warning := useless_steps(now) or idle_draft(now)) is not None:
                 _log.warning(warning)
                 warned = True
             before, begin = now, end
+
+    def _speculation_change(self, before: EngineMetrics, now: EngineMetrics) -> str | None:
+        """Return a line if drafting has stopped or begun again since the last line, else None."""
+        if self._off_reason is None or now.cycles == before.cycles:
+            return None
+        off = sum(now.proposed) == sum(before.proposed)
+        if off == self._off:
+            return None
+        self._off = off
+        if not off:
+            return "speculation: on again"
+        cycles = now.cycles - before.cycles
+        return f"speculation: off, {cycles} cycles had no draft: {self._off_reason}"
 
 
 def throughput_line(before: EngineMetrics, now: EngineMetrics, seconds: float) -> str | None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from trt_eagle3.bench.result import Side, differing_prompts, narrow_table
 from trt_eagle3.bench.workload import Load
+from trt_eagle3.prompts.kept import GENERIC_NOTE
 
 __all__ = ["AgainstReport", "AgainstRow", "FirstTokenComparison"]
 
@@ -165,6 +166,8 @@ class AgainstReport:
             f"{f['backend']}, {f['dtype']}, {f['num_prompts']} prompts, medians of {f['rounds']} "
             "rounds; a ratio above 1: ours is faster"
         ]
+        if f.get("prompts") == "generic":
+            lines.append(GENERIC_NOTE)
         if self.num_left_out:
             lines.append(f"note: {self.num_left_out} prompts with videos are left out")
         for row in self.rows:

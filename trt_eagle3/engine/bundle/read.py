@@ -138,6 +138,11 @@ def _read_record(path: Path) -> BundleRecord:
     try:
         raw = _read_raw(path)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if (path / "config.json").is_file():
+            raise UserError(
+                f"{path}: a checkpoint, expected a bundle. Build one from it: trt-eagle3 build "
+                "PAIR.yaml. Only serve, generate and LLM take a checkpoint."
+            ) from error
         raise UserError(
             f"{path}: no bundle here ({BUNDLE_FILE} not found). Make one: trt-eagle3 build"
         ) from error

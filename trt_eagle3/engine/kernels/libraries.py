@@ -7,7 +7,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-__all__ = ["INSTALL_KERNELS", "find_library", "installed_folder", "kernel_sources"]
+__all__ = ["INSTALL_KERNELS", "cache_root", "find_library", "installed_folder", "kernel_sources"]
 
 INSTALL_KERNELS = "trt-eagle3 install-kernels"
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -30,15 +30,21 @@ def kernel_sources() -> Path | None:
     return next((place for place in places if (place / "CMakeLists.txt").is_file()), None)
 
 
-@cache
-def installed_folder() -> Path:
-    """Return the folder of libraries that were built from these sources: below
-    ``TRT_EAGLE3_CACHE``, else ``XDG_CACHE_HOME``, else ~/.cache. Other sources use another folder.
+def cache_root() -> Path:
+    """Return our cache folder: ``TRT_EAGLE3_CACHE``, or trt-eagle3 in ``XDG_CACHE_HOME`` or
+    ~/.cache.
     """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    root = Path(os.environ.get("TRT_EAGLE3_CACHE") or Path(home) / "trt-eagle3")
+    return Path(os.environ.get("TRT_EAGLE3_CACHE") or Path(home) / "trt-eagle3").expanduser()
+
+
+@cache
+def installed_folder() -> Path:
+    """Return the folder in ``cache_root`` of libraries built from these sources; other sources
+    have another folder.
+    """
     sources = kernel_sources()
-    return root / f"kernels-{_digest(sources) if sources else 'none'}"
+    return cache_root() / f"kernels-{_digest(sources) if sources else 'none'}"
 
 
 def _digest(folder: Path) -> str:

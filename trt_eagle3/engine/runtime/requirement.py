@@ -13,7 +13,7 @@ from trt_eagle3.errors import TrtEagle3Error
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
 
-__all__ = ["Requirement", "gpu", "package", "torch_package"]
+__all__ = ["Requirement", "gpu", "missing_here", "package", "torch_package"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,19 @@ class Requirement:
             return self.look(engine)
         except (ImportError, OSError, RuntimeError, subprocess.SubprocessError, TrtEagle3Error):
             return None
+
+
+def missing_here(engine: EngineConfig) -> str | None:
+    """Return what ``engine`` needs and this machine lacks, with the fixes; None if nothing."""
+    from trt_eagle3.engine.runtime.backend import backend_named
+
+    backend = backend_named(engine.backend)
+    name = backend.requirement(engine)
+    lacks = [need for need in backend.requirements()[name] if need.find(engine) is None]
+    if not lacks:
+        return None
+    fixes = "; ".join(f"{n.name} ({n.fix})" if n.fix else n.name for n in lacks)
+    return f"{name} needs {fixes}"
 
 
 def package(name: str) -> Requirement:

@@ -1,0 +1,63 @@
+"""Options of vLLM, and what they are called here. ``docs/vllm.md`` has the same table."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["VLLM_NAMES", "called_here"]
+
+_ONE_GPU = (
+    "no such option: one engine runs on one GPU. For several: trt-eagle3 deploy --target vllm"
+)
+
+VLLM_NAMES = {
+    "model": "target.checkpoint",
+    "revision": "target.revision",
+    "speculative_config": "draft.checkpoint and speculation.steps; serve --draft",
+    "speculative_model": "draft.checkpoint",
+    "num_speculative_tokens": "speculation.steps",
+    "max_model_len": "limits.max_seq_len",
+    "max_num_seqs": "limits.max_batch_size",
+    "gpu_memory_utilization": "limits.memory_fraction",
+    "num_gpu_blocks_override": "limits.max_kv_tokens, in tokens",
+    "enable_prefix_caching": "limits.prefix_cache",
+    "max_num_batched_tokens": "engine.prefill_chunk",
+    "dtype": "engine.dtype",
+    "kv_cache_dtype": "engine.kv_dtype",
+    "quantization": "engine.weights",
+    "block_size": "engine.page_size",
+    "device": "engine.device",
+    "tensor_parallel_size": _ONE_GPU,
+    "pipeline_parallel_size": _ONE_GPU,
+    "data_parallel_size": "no such option: start one server for each GPU, behind a router",
+    "enforce_eager": "no such option: CUDA graphs are always used",
+    "trust_remote_code": "no such option: code of a checkpoint is never run",
+    "chat_template": "no such option: the checkpoint's own chat template is used",
+    "download_dir": "the environment variable HF_HOME",
+    "limit_mm_per_prompt": "serve --set max_media=N",
+    "allowed_media_domains": "serve --allow-host",
+    "tool_call_parser": "serve --tool-format",
+    "enable_auto_tool_choice": "no such option: tools are always on",
+    "reasoning_parser": "no such option: reasoning is always parsed",
+    "allowed_origins": "serve --cors-origin",
+    "ssl_certfile": "serve --tls-cert",
+    "ssl_keyfile": "serve --tls-key",
+    "uvicorn_log_level": "serve --log-level",
+    "disable_uvicorn_access_log": "serve --no-access-log",
+}
+"""vLLM's name -> a key of the build config, or what to do."""
+
+_CONFIG_KEY = re.compile(r"[a-z]+\.[a-z_]+")
+
+
+def called_here(name: str) -> str | None:
+    """Return what option ``name`` of vLLM is called here, for an error; None if it has no such.
+
+    A flag (``--max-model-len``) becomes ``--set``. A section before a key is ignored.
+    """
+    ours = VLLM_NAMES.get(name.lstrip("-").replace("-", "_").rpartition(".")[2])
+    if ours is None:
+        return None
+    if name.startswith("-") and _CONFIG_KEY.fullmatch(ours):
+        return f"here it is called --set {ours}=VALUE, or {ours} in a build config"
+    return ours if ours.startswith("no such option") else f"here it is called {ours}"
