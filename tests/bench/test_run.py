@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.tiny import build_tiny
-from trt_eagle3.bench.result import BenchReport, Percentiles, Side
+from trt_eagle3.bench.result import BenchReport, BenchRow, Percentiles, Side
 from trt_eagle3.bench.run import bench, request_counts
 from trt_eagle3.bench.workload import (
     Load,
