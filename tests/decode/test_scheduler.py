@@ -275,7 +275,7 @@ def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() 
     for i in (1, 2):
         assert asked[2] in [e.sequence for e in scheduler.step()]
         assert seen == [1, 5][:i]
-    assert all(s.prefilled and s.prompt.vision is None for s in asked.values())
+    assert all(s.prefilled and s.vision is None for s in asked.values())
     scheduler._preempt(asked[5])
     finish(scheduler)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected

@@ -372,7 +372,7 @@ def test_file_limit_bounds_the_connections(monkeypatch: pytest.MonkeyPatch) -> N
 def test_readers_that_stall_in_every_place_give_way_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_HICCUP_S", 600.0)
+    monkeypatch.setattr(connection, "_MAX_STALL_S", 600.0)
     narrow = load(build_tiny(tmp_path, limits={"max_batch_size": 1, "max_waiting": 1}))
     narrow.start()
     body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
@@ -387,6 +387,6 @@ def test_readers_that_stall_in_every_place_give_way_one_by_one(
             stack.enter_context(connect(site, body, receive_buffer=2048))
             wait_for(partial(are_stalled, count))
         assert site.chat(messages=QUESTION, max_tokens=2)[0] == 503
-        monkeypatch.setattr(connection, "_HICCUP_S", 0.1)
+        monkeypatch.setattr(connection, "_MAX_STALL_S", 0.1)
         wait_for(lambda: site.chat(messages=QUESTION, max_tokens=2)[0] == 200)
     narrow.close()

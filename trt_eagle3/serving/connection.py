@@ -25,7 +25,7 @@ _log = logging.getLogger("trt_eagle3")
 # others. The kernel doubles its part, and the client's kernel takes what its own receive buffer
 # holds.
 SEND_BUFFER = 8 << 10
-_HICCUP_S = 5.0  # without reading, before a client may be disconnected for others
+_MAX_STALL_S = 5.0  # without reading, before a client may be disconnected for others
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n"
     b"Retry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -171,7 +171,7 @@ def drop_stalled(connections: set[Any]) -> None:
         c for c in connections if isinstance(c, BoundedConnection) and c._stalled is not None
     ]
     oldest = min(stalled, key=lambda c: c._stalled_since, default=None)
-    if oldest is not None and oldest.loop.time() - oldest._stalled_since > _HICCUP_S:
+    if oldest is not None and oldest.loop.time() - oldest._stalled_since > _MAX_STALL_S:
         oldest._give_up("reads nothing while other requests wait")
 
 

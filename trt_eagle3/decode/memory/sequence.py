@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.row_ref import RowRef, gather_rows
-from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.sampler import Sampler
@@ -83,6 +83,7 @@ class SequenceState:
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
         num_reused_rows: prompt rows that the prefix cache had before the first token.
         num_prompt: tokens of the prompt.
+        vision: output of the vision tower, from admission to the end of the prompt's prefill.
         epoch: how often its rows were released. A forward in flight of an older epoch is void.
     """
 
@@ -108,11 +109,13 @@ class SequenceState:
     epoch: int = 0
     num_reused_rows: int = 0
     num_prompt: int = field(init=False)
+    vision: Vision | None = field(init=False)
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt.token_ids)
+        self.vision = self.prompt.vision
         self.pages = PageTable(self.pool)
         self.sampler = Sampler(
             self.sampling, self.prompt.token_ids, self.vocab_size, self.grammar, self.end_ids

@@ -35,7 +35,7 @@ class Prompt:
         rope_delta: rope position minus row index, for rows after the prompt.
         media: digest and number of visual rows of each image or video, in order.
         visuals: the images and videos themselves, in order.
-        vision: output of the vision tower; None before it ran and after it was released.
+        vision: output of the vision tower where it is known beforehand; else a sequence holds it.
     """
 
     token_ids: Tensor
@@ -65,18 +65,26 @@ class Prompt:
         """Deepstack levels [L, N, H]."""
         return self._encoded.visual_levels
 
-    def put_visual(self, embeds: Tensor, start: int) -> None:
-        """Write visual embeddings over ``embeds`` [S, H] of the rows from ``start`` on."""
+    def put_visual(self, embeds: Tensor, start: int, vision: Vision | None = None) -> None:
+        """Write visual embeddings over ``embeds`` [S, H] of the rows from ``start`` on.
+
+        ``vision``: output of the vision tower; None: the prompt's own.
+        """
         rows, first = self._visual(start, len(embeds))
         if len(rows):
-            found = self._encoded.embeds[first : first + len(rows)].to(embeds.dtype)
+            known = (vision or self._encoded).embeds
+            found = known[first : first + len(rows)].to(embeds.dtype)
             embeds.index_copy_(0, to_device(rows, embeds.device), found)
 
-    def put_visual_levels(self, rows: Tensor, start: int) -> None:
-        """Write deepstack levels into ``rows`` [L, S, H] of the rows from ``start`` on."""
+    def put_visual_levels(self, rows: Tensor, start: int, vision: Vision | None = None) -> None:
+        """Write deepstack levels into ``rows`` [L, S, H] of the rows from ``start`` on.
+
+        ``vision``: as for ``put_visual``.
+        """
         visual, first = self._visual(start, rows.shape[1])
         if len(visual):
-            found = self._encoded.visual_levels[:, first : first + len(visual)].to(rows.dtype)
+            known = (vision or self._encoded).visual_levels
+            found = known[:, first : first + len(visual)].to(rows.dtype)
             rows.index_copy_(1, to_device(visual, rows.device), found)
 
     def has_visual(self, start: int, count: int) -> bool:

@@ -206,8 +206,8 @@ class Scheduler:
         return failed
 
     def _encode(self, sequence: SequenceState) -> None:
-        if self._vision is not None and sequence.prompt.vision is None:
-            sequence.prompt = sequence.prompt.with_vision(self._vision.encode(sequence.prompt))
+        if self._vision is not None and sequence.vision is None:
+            sequence.vision = self._vision.encode(sequence.prompt)
 
     def _next(self) -> SequenceState | None:
         """Return the first waiting sequence that can run now, with pages allocated.
@@ -243,7 +243,7 @@ class Scheduler:
         self._pages.save_where_pages_end(launched.sequences)
         if self._vision is not None:  # a prefilled image is encoded again only after a preemption
             for s in launched.ended:
-                s.prompt = s.prompt.with_vision(None)
+                s.vision = None
         return [self._fail(s, error) for s, error in launched.failed]
 
     def _taken(self) -> LaunchedPrefill:

@@ -26,7 +26,7 @@ from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
-from trt_eagle3.decode.request.prompt import Prompt
+from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
 from trt_eagle3.decode.speculation.backfill import DraftBackfill
@@ -103,7 +103,8 @@ class AutoregressiveDrafter:
         """Run over rows of prompts (``Drafter.prefill``)."""
         embeds = self.runner.embedding.lookup(next_ids)
         for i, s in enumerate(rows.segments):
-            put_draft_visual(self.manifest, s.sequence.prompt, embeds[i], s.start)
+            prompt, vision = s.sequence.prompt, s.sequence.vision
+            put_draft_visual(self.manifest, prompt, embeds[i], s.start, vision)
         self._commit_at(rows.segments, rows.positions, {"page_table": page_table}, embeds, aux)
 
     def _commit(self, segments: Sequence[Segment], embeds: Tensor, aux: Tensor) -> None:
@@ -294,14 +295,20 @@ def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Co
     return (length if manifest.positions == "linear" else position) + manifest.position_shift
 
 
-def put_draft_visual(manifest: DraftManifest, prompt: Prompt, embeds: Tensor, start: int) -> None:
+def put_draft_visual(
+    manifest: DraftManifest,
+    prompt: Prompt,
+    embeds: Tensor,
+    start: int,
+    vision: Vision | None = None,
+) -> None:
     """Write visual embeddings over ``embeds [S, Hd]`` of draft rows from ``start`` on.
 
     Row t has the embedding of token t + 1. Nothing is written if the draft takes no visual
-    embeddings.
+    embeddings. ``vision``: as for ``Prompt.put_visual``.
     """
     if manifest.image_rows == "vision":
-        prompt.put_visual(embeds, start + int(manifest.image_rows_rotated))
+        prompt.put_visual(embeds, start + int(manifest.image_rows_rotated), vision)
 
 
 @lru_cache(maxsize=32)

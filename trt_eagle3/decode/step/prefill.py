@@ -217,8 +217,9 @@ class Prefiller:
             return None
         levels = embeds.new_zeros(self._target.num_visual_levels, *embeds.shape)
         for i, s in enumerate(segments):
-            s.sequence.prompt.put_visual(embeds[i], s.start)
-            s.sequence.prompt.put_visual_levels(levels[:, i], s.start)
+            prompt, vision = s.sequence.prompt, s.sequence.vision
+            prompt.put_visual(embeds[i], s.start, vision)
+            prompt.put_visual_levels(levels[:, i], s.start, vision)
         return levels
 
     def _run_draft(
