@@ -46,13 +46,13 @@ def rooms_found(
     after the other.
     """
     found: list[bool] = []
-    has_room = Stepper._has_room
+    has_room = Stepper._try_reserve
 
     def noted(self: Stepper, s: SequenceState, num_rows: int) -> bool:
         found.append(has_room(self, s, num_rows))
         return found[-1]
 
-    monkeypatch.setattr(Stepper, "_has_room", noted)
+    monkeypatch.setattr(Stepper, "_try_reserve", noted)
     pool, prefixes = full_of_prefixes(NUM_PAGES)
     scheduler = make_scheduler(pool, prefixes, lambda _: TREES[tree])
     asked = {i: sequence(i, pool, drafting=tree != "plain") for i in (0, 5)}

@@ -2,9 +2,10 @@
 
 A step admits waiting sequences while there are free pages and batch slots. It launches one prefill
 over a bounded number of prompt rows. Then it runs a decoding step of all prefilled sequences. So a
-long prompt delays them by one chunk at most. Pages are allocated on demand. When they run out,
-cached prefixes are evicted first. Then the newest sequence is preempted. It is recomputed later
-from its tokens.
+long prompt delays them by one chunk at most. Pages are allocated on demand. If they run out, cached
+prefixes are evicted. Then a backpressured sequence is preempted, else the newest. A request that
+waited a second for its first token may preempt the sequence with the most tokens since its
+admission. A preempted sequence is recomputed later from its tokens.
 """
 
 from __future__ import annotations
@@ -212,7 +213,8 @@ class Scheduler:
     def _next(self) -> SequenceState | None:
         """Return the first waiting sequence that can run now, with pages allocated.
 
-        To make room, backpressured sequences are preempted first, then the longest running one.
+        To make room, backpressured sequences are preempted first; after a second's wait, the
+        sequence with the most tokens since its admission.
         Preempted sequences go to the end of the queue.
         """
         ready = (s for s in self.waiting if self._pages.may_begin(s, self.running))

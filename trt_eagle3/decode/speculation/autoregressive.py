@@ -164,13 +164,13 @@ class AutoregressiveDrafter:
         speculates: Sequence[bool],
         num_kept: Tensor | None,
     ) -> Proposal:
-        known = next(s.draft for s in sequences if s.draft)
+        filler = next(s.draft for s in sequences if s.draft)  # of rows that are masked or dropped
         for s, wanted in zip(sequences, speculates, strict=True):
             assert not wanted or s.draft_length == s.length, (
                 f"draft holds {s.draft_length} rows, target {s.length}"
             )
-        states = [s.draft or known for s in sequences]
-        states += [known] * (batch.size - len(states))
+        states = [s.draft or filler for s in sequences]
+        states += [filler] * (batch.size - len(states))
         samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
         rows = batch if num_kept is None else batch.only(num_kept > 1)
         return self._grow(tree, rows, *DraftState.gather(states), samplers)

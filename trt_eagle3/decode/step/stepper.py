@@ -54,7 +54,10 @@ def num_tree_rows(tree: AnyTree) -> int:
 
 
 class Stepper:
-    """Launches and collects steps. At most one is in flight between two calls."""
+    """Launches and collects steps.
+
+    At most one step is in flight between two calls; ``launch_mixed`` may add the forward after it.
+    """
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class Stepper:
         rows_ahead = tree.num_nodes + tree.num_draft_rows
         if self._run_ahead:
             for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
-                self._has_room(s, min(s.length + rows_ahead, self._max_seq_len))
+                self._try_reserve(s, min(s.length + rows_ahead, self._max_seq_len))
         num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
         lengths = [s.length for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
@@ -155,7 +158,7 @@ class Stepper:
             return None
         if before is not None and max(before.rows.rows_of(sequences)) >= 0:
             self._mixed = self._forward_after(before, sequences, run)
-        elif all(self._has_room(s, s.length + 1) for s in sequences):
+        elif all(self._try_reserve(s, s.length + 1) for s in sequences):
             self._mixed = self._first_forward(sequences, run)
         return found[0] if found else None
 
@@ -248,7 +251,7 @@ class Stepper:
             return None
         rows = before.rows.rows_of(sequences)
         going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
-        if not going or not all(self._has_room(s, s.length + 2) for s, _ in going):
+        if not going or not all(self._try_reserve(s, s.length + 2) for s, _ in going):
             return None
         return self._root_forward([s for s, _ in going], before, [row for _, row in going], run)
 
@@ -348,7 +351,7 @@ class Stepper:
         wanted = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
         pairs = zip(going, wanted, strict=True)
         if max(wanted, default=1) == 1 or not all(
-            self._has_room(s, s.length + n) for s, n in pairs
+            self._try_reserve(s, s.length + n) for s, n in pairs
         ):
             return None
         return self.launch(going, tree)
@@ -360,7 +363,7 @@ class Stepper:
         """
         assert self._drafter is not None
         if not any(s.drafting for s in sequences) or not all(
-            self.holds(s, tree) and self._has_room(s, s.length + num_tree_rows(tree))
+            self.holds(s, tree) and self._try_reserve(s, s.length + num_tree_rows(tree))
             for s in sequences
         ):
             return
@@ -375,7 +378,7 @@ class Stepper:
         wanted = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
         return wanted and sequence.num_tokens + emitted < self._max_seq_len
 
-    def _has_room(self, sequence: SequenceState, num_rows: int) -> bool:
+    def _try_reserve(self, sequence: SequenceState, num_rows: int) -> bool:
         """Reserve pages for ``num_rows`` rows without preemption; returns False if lacking."""
         if self._states.lacking(sequence, num_rows) > 0:
             return False
