@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from trt_eagle3.backend_support import SUPPORT
 from trt_eagle3.checkpoint.source import is_hub_id, resolve_checkpoint
 from trt_eagle3.config import BuildConfig, config_from_dict, merged
 from trt_eagle3.engine.bundle.record import BUNDLE_FILE, SCHEMA_VERSION
@@ -245,7 +246,7 @@ def _build(config: BuildConfig, output: Path, announce: Callable[[str], object])
     report = build(
         config,
         output=output,
-        reference_weights=engine.backend != "tensorrt" and engine.weights is None,
+        reference_weights=not SUPPORT[engine.backend].compiles and engine.weights is None,
     )
     announce(f"built into {report.path} in {time.perf_counter() - begin:.1f} s")
     for warning in report.warnings:

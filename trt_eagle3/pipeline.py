@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trt_eagle3.atomic_io import atomic_directory, check_replaceable, create_file
+from trt_eagle3.backend_support import SUPPORT
 from trt_eagle3.calibration.prompts import CalibrationPrompts, read_prompts
 from trt_eagle3.calibration.reckoning import calibration_device, reckon
 from trt_eagle3.calibration.run import calibrate
@@ -216,7 +217,7 @@ def _probe_arguments(config: BuildConfig, path: Path) -> tuple[str, ...]:
     draft = config.draft
     if draft is None:
         return ()
-    if config.engine.backend == "tensorrt":
+    if SUPPORT[config.engine.backend].compiles:
         return config.target.checkpoint, draft.checkpoint
     return (str(path),)
 

@@ -21,6 +21,7 @@ __all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
 
 _MAX_ROWS = 16
 _MIN_DIVERGENCE = 1.0  # nats; below it a draft predicts well, however repetitive the answers are
+_MIN_TOKENS = 100  # the entropy of fewer tokens' own frequencies is far too low
 
 Verdict = Literal["right", "better", "prompts", "another target"]
 """The manifest is right; another interpretation is better; or nothing fits: the prompts do not fit,
@@ -93,7 +94,8 @@ class ProbeReport:
     @property
     def _worse_than_frequencies(self) -> bool:
         found = self._best_ranked.cross_entropy
-        return found >= max(self.baseline.entropy, _MIN_DIVERGENCE)
+        known = self.num_tokens >= _MIN_TOKENS
+        return known and found >= max(self.baseline.entropy, _MIN_DIVERGENCE)
 
     @property
     def _best_ranked(self) -> RankedInterpretation:

@@ -121,7 +121,7 @@ def test_builder_refuses_what_is_wrong_in_our_words(found: Any, wrong: str, said
 
 
 def test_parser_is_not_asked_before_it_finds_its_library(found: Any) -> None:
-    assert "nothing.so: not there" in found["no companion"]
+    assert "nothing.so: not found" in found["no companion"]
     assert "ends the process" in found["no companion"]
 
 

@@ -126,7 +126,7 @@ def test_tree_of_more_rows_than_are_kept_is_refused_in_one_line(tmp_path: Path) 
     save_qwen3_5_text(tmp_path)
     spec = read_target(tmp_path)
     pipeline._check_tree_rows(DynamicTree(8, 8, TREE_ROWS), spec)
-    with pytest.raises(UserError, match=f"a tree of {TREE_ROWS + 1} tokens: .* at most") as caught:
+    with pytest.raises(UserError, match=f"a tree of {TREE_ROWS + 1} tokens; .* at most") as caught:
         pipeline._check_tree_rows(DynamicTree(9, 8, TREE_ROWS + 1), spec)
     assert "\n" not in str(caught.value)
 

@@ -19,7 +19,8 @@ def tensorrt_package(name: str) -> Requirement:
 
     def look(_: EngineConfig | None) -> str:
         dialect = registry.load_dialect(name)
-        return f"{dialect.version} ({Path(dialect.trt.__file__).parent})"
+        file = getattr(dialect.trt, "__file__", None)  # a namespace package has none
+        return f"{dialect.version} ({Path(file).parent})" if file else str(dialect.version)
 
     return Requirement(PACKAGES[name].label, look, PACKAGES[name].install)
 
