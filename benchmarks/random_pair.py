@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.drawn_packed import draw_packed
 from benchmarks.synthetic import write_draft, write_target
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import AutoregressiveManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig, KVDtype
 from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
@@ -45,7 +45,7 @@ class RandomPair:
     """Runners over random weights, and the pages that their caches share."""
 
     spec: TargetCheckpoint
-    manifest: DraftManifest
+    manifest: AutoregressiveManifest
     target: TargetRunner
     draft: DraftRunner
     pool: PagePool

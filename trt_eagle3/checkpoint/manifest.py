@@ -15,10 +15,13 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.spec import RopeSpec
 
 __all__ = [
+    "AutoregressiveManifest",
     "DraftManifest",
     "Eagle3Manifest",
+    "ParallelRows",
     "Source",
     "SourceKind",
+    "autoregressive",
     "manifest_from_dict",
     "manifest_to_dict",
 ]
@@ -53,14 +56,7 @@ class DraftManifest:
         num_layers: decoder layers, counted from the tensors.
         aux_layers: out(k) ids, ascending: output of target decoder layer k with its residual.
         aux_pre_deepstack: whether out(k) is taken before the deepstack level of layer k is added.
-        feedback: the features fed to the next draft step: before or after the final norm.
         embedding, head: the draft's own tensor or the target's.
-        image_rows: the embedding at image positions: the pad token's text embedding, or the vision
-            rows.
-        image_rows_rotated: whether vision rows are shifted left by one, like the token ids.
-        positions: the rope positions of draft rows: the target's three axes, its temporal axis, or
-            a linear count.
-        position_shift: added to every draft position.
         tensors: canonical name -> place on disk; the kind's manifest lists the names. With
             ``head: target``, it includes the target's ``lm_head.weight`` once a pair is read.
         max_position_embeddings: the longest context in its config; 0 if the config has none.
@@ -85,13 +81,8 @@ class DraftManifest:
     rope: RopeSpec
     aux_layers: tuple[int, ...]
     aux_pre_deepstack: bool
-    feedback: Literal["pre_norm", "post_norm"]
     embedding: Literal["own", "target"]
     head: Literal["own", "target"]
-    image_rows: Literal["pad", "vision"]
-    image_rows_rotated: bool
-    positions: Literal["3d", "temporal", "linear"]
-    position_shift: int
     tensors: Mapping[str, TensorRef]
     max_position_embeddings: int = 0
     sources: Mapping[str, Source] = field(default_factory=dict)
@@ -112,7 +103,41 @@ class DraftManifest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Manifest(DraftManifest):
+class AutoregressiveManifest(DraftManifest):
+    """A draft that predicts one token per step: each step reads the features of the step before.
+
+    Attributes:
+        feedback: the features fed to the next draft step: before or after the final norm.
+        image_rows: the embedding at image positions: the pad token's text embedding, or the vision
+            rows.
+        image_rows_rotated: whether vision rows are shifted left by one, like the token ids.
+        positions: the rope positions of draft rows: the target's three axes, its temporal axis, or
+            a linear count.
+        position_shift: added to every draft position.
+    """
+
+    feedback: Literal["pre_norm", "post_norm"]
+    image_rows: Literal["pad", "vision"]
+    image_rows_rotated: bool
+    positions: Literal["3d", "temporal", "linear"]
+    position_shift: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelRows:
+    """The mask rows of a draft that drafts its whole chain in one forward (P-EAGLE).
+
+    Attributes:
+        mask_token_id: the token whose embedding mask rows have.
+        num_drafts: tokens per forward: one of the last committed row, the others of mask rows.
+    """
+
+    mask_token_id: int
+    num_drafts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Manifest(AutoregressiveManifest):
     """An EAGLE-3 draft. The input of layer 0 is concat[embedding, hidden].
 
     Attributes:
@@ -122,10 +147,12 @@ class Eagle3Manifest(DraftManifest):
         norm_before_fc: one RMSNorm (``input_norm``) over the concatenated aux states.
         fc_norm: one RMSNorm per aux state before fc (EAGLE-3.1).
         qk_norm: per-head RMSNorm of q and k (qwen3-style drafts).
+        parallel: the rows that replace the later steps (P-EAGLE); None if it drafts step by step.
         tensors: ``fc.weight``, ``fc.bias``, ``fc_norm.{i}.weight``, ``input_norm.weight``,
             ``layers.{n}.{self_attn,mlp}...``, ``layers.{n}.hidden_norm.weight``,
             ``layers.{n}.input_layernorm.weight``, ``layers.{n}.post_attention_layernorm.weight``,
-            ``norm.weight``, ``lm_head.weight``, ``embed_tokens.weight``, ``d2t``.
+            ``norm.weight``, ``lm_head.weight``, ``embed_tokens.weight``, ``d2t``, and
+            ``mask_hidden`` [1, 1, k * Ht], the aux states of mask rows.
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -147,6 +174,13 @@ class Eagle3Manifest(DraftManifest):
     attention_bias: bool
     mlp_bias: bool
     fc_bias: bool
+    parallel: ParallelRows | None = None
+
+
+def autoregressive(manifest: DraftManifest) -> AutoregressiveManifest:
+    """Cast ``manifest`` to its class."""
+    assert isinstance(manifest, AutoregressiveManifest), type(manifest)
+    return manifest
 
 
 _PLACES = ("path", "tensors")  # where a draft was read from, which is not one of its properties

@@ -92,6 +92,7 @@ def resolve(producer: Producer, fields: ResolvedFields) -> None:
         fields.put(field, value, "convention", rule)
     _image_rows(producer, fields)
     fields.put("image_rows_rotated", True, "convention", "rows move with the token ids")
+    fields.put("parallel", None, "tensor", "mask_hidden is absent")
     rope = _rope(producer, fields)
     one_d = rope.layout == "1d"
     fields.put("positions", producer.positions if one_d else "3d", "convention", rule)

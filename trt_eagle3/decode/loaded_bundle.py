@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import DraftManifest, autoregressive
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
@@ -241,7 +241,7 @@ class LoadedBundle:
         runner = DraftRunner(fuse, draft, self._layer_states(draft), self.draft_embedding, d2t)
         return AutoregressiveDrafter(
             runner,
-            manifest,
+            autoregressive(manifest),
             max_rows=self.record.config.engine.prefill_chunk,
             max_sequences=self.limits.max_batch_size,
             fixed_shapes=self.fixed_shapes,

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import (
+    AutoregressiveManifest,
+    DraftManifest,
+    autoregressive,
+)
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.spec import RopeSpec, TargetSpec
 
@@ -41,7 +45,8 @@ class Interpretation:
     def changed(self, change: Change, manifest: DraftManifest) -> Interpretation:
         """Return this interpretation with ``change``; values equal to ``manifest`` are dropped."""
         merged = {**dict(self.changes), **change}
-        if merged.get("image_rows", manifest.image_rows) == "pad":
+        own = manifest.image_rows if isinstance(manifest, AutoregressiveManifest) else None
+        if merged.get("image_rows", own) == "pad":
             merged.pop("image_rows_rotated", None)
         kept = {field: value for field, value in merged.items() if _value(manifest, field) != value}
         return Interpretation(tuple(sorted(kept.items())))
@@ -85,7 +90,8 @@ def _rope(rope: RopeSpec, changes: Mapping[str, Any]) -> RopeSpec:
 def positions(manifest: DraftManifest, _spec: TargetSpec) -> Iterator[Change]:
     """Yield linear positions, and the target's."""
     yield {"positions": "linear"}
-    yield {"positions": manifest.positions if manifest.positions != "linear" else "3d"}
+    own = autoregressive(manifest).positions
+    yield {"positions": own if own != "linear" else "3d"}
 
 
 def image_rows(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:

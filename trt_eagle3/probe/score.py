@@ -13,7 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import (
+    AutoregressiveManifest,
+    DraftManifest,
+    autoregressive,
+)
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
@@ -198,7 +202,7 @@ class Scorer:
         )
 
     def _cells(self, manifest: DraftManifest, recording: ProbeRecording) -> _Cells:
-        logits = self.chain(manifest, recording)
+        logits = self.chain(autoregressive(manifest), recording)
         num_rows, num_steps, _ = logits.shape
         # row s at depth i predicts answer token 1 + s + i
         token = torch.arange(num_rows)[:, None] + torch.arange(num_steps)
@@ -213,7 +217,7 @@ class Scorer:
         hit = inside & (self._ids[logits.argmax(dim=-1)] == wanted)
         return _Cells(ce, entropy, hit, inside, inside & torch.isin(wanted, self._ids))
 
-    def chain(self, manifest: DraftManifest, recording: ProbeRecording) -> Tensor:
+    def chain(self, manifest: AutoregressiveManifest, recording: ProbeRecording) -> Tensor:
         """Return logits [S, K, Vd] of rows P - 1 to n - 3.
 
         All rows draft at once, each from its own true features. A chain uses the draft's own
@@ -247,7 +251,7 @@ class Scorer:
         return torch.stack(found, dim=1)
 
     def _true_rows(
-        self, manifest: DraftManifest, runner: DraftRunner, recording: ProbeRecording
+        self, manifest: AutoregressiveManifest, runner: DraftRunner, recording: ProbeRecording
     ) -> tuple[Tensor, Tensor]:
         """Commit all rows with true features.
 
@@ -291,7 +295,7 @@ _NOT_READ = frozenset({"path", "tensors", "sources", "warnings", "rope", "image_
 
 def _key(manifest: DraftManifest) -> str:
     """Return a key of all that interpretations differ in."""
-    m, rope = manifest, manifest.rope
+    m, rope = autoregressive(manifest), manifest.rope
     turns = (rope.layout, rope.sections, rope.inv_freq, rope.attention_scaling)
     rotated = m.image_rows == "vision" and m.image_rows_rotated
     rest = {name: value for name, value in vars(m).items() if name not in _NOT_READ}

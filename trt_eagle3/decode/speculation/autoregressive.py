@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import AutoregressiveManifest
 from trt_eagle3.decode.forward.batch import (
     causal_mask_of,
     padded,
@@ -100,7 +100,7 @@ class AutoregressiveDrafter:
     def __init__(
         self,
         runner: DraftRunner,
-        manifest: DraftManifest,
+        manifest: AutoregressiveManifest,
         *,
         max_rows: int,
         max_sequences: int | None = None,
@@ -293,7 +293,7 @@ class AutoregressiveDrafter:
         return self._grower.grow(tree, inputs)
 
 
-def draft_positions(manifest: DraftManifest, first_rows: Tensor, positions: Tensor) -> Tensor:
+def draft_positions(manifest: AutoregressiveManifest, first_rows: Tensor, positions: Tensor) -> Tensor:
     """Return rope positions int32 [3, B, S] of draft rows from ``first_rows`` [B] on.
 
     ``positions`` int32 [3, B, S + 1]: the target's positions of those rows and of the row after
@@ -307,7 +307,7 @@ def draft_positions(manifest: DraftManifest, first_rows: Tensor, positions: Tens
     return found[:1].expand(3, -1, -1) if manifest.positions == "temporal" else found
 
 
-def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Count) -> _Count:
+def draft_decode_position(manifest: AutoregressiveManifest, length: _Count, position: _Count) -> _Count:
     """Return the rope position of the draft row after ``length`` rows.
 
     ``position``: the rope position of the same target row. Tensors hold several sequences.
@@ -316,7 +316,7 @@ def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Co
 
 
 def put_draft_visual(
-    manifest: DraftManifest,
+    manifest: AutoregressiveManifest,
     prompt: Prompt,
     embeds: Tensor,
     start: int,

@@ -86,13 +86,13 @@ class _Eagle3:
                 f"aux_pre_deepstack: it takes out({caught}) after the deepstack level is added, "
                 "here before"
             )
-        if manifest.image_rows != "pad":
+        if own(manifest).image_rows != "pad":
             yield (
                 "image_rows: its draft reads the pad token's embedding at image positions, here "
                 "the vision rows"
             )
-        if manifest.position_shift:
-            yield f"position_shift: it has none, here {manifest.position_shift}"
+        if shift := own(manifest).position_shift:
+            yield f"position_shift: it has none, here {shift}"
 
 
 def own(manifest: DraftManifest) -> Eagle3Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import DraftManifest, autoregressive
 from trt_eagle3.probe.interpretation import Change, Factor, choice, image_rows, positions
 from trt_eagle3.spec import TargetSpec
 
@@ -53,7 +53,7 @@ def _rope_schedule(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change
 def _rope_layout(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
     """Use one axis, or three with the draft's own sections, else the target's if they fit."""
     yield {"rope.layout": "1d", "rope.sections": ()}
-    positions = {} if manifest.positions == "linear" else {"positions": "3d"}
+    positions = {} if autoregressive(manifest).positions == "linear" else {"positions": "3d"}
     sections = manifest.rope.sections or spec.attention.rope.sections
     if sections and 2 * sum(sections) == manifest.head_dim:
         for layout in ("chunked", "interleaved"):

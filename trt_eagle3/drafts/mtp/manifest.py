@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import AutoregressiveManifest
 from trt_eagle3.spec import AttentionSpec, LayerSpec, NormSpec, TargetSpec
 
 __all__ = ["MtpManifest", "as_served"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MtpManifest(DraftManifest):
+class MtpManifest(AutoregressiveManifest):
     """An MTP head.
 
     Attributes:

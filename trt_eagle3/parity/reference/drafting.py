@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import AutoregressiveManifest, autoregressive
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.parity.record.answers import RecordedAnswer
@@ -50,9 +50,9 @@ class DraftReference:
     speculation: SpeculationConfig
 
     @property
-    def manifest(self) -> DraftManifest:
+    def manifest(self) -> AutoregressiveManifest:
         """The manifest, read again from the checkpoint."""
-        return self.draft.manifest
+        return autoregressive(self.draft.manifest)
 
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[n, Hd] on the CPU: embeddings from the draft's own table or the target's."""

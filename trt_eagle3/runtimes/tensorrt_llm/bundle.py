@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import AutoregressiveManifest, DraftManifest
 from trt_eagle3.config import LimitsConfig, SpeculationConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
@@ -150,7 +150,7 @@ def _differences(
     if manifest is None:
         return
     yield from kind_of(manifest).differences(manifest, spec)
-    if manifest.positions == "3d":
+    if isinstance(manifest, AutoregressiveManifest) and manifest.positions == "3d":
         yield "positions: its draft uses one rope axis, the manifest the target's three"
     if mode == "tree":
         yield "speculation.mode: it has no static trees; written as a chain"

@@ -19,7 +19,7 @@ import yaml
 
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, create_file
 from trt_eagle3.checkpoint.convert import Layout
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.manifest import AutoregressiveManifest, DraftManifest
 from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.drafts.registry import kind_of
@@ -130,7 +130,8 @@ def _differences(
     if manifest is None:
         return
     yield from kind_of(manifest).differences(manifest, spec)
-    if manifest.positions == "linear" and spec.vision is not None:
+    positions = manifest.positions if isinstance(manifest, AutoregressiveManifest) else ""
+    if positions == "linear" and spec.vision is not None:
         yield (
             "positions: after an image its draft counts on the target's temporal axis, the "
             "manifest counts every row"
