@@ -1,0 +1,1 @@
+"""Block drafts: DFlash, DFlash2 and DSpark (``BlockManifest``)."""
