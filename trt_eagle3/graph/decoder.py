@@ -55,7 +55,8 @@ KV_SCALES = "kv_scales"
 class Context:
     """The inputs that place the new tokens: positions, cache slots, and the attention mask.
 
-    ``logit_rows``: None in a graph without a head. ``entries``: the inputs of states with an entry per sequence (``ENTRY_INPUTS``), if any.
+    ``logit_rows``: None in a graph without a head. ``entries``: the inputs of states with an entry
+    per sequence (``ENTRY_INPUTS``), if any.
     """
 
     position_ids: Value
@@ -225,9 +226,7 @@ class Attention:
         return "norm_offset", {"epsilon": norm.eps, **offset}
 
 
-def context_inputs(
-    b: GraphBuilder, *, entries: bool = False, has_head: bool = True
-) -> Context:
+def context_inputs(b: GraphBuilder, *, entries: bool = False, has_head: bool = True) -> Context:
     """Declare the inputs of ``CONTEXT_INPUTS``; with ``entries``, also of ``ENTRY_INPUTS``.
 
     ``has_head``: the graph has logits, and so ``logit_rows``.

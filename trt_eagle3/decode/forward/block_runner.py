@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetIds

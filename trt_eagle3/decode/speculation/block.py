@@ -137,14 +137,10 @@ class BlockDrafter:
             )
         samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
         states = filtered_states(samplers)
-        allowed = (
-            DraftFilter(states, self.runner.target_ids) if DraftFilter.pays(states) else None
-        )
+        allowed = DraftFilter(states, self.runner.target_ids) if DraftFilter.pays(states) else None
         sampling = DraftSampling.of(samplers, batch.size, batch.lengths.device)
         rows = batch if num_kept is None else batch.only(num_kept > 1)
-        return self._draft(
-            tree, rows.lengths, rows.roots.long(), rows.pages, sampling, allowed
-        )
+        return self._draft(tree, rows.lengths, rows.roots.long(), rows.pages, sampling, allowed)
 
     def extend(
         self,
@@ -169,7 +165,7 @@ class BlockDrafter:
         if not ahead:
             return _Output(None)
         lengths, roots = batch.lengths + counts, paths.last.clamp(min=0)
-        sampling = proposal.drawn and proposal.drawn.sampling
+        sampling = None if proposal.drawn is None else proposal.drawn.sampling
         return _Output(self._draft(proposal.tree, lengths, roots, batch.pages, sampling))
 
     def keep(
@@ -204,9 +200,7 @@ class BlockDrafter:
         del dtype
         proposal = self._draft(tree, batch.lengths, batch.roots.long(), batch.pages)
         shape, device = tuple(proposal.tokens.shape), batch.lengths.device
-        return replace(
-            proposal, tokens=spread_tokens(shape, self.manifest.vocab_size, device)
-        )
+        return replace(proposal, tokens=spread_tokens(shape, self.manifest.vocab_size, device))
 
     def _draft(
         self,

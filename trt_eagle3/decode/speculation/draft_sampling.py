@@ -24,7 +24,9 @@ from trt_eagle3.host_copy import to_device
 
 __all__ = ["DraftSampling"]
 
-_CANDIDATES = 64  # likeliest tokens of a row that may be drawn; more would be copied, but rarely win
+_CANDIDATES = (
+    64  # likeliest tokens of a row that may be drawn; more would be copied, but rarely win
+)
 # SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014)
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 _MANTISSA = 53  # bits of a float64

@@ -33,9 +33,7 @@ class PreparedTrees:
         self._rows = BatchRows(sequences, [s.length for s in sequences], rows)
         self._proposal = proposal
 
-    def take(
-        self, sequences: Sequence[SequenceState], tree: AnyTree, size: int
-    ) -> Proposal | None:
+    def take(self, sequences: Sequence[SequenceState], tree: AnyTree, size: int) -> Proposal | None:
         """Return the trees of ``sequences``, cut to ``tree`` and padded to ``size`` rows.
 
         None if they are for other sequences or have another shape. Nothing is held afterwards.
@@ -58,9 +56,7 @@ class PreparedTrees:
         return proposal.at(to_device(index, proposal.tokens.device))
 
 
-def num_kept_of(
-    speculates: Sequence[bool], tree: AnyTree, batch: DeviceBatch
-) -> Tensor | None:
+def num_kept_of(speculates: Sequence[bool], tree: AnyTree, batch: DeviceBatch) -> Tensor | None:
     """Return ``Proposal.num_kept`` of a batch in which only some sequences speculate; None if all
     do.
     """

@@ -110,9 +110,12 @@ class Proposal:
         """Apply ``change`` to every tensor."""
         return Proposal(
             self.tree,
-            *(change(field) for field in (self.tokens, self.parents, self.depths, self.mask)),
-            num_kept=None if self.num_kept is None else change(self.num_kept),
-            drawn=self.drawn and self.drawn.mapped(change),
+            change(self.tokens),
+            change(self.parents),
+            change(self.depths),
+            change(self.mask),
+            None if self.num_kept is None else change(self.num_kept),
+            None if self.drawn is None else self.drawn.mapped(change),
         )
 
     def dropped(self) -> Tensor | None:

@@ -98,7 +98,11 @@ def block_graph(
     for i, layer in enumerate(manifest.layers):
         prefix = f"layers.{i}."
         attention = Attention(
-            geometry, page_size, stream.scale, window=layer.window, by_anchor=manifest.window_rule == "anchor"
+            geometry,
+            page_size,
+            stream.scale,
+            window=layer.window,
+            by_anchor=manifest.window_rule == "anchor",
         )
         with b.scope(f"layers.{i}"):
             own = masked if layer.causal else context

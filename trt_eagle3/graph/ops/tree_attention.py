@@ -255,6 +255,7 @@ TREE_ATTENTION = Op(
     torch_function=tree_attention,
     kernel=KERNEL,
     kernel_call=_node_call,
+    without_kernel=_WINDOWS,
     plugin="TreeAttention",
     plugin_attributes=("prefetch_safe", "kv_type"),
     plugin_values=_plugin_values,
