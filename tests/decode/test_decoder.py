@@ -249,7 +249,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     ),
     "d2t ignored": (
         "tokens",
-        lambda patch: patch.setattr(DraftRunner, "target_ids", lambda _, ids: ids),
+        lambda patch: patch.setattr(TargetIds, "__call__", lambda _, ids: ids),
     ),
 }
 
