@@ -172,9 +172,9 @@ class BlockDraft(nn.Module):
             selector.predecessor_codebook = nn.Parameter(torch.empty(vocab, shape.selector_rank))
             selector.successor_codebook = nn.Parameter(torch.empty(vocab, shape.selector_rank))
             selector.hidden_projection = nn.Linear(hidden, shape.selector_rank, bias=False)
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=0.0 if "kernel_projection" in name else 0.02)
 
     def forward(self, aux: Tensor, anchors: Tensor, embedded: Tensor) -> Tensor:
         """Return hidden states [B, A, N, H] of blocks.

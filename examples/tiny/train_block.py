@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from train import STEP_DECAY, VOCAB_ROWS, Budget, Progress, batches, optimizer_for
 from transformers import AutoModelForImageTextToText
 
-__all__ = ["States", "block_parser", "fit_block", "measured", "read_target", "stored_states"]
+__all__ = ["States", "begun", "block_parser", "fit_block", "measured", "read_target", "stored_states"]
 
 MASK_ID = 640  # the first unused row, as Qwen3's drafts take one
 AUX_LAYERS = (1, 3, 6)
@@ -77,6 +77,22 @@ def stored_states(
         found.append(States(batch.ids, batch.prompt_len, batch.length, *states))
         progress.add(step, batch.length.float().mean())
     return found
+
+
+@torch.no_grad()
+def begun(shape: BlockShape, target: Any) -> BlockDraft:
+    """Return a draft that begins with the last layers of a dense target of its sizes.
+
+    Its context begins as the last aux state.
+    """
+    draft, decoder = BlockDraft(shape), target.model.language_model
+    layers = decoder.layers[-len(draft.layers) :]
+    for own, theirs in zip(draft.layers, layers, strict=True):
+        own.load_state_dict(theirs.state_dict())
+    draft.norm.load_state_dict(decoder.norm.state_dict())
+    draft.hidden_norm.load_state_dict(layers[0].input_layernorm.state_dict())
+    draft.fc.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
+    return draft
 
 
 def block_losses(
@@ -225,7 +241,7 @@ def main() -> None:
     for name in args.drafts:
         start = time.time()
         torch.manual_seed(args.seed)
-        draft = BlockDraft(SHAPES[name])
+        draft = begun(SHAPES[name], target)
         fit_block(draft, target, stored, args)
         seconds = time.time() - start
         rounded(draft)
