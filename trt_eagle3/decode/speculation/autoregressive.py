@@ -273,7 +273,9 @@ class AutoregressiveDrafter:
         return self._grower.grow(tree, inputs)
 
 
-def draft_positions(manifest: AutoregressiveManifest, first_rows: Tensor, positions: Tensor) -> Tensor:
+def draft_positions(
+    manifest: AutoregressiveManifest, first_rows: Tensor, positions: Tensor
+) -> Tensor:
     """Return rope positions int32 [3, B, S] of draft rows from ``first_rows`` [B] on.
 
     ``positions`` int32 [3, B, S + 1]: the target's positions of those rows and of the row after
@@ -287,7 +289,9 @@ def draft_positions(manifest: AutoregressiveManifest, first_rows: Tensor, positi
     return found[:1].expand(3, -1, -1) if manifest.positions == "temporal" else found
 
 
-def draft_decode_position(manifest: AutoregressiveManifest, length: _Count, position: _Count) -> _Count:
+def draft_decode_position(
+    manifest: AutoregressiveManifest, length: _Count, position: _Count
+) -> _Count:
     """Return the rope position of the draft row after ``length`` rows.
 
     ``position``: the rope position of the same target row. Tensors hold several sequences.

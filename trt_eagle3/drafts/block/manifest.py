@@ -88,7 +88,8 @@ class BlockManifest(DraftManifest):
             ``layers.{i}.self_attn.{q,k}_norm.weight``, ``layers.{i}.self_attn.sinks`` [heads],
             ``layers.{i}.mlp.{gate,up,down}_proj.weight``,
             ``layers.{i}.{attention_conv,mlp_conv}.base_kernel`` [2, taps, Hd],
-            ``layers.{i}.{attention_conv,mlp_conv}.kernel_projection.weight`` [2*taps*(Hd/group), Hd],
+            ``layers.{i}.{attention_conv,mlp_conv}.kernel_projection.weight``
+            [2 * taps * (Hd / group), Hd],
             ``candidate_selector.{predecessor_codebook,successor_codebook}`` [V, r],
             ``candidate_selector.hidden_projection.weight`` [r, Hd],
             ``markov_head.markov_w1.weight`` [V, r], ``markov_head.markov_w2.weight`` [Vd, r],
