@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest, autoregressive
+from trt_eagle3.checkpoint.manifest import AutoregressiveManifest, DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
+from trt_eagle3.decode.forward.block_runner import BlockRunner
 from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.state import LayerStates, layer_states
@@ -24,9 +25,13 @@ from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionEncoder, VisionRunner
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.block import BlockDrafter
+from trt_eagle3.decode.speculation.block_heads import BlockHeads
+from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.tree import configured_tree
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.drafts.registry import manifest_from_dict
+from trt_eagle3.drafts.block.manifest import BlockManifest
+from trt_eagle3.drafts.registry import kind_of, manifest_from_dict
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle.check import check_graphs, check_tables
 from trt_eagle3.engine.bundle.read import read_bundle, retry_if_replaced, unreplaced
@@ -151,15 +156,13 @@ class LoadedBundle:
         )
 
     def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        """Open a new session of ``target``, ``vision``, ``fuse`` or ``draft``.
+        """Open a new session of ``target``, ``vision`` or a graph of the draft.
 
         ``intermediates``: as for ``open_session``.
         """
         return self.sessions(self, graph, intermediates)
 
-    def decoder_over(
-        self, target: Session, drafter: AutoregressiveDrafter | None = None
-    ) -> Decoder:
+    def decoder_over(self, target: Session, drafter: Drafter | None = None) -> Decoder:
         """Make a decoder over ``target``, a session of the target graph, with its own cache."""
         states = self._layer_states(target)
         runner = TargetRunner(target, states, self.embedding, self.spec.num_visual_levels)
@@ -231,19 +234,36 @@ class LoadedBundle:
         )
 
     @cached_property
-    def drafter(self) -> AutoregressiveDrafter | None:
+    def drafter(self) -> Drafter | None:
         """The draft; None in a bundle without one."""
         manifest = self.manifest
         if manifest is None:
             return None
-        d2t = self._read_d2t(manifest)
-        fuse, draft = self.open_graph("fuse"), self.open_graph("draft")
-        runner = DraftRunner(fuse, draft, self._layer_states(draft), self.draft_embedding, d2t)
+        first, second = (self.open_graph(name) for name in kind_of(manifest).graph_names)
+        d2t, states, table = (
+            self._read_d2t(manifest),
+            self._layer_states(second),
+            self.draft_embedding,
+        )
+        rows, sequences = self.record.config.engine.prefill_chunk, self.limits.max_batch_size
+        if isinstance(manifest, BlockManifest):
+            tables = {n: self._read_tensor(n) for n in kind_of(manifest).tables(manifest)}
+            own_mask = tables.get("mask_embedding")
+            block = BlockRunner(first, second, states, table, manifest, d2t, own_mask)
+            return BlockDrafter(
+                block,
+                BlockHeads(manifest, tables, block.target_ids),
+                manifest,
+                max_rows=rows,
+                max_sequences=sequences,
+                fixed_shapes=self.fixed_shapes,
+            )
+        assert isinstance(manifest, AutoregressiveManifest)
         return AutoregressiveDrafter(
-            runner,
-            autoregressive(manifest),
-            max_rows=self.record.config.engine.prefill_chunk,
-            max_sequences=self.limits.max_batch_size,
+            DraftRunner(first, second, states, table, d2t),
+            manifest,
+            max_rows=rows,
+            max_sequences=sequences,
             fixed_shapes=self.fixed_shapes,
         )
 
@@ -260,6 +280,12 @@ class LoadedBundle:
     def _table(self, ref: TensorRef) -> EmbeddingTable:
         with unreplaced(self.path, self.record):
             return EmbeddingTable(ref, self.dtype, self.device)
+
+    def _read_tensor(self, name: str) -> Tensor:
+        """Read a tensor of the draft to the device, in the compute type."""
+        assert self.manifest is not None
+        with unreplaced(self.path, self.record):
+            return read_tensor(self.manifest.tensors[name]).to(self.device, self.dtype)
 
     def _read_d2t(self, manifest: DraftManifest) -> Tensor | None:
         """Read the offset from draft id to target id, to the device; None if the ids are equal."""

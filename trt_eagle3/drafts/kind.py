@@ -1,14 +1,17 @@
 """DraftKind: the interface of a kind of drafts.
 
-The contract of the graphs is the same for all kinds, so decoding does not depend on the kind
-(``docs/architecture.md``). ``fuse`` computes features from the target's hidden states. ``draft``
-maps the embeddings of the tokens one ahead and the features to logits and the next step's features.
+Decoding depends on the graphs, not on the kind (``docs/architecture.md``). The graphs of
+autoregressive kinds are ``fuse`` and ``draft``. ``fuse`` computes features from the target's
+hidden states. ``draft`` maps the embeddings of the tokens one ahead and the features to logits and
+the next step's features. Those of block drafts are ``context`` and ``block``
+(``drafts/block/graph.py``).
+
 A kind's methods import its modules when they are called, as a family's methods do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +42,11 @@ class DraftKind(Protocol):
     @property
     def manifest(self) -> type[DraftManifest]:
         """The class of its manifests."""
+        ...
+
+    @property
+    def graph_names(self) -> tuple[str, ...]:
+        """The graphs that ``graphs`` builds."""
         ...
 
     @property
@@ -74,10 +82,14 @@ class DraftKind(Protocol):
         """Return canonical name and shape of its weights."""
         ...
 
+    def tables(self, manifest: DraftManifest) -> Collection[str]:
+        """Return the tensors that decoding reads outside the graphs, beside token table and d2t."""
+        ...
+
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
     ) -> dict[str, onnx.ModelProto]:
-        """Build the graphs ``fuse`` and ``draft``."""
+        """Build the graphs of ``graph_names``."""
         ...
 
     def reference(

@@ -16,7 +16,15 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.drafts.kind import DraftKind
 from trt_eagle3.errors import UserError, quote
 
-__all__ = ["KINDS", "find_draft", "kind_named", "kind_of", "manifest_from_dict", "read_draft"]
+__all__ = [
+    "DRAFT_GRAPHS",
+    "KINDS",
+    "find_draft",
+    "kind_named",
+    "kind_of",
+    "manifest_from_dict",
+    "read_draft",
+]
 
 KINDS = {
     "mtp": "trt_eagle3.drafts.mtp:KIND",
@@ -26,6 +34,10 @@ KINDS = {
 
 The kinds are tested in this order for a draft. The last accepts every draft.
 """
+
+
+DRAFT_GRAPHS = ("fuse", "draft", "context", "block")
+"""Names of the graphs of all kinds (``DraftKind.graph_names``)."""
 
 
 def find_draft(

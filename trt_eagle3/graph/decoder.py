@@ -24,8 +24,11 @@ __all__ = [
     "KV_SCALES",
     "Attention",
     "Context",
+    "by_picked",
+    "by_row",
     "context_inputs",
     "head",
+    "pick",
     "rows",
     "swiglu",
 ]
@@ -52,7 +55,8 @@ KV_SCALES = "kv_scales"
 class Context:
     """The inputs that place the new tokens: positions, cache slots, and the attention mask.
 
-    ``entries``: the inputs of states with an entry per sequence (``ENTRY_INPUTS``), if any.
+    ``logit_rows``: None in a graph without a head. ``entries``: the inputs of states with an entry
+    per sequence (``ENTRY_INPUTS``), if any.
     """
 
     position_ids: Value
@@ -60,7 +64,7 @@ class Context:
     query_lengths: Value
     page_table: Value
     tree_mask: Value
-    logit_rows: Value
+    logit_rows: Value | None = None
     entries: tuple[Value, ...] = ()
 
 
@@ -71,12 +75,16 @@ class Attention:
     Attributes:
         output_scale: factor of ``o_proj`` (``graph/residual.py``).
         kv_scales: scales of an FP8 cache.
+        window: slots that a row sees back and ahead, or back from the anchor if ``by_anchor``
+            (``TreeAttention``); 0: all.
     """
 
     spec: AttentionSpec
     page_size: int
     output_scale: float = 1.0
     kv_scales: KVScales | None = None
+    window: int = 0
+    by_anchor: bool = False
 
     def emit(
         self,
@@ -87,6 +95,26 @@ class Attention:
         layer: int,
     ) -> Value:
         """Compute attention with o_proj, ``x [n, width]`` -> ``[n, H]``; update cache ``layer``."""
+        prefix = f"layers.{layer}.self_attn."
+        out = self.attend(b, x, tensors, context, layer)
+        with b.scope("self_attn"):
+            biases = [tensors[f"{prefix}o_proj.bias"]] if self.spec.out_bias else []
+            scales = [self.output_scale]
+            return b.linear(
+                out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales
+            )
+
+    def attend(
+        self,
+        b: GraphBuilder,
+        x: Value,
+        tensors: Mapping[str, TensorRef],
+        context: Context,
+        layer: int,
+    ) -> Value:
+        """Compute attention without o_proj, ``x [n, width]`` -> ``[n, Hq * D]``; update cache
+        ``layer``.
+        """
         prefix, spec = f"layers.{layer}.self_attn.", self.spec
         with b.scope("self_attn"):
             biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if spec.qkv_bias else []
@@ -108,22 +136,27 @@ class Attention:
                     *([] if self.kv_scales is None else [self._scales(b, self.kv_scales, layer)]),
                 ),
                 names=("out", "k_cache", "v_cache"),
-                overload="" if self.kv_scales is None else "fp8",
+                overload=self._form,
                 dtypes=(b.dtype, k_cache.dtype, v_cache.dtype),
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
                 page_size=self.page_size,
                 scale=spec.rope.attention_scaling**2 / spec.head_dim**0.5,
+                **({self._form: self.window} if self.window else {}),
             )
             for state, updated in zip(states, (k_new, v_new), strict=True):
                 b.update_state(state, updated)
             if gate is not None:
                 out = b.op("Mul", out, b.op("Sigmoid", gate, name="gate_opened"), name="gated")
-            biases = [tensors[f"{prefix}o_proj.bias"]] if spec.out_bias else []
-            scales = [self.output_scale]
-            return b.linear(
-                out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales
-            )
+            return out
+
+    @property
+    def _form(self) -> str:
+        """The overload of ``TreeAttention``."""
+        assert self.kv_scales is None or not self.window, "an FP8 cache has no window"
+        if self.window:
+            return "anchor_window" if self.by_anchor else "window"
+        return "" if self.kv_scales is None else "fp8"
 
     def _cut_gate(self, b: GraphBuilder, qkv: Value) -> tuple[Value, Value | None]:
         """Split off the gate channels that follow each head of q. Return q, k, v and the gate."""
@@ -193,8 +226,11 @@ class Attention:
         return "norm_offset", {"epsilon": norm.eps, **offset}
 
 
-def context_inputs(b: GraphBuilder, *, entries: bool = False) -> Context:
-    """Declare the inputs of ``CONTEXT_INPUTS``; with ``entries``, also of ``ENTRY_INPUTS``."""
+def context_inputs(b: GraphBuilder, *, entries: bool = False, has_head: bool = True) -> Context:
+    """Declare the inputs of ``CONTEXT_INPUTS``; with ``entries``, also of ``ENTRY_INPUTS``.
+
+    ``has_head``: the graph has logits, and so ``logit_rows``.
+    """
     int32 = TensorProto.INT32
     return Context(
         position_ids=b.input("position_ids", int32, (3, "batch", "seq")),
@@ -202,7 +238,7 @@ def context_inputs(b: GraphBuilder, *, entries: bool = False) -> Context:
         query_lengths=b.input("query_lengths", int32, ("batch",)),
         page_table=b.input("page_table", int32, ("batch", "pages")),
         tree_mask=b.input("tree_mask", TensorProto.BOOL, ("batch", "seq", "tail")),
-        logit_rows=b.input("logit_rows", int32, ("batch", "rows")),
+        logit_rows=b.input("logit_rows", int32, ("batch", "rows")) if has_head else None,
         entries=tuple(b.input(name, int32, ("batch",)) for name in ENTRY_INPUTS if entries),
     )
 
@@ -233,21 +269,34 @@ def swiglu(
 
 def by_row(b: GraphBuilder, value: Value, context: Context, width: int, name: str) -> Value:
     """Reshape ``[n, width]`` to ``[B, S, width]``."""
-    last = b.constant(np.array([width], dtype=np.int64), f"width_{width}")
     axes = b.op(
         "Shape", context.position_ids, dtype=TensorProto.INT64, name=f"{name}_axes", start=1
     )
-    return b.op(
-        "Reshape", value, b.op("Concat", axes, last, name=f"{name}_shape", axis=0), name=name
-    )
+    return _with_axes(b, value, axes, width, name)
+
+
+def by_picked(b: GraphBuilder, value: Value, context: Context, width: int, name: str) -> Value:
+    """Reshape ``[B * R, width]`` to ``[B, R, width]``, where R rows are in ``logit_rows``."""
+    assert context.logit_rows is not None
+    axes = b.op("Shape", context.logit_rows, dtype=TensorProto.INT64, name=f"{name}_axes")
+    return _with_axes(b, value, axes, width, name)
+
+
+def pick(b: GraphBuilder, x: Value, context: Context) -> Value:
+    """Pick the ``logit_rows`` of ``x [n, width]``: ``[B * R, width]``."""
+    assert context.logit_rows is not None
+    return b.own_op("PickRows", x, context.logit_rows, names=("picked",))[0]
+
+
+def _with_axes(b: GraphBuilder, value: Value, axes: Value, width: int, name: str) -> Value:
+    last = b.constant(np.array([width], dtype=np.int64), f"width_{width}")
+    shape = b.op("Concat", axes, last, name=f"{name}_shape", axis=0)
+    return b.op("Reshape", value, shape, name=name)
 
 
 def head(b: GraphBuilder, hidden: Value, context: Context, weight: TensorRef) -> Value:
     """Compute float32 logits ``[B, R, vocab]`` of the ``logit_rows`` of ``hidden [n, H]``."""
-    vocab, _ = weight.shape
-    picked = b.own_op("PickRows", hidden, context.logit_rows, names=("picked",))[0]
+    picked = pick(b, hidden, context)
     flat = b.linear(picked, [weight], name="logits_flat")
-    axes = b.op("Shape", context.logit_rows, dtype=TensorProto.INT64, name="logit_axes")
-    size = b.constant(np.array([vocab], dtype=np.int64), f"width_{vocab}")
-    shape = b.op("Concat", axes, size, name="logits_shape", axis=0)
-    return b.cast(b.op("Reshape", flat, shape, name="logits_typed"), TensorProto.FLOAT)
+    typed = by_picked(b, flat, context, weight.shape[0], "logits_typed")
+    return b.cast(typed, TensorProto.FLOAT)

@@ -22,6 +22,7 @@ __all__ = [
     "DraftRunner",
     "AttentionMetadata",
     "Rows",
+    "TargetIds",
     "TargetRunner",
     "all_rows",
     "causal_mask",
@@ -60,19 +61,20 @@ class AttentionMetadata:
         states = {"page_table": pages}
         return cls([past], [mask.shape[0]], states, mask[None], positions[:, None])
 
-    def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
+    def inputs(self, logit_rows: Tensor | None) -> dict[str, Tensor]:
         """Return the graph's context inputs.
 
-        ``logit_rows`` integers [B, R]: the tokens whose logits are wanted.
+        ``logit_rows`` integers [B, R]: the tokens whose logits are wanted; None for a graph without
+        a head.
         """
-        return {
+        found = {
             "position_ids": self.positions,
             "past_lengths": _int32(self.past),
             "query_lengths": _int32(self.counts),
             **self.state_inputs,
             "tree_mask": self.mask,
-            "logit_rows": logit_rows.int(),
         }
+        return found if logit_rows is None else {**found, "logit_rows": logit_rows.int()}
 
 
 def _int32(numbers: Sequence[int] | Tensor) -> Tensor:
@@ -193,6 +195,18 @@ class TargetRunner:
         return inputs
 
 
+class TargetIds:
+    """Maps draft token ids to target token ids: i + d2t[i]."""
+
+    def __init__(self, d2t: Tensor | None) -> None:
+        """Create the map. ``d2t``: int64 [Vd] on the device; None: the ids are equal."""
+        self._ids = None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
+
+    def __call__(self, draft_ids: Tensor) -> Tensor:
+        """Map ``draft_ids``, integers of any shape."""
+        return draft_ids if self._ids is None else self._ids[draft_ids]
+
+
 class DraftRunner:
     """The fuse and draft graphs and the states of the draft's layers.
 
@@ -213,7 +227,7 @@ class DraftRunner:
         self.embedding = embedding
         self._fuse = fuse
         self._draft = draft
-        self._target_ids = None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
+        self.target_ids = TargetIds(d2t)
         states.bind(draft)
 
     def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> None:
@@ -238,7 +252,3 @@ class DraftRunner:
         run = self._draft.run_prompt if metadata.is_prompt else self._draft.run
         outputs = run(inputs)
         return outputs["logits"], outputs["features_out"]
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Map draft token ids to target token ids: i + d2t[i]."""
-        return draft_ids if self._target_ids is None else self._target_ids[draft_ids]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
-from trt_eagle3.decode.memory.row_ref import RowRef, gather_rows
+from trt_eagle3.decode.memory.row_ref import RowRef
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
@@ -30,36 +30,8 @@ class Snapshot(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class DraftState:
-    """The draft's output at its last committed row, in tensors that several sequences share.
-
-    Attributes:
-        length: committed rows, equal to the target's.
-        all_logits: f32 [B, Vd] of the last rows. all_features: [B, Hd] of the same rows.
-        row: this sequence's row in both.
-    """
-
-    length: int
-    all_logits: Tensor
-    all_features: Tensor
-    row: int
-
-    @property
-    def logits(self) -> Tensor:
-        """Logits f32 [Vd] of the last committed row."""
-        return self.all_logits[self.row]
-
-    @property
-    def features(self) -> Tensor:
-        """Features [Hd] of the last committed row."""
-        return self.all_features[self.row]
-
-    @staticmethod
-    def gather(states: Sequence[DraftState]) -> tuple[Tensor, Tensor]:
-        """Gather logits f32 [B, Vd] and features [B, Hd] of ``states``."""
-        logits = gather_rows([RowRef(s.all_logits, s.row) for s in states])
-        return logits, gather_rows([RowRef(s.all_features, s.row) for s in states])
+class DraftState(Protocol):
+    """What a drafter keeps of a sequence whose prompt it has run. Only that drafter reads it."""
 
 
 @dataclass(eq=False)

@@ -116,6 +116,7 @@ class Sampler:
 
     Attributes:
         count: tokens of the answer. end_ids: tokens that end it.
+        draft_seed: seed of the random numbers that draw drafts (``DraftSampling``), an int64.
         failure: the exception that penalties or biases raised; None without one.
     """
 
@@ -135,6 +136,7 @@ class Sampler:
         self.sampling = sampling
         seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
+        self.draft_seed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
         self._ahead = deque[float]()  # drawn, but not used yet
         self._vocab_size = vocab_size
         self.history = History(sampling, prompt_ids, vocab_size)
@@ -223,6 +225,7 @@ def verify_results(
     mask: Tensor,
     allowed: AllowedTokens | None = None,
     draws: Sequence[float] | None = None,
+    drawn: tuple[Tensor, Tensor] | None = None,
 ) -> VerifyResult:
     """Verify a tree of each of B sequences with the same filters.
 
@@ -234,6 +237,8 @@ def verify_results(
         allowed: tokens that the grammars allow; None without grammars.
         draws: a random number in [0, 1) per sequence, for its bonus token; None: consume the next
             one.
+        drawn: for chains whose tokens were drawn at random: int64 [B, T, K] the possible tokens of
+            each node and float64 [B, T, K] their probabilities; None: each token is a point mass.
     """
     device, (batch, num_nodes) = logits.device, tokens.shape
     parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
@@ -246,12 +251,36 @@ def verify_results(
     first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]
     above = first + parents.clamp(min=0)
     accept = probs[above, tokens.clamp(min=0)]
-    drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
-    left = probs.index_put_(drafted, torch.zeros((), dtype=probs.dtype, device=device))
+    if drawn is None:
+        drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
+        left = probs.index_put_(drafted, torch.zeros((), dtype=probs.dtype, device=device))
+    else:
+        accept, left = _less_drawn(probs, accept, above, tokens, *drawn)
     draws = [s.uniform() for s in samplers] if draws is None else draws
     uniform = to_device(torch.tensor(draws, dtype=torch.float64), device)
     each = uniform[:, None].expand(-1, num_nodes).reshape(-1, 1)
     return VerifyResult(accept, _inverse_cdf(left, each).view(batch, -1))
+
+
+def _less_drawn(
+    probs: Tensor, accept: Tensor, above: Tensor, tokens: Tensor, ids: Tensor, drawn: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return accept probabilities min(1, p / q), and weights (p - q)+ of the bonus tokens.
+
+    Speculative sampling (Leviathan et al., arXiv 2211.17192). Each node of a chain has one child.
+
+    Args:
+        probs: float64 [B * T, V], p after each node. accept: float64 [B, T], p of each token.
+        above: int64 [B, T], the row of each node's parent. tokens: int64 [B, T].
+        ids: int64 [B, T, K], drawn: float64 [B, T, K], q of each node.
+    """
+    of_token = (drawn * (ids == tokens[..., None])).sum(dim=2)
+    ratio = torch.where(of_token > 0, accept / of_token, 0.0).clamp(max=1.0)
+    size = drawn.shape[2]
+    rows = above[:, 1:, None].expand(-1, -1, size)
+    left = probs.index_put((rows, ids[:, 1:]), -drawn[:, 1:], accumulate=True).clamp_(min=0.0)
+    # p = q leaves nothing, and then the child is always accepted; rounding may say otherwise
+    return ratio, torch.where(left.sum(dim=1, keepdim=True) > 0, left, probs)
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:

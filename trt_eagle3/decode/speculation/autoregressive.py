@@ -17,15 +17,17 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import AutoregressiveManifest
 from trt_eagle3.decode.forward.batch import (
     causal_mask_of,
+    padded,
     segment_inputs,
     segment_metadata,
     segment_positions,
 )
-from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch, spread_tokens
+from trt_eagle3.decode.forward.device_batch import DeviceBatch, spread_tokens
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
+from trt_eagle3.decode.memory.row_ref import RowRef, gather_rows
+from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
@@ -33,12 +35,13 @@ from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.speculation.draft_filter import DraftFilter, filtered_states
 from trt_eagle3.decode.speculation.drafter import DraftOutput
 from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
-from trt_eagle3.decode.speculation.proposal import Proposal, is_chain, tree_proposal
-from trt_eagle3.decode.speculation.tree import AnyTree, Tree
-from trt_eagle3.host_copy import to_device
+from trt_eagle3.decode.speculation.prepared import PreparedTrees, num_kept_of
+from trt_eagle3.decode.speculation.proposal import Proposal
+from trt_eagle3.decode.speculation.tree import AnyTree
 
 __all__ = [
     "AutoregressiveDrafter",
+    "LastRow",
     "draft_decode_position",
     "draft_positions",
     "put_draft_visual",
@@ -62,11 +65,33 @@ class _Output:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """Trees that were proposed ahead, and their sequences."""
+class LastRow:
+    """The draft's output at a sequence's last row, in tensors that several sequences share.
 
-    rows: BatchRows
-    proposal: Proposal
+    Attributes:
+        all_logits: f32 [B, Vd] of the last rows. all_features: [B, Hd] of the same rows.
+        row: this sequence's row in both.
+    """
+
+    all_logits: Tensor
+    all_features: Tensor
+    row: int
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits f32 [Vd]."""
+        return self.all_logits[self.row]
+
+    @property
+    def features(self) -> Tensor:
+        """Features [Hd]."""
+        return self.all_features[self.row]
+
+    @staticmethod
+    def gather(last: Sequence[LastRow]) -> tuple[Tensor, Tensor]:
+        """Gather logits f32 [B, Vd] and features [B, Hd] of ``last``."""
+        logits = gather_rows([RowRef(s.all_logits, s.row) for s in last])
+        return logits, gather_rows([RowRef(s.all_features, s.row) for s in last])
 
 
 class AutoregressiveDrafter:
@@ -93,7 +118,7 @@ class AutoregressiveDrafter:
             fixed_shapes=fixed_shapes,
         )
         self._grower = TreeGrower(runner)
-        self._prepared: _Prepared | None = None
+        self._prepared = PreparedTrees()
 
     def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """Capture forwards over prompts (``Drafter.capture_prompts``)."""
@@ -107,8 +132,10 @@ class AutoregressiveDrafter:
             put_draft_visual(self.manifest, prompt, embeds[i], s.start, vision)
         self._commit_at(rows.segments, rows.positions, {"page_table": page_table}, embeds, aux)
 
-    def _commit(self, segments: Sequence[Segment], embeds: Tensor, aux: Tensor) -> None:
+    def _commit(self, segments: Sequence[Segment], aux: Tensor) -> None:
         """Run over deferred rows (``backfill.Commit``)."""
+        next_ids = [s.sequence.ids(s.start + 1, s.stop + 1) for s in segments]
+        embeds = self.runner.embedding.lookup(padded(next_ids, aux.shape[1]))
         inputs = segment_inputs(self.runner.states, segments)
         positions = segment_positions(segments, embeds.shape[1])
         self._commit_at(segments, positions, inputs, embeds, aux)
@@ -134,7 +161,7 @@ class AutoregressiveDrafter:
         # copies: the next run of the same shapes may overwrite a session's outputs
         kept, held = logits[:, 0].clone(), out[:, 0].clone()
         for i, s in enumerate(segments):
-            s.sequence.draft = DraftState(s.stop, kept, held, i)
+            s.sequence.draft = LastRow(kept, held, i)
             s.sequence.draft_length = s.stop
 
     def propose(
@@ -145,13 +172,8 @@ class AutoregressiveDrafter:
         speculates: Sequence[bool],
     ) -> Proposal:
         """Return trees proposed ahead, if they fit these sequences; else propose new ones."""
-        num_kept = None
-        if not all(speculates):
-            kept = [tree.num_nodes if s else 1 for s in speculates]
-            kept += [1] * (batch.size - len(kept))
-            num_kept = to_device(torch.tensor(kept, dtype=torch.int32), batch.lengths.device)
-        ready, self._prepared = self._prepared, None
-        proposal = None if ready is None else _reused(ready, sequences, tree, batch.size)
+        num_kept = num_kept_of(speculates, tree, batch)
+        proposal = self._prepared.take(sequences, tree, batch.size)
         if proposal is None:
             proposal = self._grow_now(sequences, tree, batch, speculates, num_kept)
         return proposal if num_kept is None else replace(proposal, num_kept=num_kept)
@@ -164,16 +186,16 @@ class AutoregressiveDrafter:
         speculates: Sequence[bool],
         num_kept: Tensor | None,
     ) -> Proposal:
-        filler = next(s.draft for s in sequences if s.draft)  # of rows that are masked or dropped
+        last = [_last_row(s) for s in sequences]
+        filler = next(row for row in last if row)  # of rows that are masked or dropped
         for s, wanted in zip(sequences, speculates, strict=True):
             assert not wanted or s.draft_length == s.length, (
                 f"draft holds {s.draft_length} rows, target {s.length}"
             )
-        states = [s.draft or filler for s in sequences]
-        states += [filler] * (batch.size - len(states))
+        states = [row or filler for row in last] + [filler] * (batch.size - len(last))
         samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
         rows = batch if num_kept is None else batch.only(num_kept > 1)
-        return self._grow(tree, rows, *DraftState.gather(states), samplers)
+        return self._grow(tree, rows, *LastRow.gather(states), samplers)
 
     def extend(
         self,
@@ -222,11 +244,10 @@ class AutoregressiveDrafter:
         assert isinstance(output, _Output)
         for s, row in zip(sequences, rows, strict=True):
             if s.drafting:
-                s.draft = DraftState(s.length, output.logits, output.features, row)
+                s.draft = LastRow(output.logits, output.features, row)
                 s.draft_length = s.length
         if output.proposal is not None:
-            batch_rows = BatchRows(sequences, [s.length for s in sequences], rows)
-            self._prepared = _Prepared(batch_rows, output.proposal)
+            self._prepared.put(sequences, rows, output.proposal)
 
     def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
         """Return whether drafts are filtered by grammars, whose states the host advances."""
@@ -237,8 +258,7 @@ class AutoregressiveDrafter:
     ) -> None:
         """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
         proposal = self._grow_now(sequences, tree, batch, [s.drafting for s in sequences], None)
-        rows = BatchRows(sequences, [s.length for s in sequences], range(len(sequences)))
-        self._prepared = _Prepared(rows, proposal)
+        self._prepared.put(sequences, range(len(sequences)), proposal)
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
         """Propose trees for a batch of padding (``Drafter.dummy_proposal``)."""
@@ -321,27 +341,6 @@ def _nodes(width: int, device: torch.device) -> Tensor:
     return torch.arange(width, dtype=torch.int32, device=device)
 
 
-def _reused(
-    ready: _Prepared, sequences: Sequence[SequenceState], tree: AnyTree, size: int
-) -> Proposal | None:
-    """Return the prepared trees of ``sequences``, cut to ``tree`` and padded to ``size``.
-
-    None if they are for other sequences or have another shape.
-    """
-    proposal = ready.proposal
-    shorter = is_chain(tree) and proposal.is_chain and tree.num_nodes < proposal.tree.num_nodes
-    if proposal.tree != tree and not shorter:
-        return None
-    rows = ready.rows.rows_of(sequences)
-    if min(rows) < 0:
-        return None
-    whole = len(proposal.tokens) == size and rows == list(range(len(rows)))
-    if whole and not shorter:
-        return proposal
-    tokens = proposal.tokens[:, : tree.num_nodes]
-    index = to_device(torch.tensor(rows + [0] * (size - len(rows))), tokens.device)
-    tokens = tokens if whole else tokens.index_select(0, index)
-    if isinstance(tree, Tree):
-        return tree_proposal(tree, tokens)
-    others = (proposal.parents, proposal.depths, proposal.mask)
-    return Proposal(tree, tokens, *(field.index_select(0, index) for field in others))
+def _last_row(sequence: SequenceState) -> LastRow | None:
+    assert sequence.draft is None or isinstance(sequence.draft, LastRow)
+    return sequence.draft

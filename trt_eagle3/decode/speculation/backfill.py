@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.forward.batch import padded
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.memory.row_ref import RowRef, gather_padded
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -28,9 +27,8 @@ __all__ = ["Commit", "DraftBackfill"]
 
 _WINDOW = 8  # the last 1 / 8 of the row limit, over which the backfills are spread
 
-Commit = Callable[[Sequence[Segment], Tensor, Tensor], None]
-"""Runs the draft over rows of segments: ``embeds`` [B, S, Hd] of the next tokens, and ``aux``
-[B, S, k * H]."""
+Commit = Callable[[Sequence[Segment], Tensor], None]
+"""Runs the draft over rows of segments: ``aux`` [B, S, k * H]."""
 
 
 class DraftBackfill:
@@ -48,9 +46,9 @@ class DraftBackfill:
     ) -> None:
         """Create an empty store.
 
-        ``embedding``: the draft's. ``aux_width``: k * H. ``commit``: runs the draft. ``max_rows``:
-        most rows of a forward. ``max_sequences``: most sequences of a forward; None: any number.
-        ``fixed_shapes``: pad to recurring shapes.
+        ``embedding``: the draft's; rows have its type. ``aux_width``: k * H. ``commit``: runs the
+        draft. ``max_rows``: most rows of a forward. ``max_sequences``: most sequences of a forward;
+        None: any number. ``fixed_shapes``: pad to recurring shapes.
         """
         self._embedding = embedding
         self._aux_width = aux_width
@@ -154,11 +152,7 @@ class DraftBackfill:
 
     def _run(self, sequences: Sequence[SequenceState], width: int) -> None:
         """Run one forward over ``sequences``, their rows padded to ``width``."""
-        counts = [len(s.deferred) for s in sequences]
-        ahead = [s.ids(s.draft_length + 1, s.length + 1) for s in sequences]
-        embeds = self._embedding.lookup(padded(ahead, width))
         aux = gather_padded([s.deferred for s in sequences], width)
-        segments = [Segment(s, s.draft_length, n) for s, n in zip(sequences, counts, strict=True)]
-        self._commit(segments, embeds, aux)
+        self._commit([Segment(s, s.draft_length, len(s.deferred)) for s in sequences], aux)
         for s in sequences:
             s.deferred.clear()

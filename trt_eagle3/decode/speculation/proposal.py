@@ -5,17 +5,42 @@ Shapes: B sequences of a padded batch, T tree nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.speculation.draft_sampling import DraftSampling
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 
-__all__ = ["Proposal", "TreeShape", "is_chain", "tree_proposal", "tree_shape"]
+__all__ = ["Drawn", "Proposal", "TreeShape", "is_chain", "tree_proposal", "tree_shape"]
 
 _DROPPED = -2  # token of a node that is not verified; no target id, and not ``NO_TOKEN``
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The distributions that the tokens of chains were drawn from, independent of later tokens.
+
+    Attributes:
+        ids: int64 [B, T, K] possible target ids of each node's token; the root's are arbitrary.
+        probs: float64 [B, T, K] of ``ids``, 0 where there are fewer than K.
+        sampling: how they were drawn.
+    """
+
+    ids: Tensor
+    probs: Tensor
+    sampling: DraftSampling
+
+    def cut(self, num_nodes: int) -> Drawn:
+        """Return the first nodes of each chain."""
+        return replace(self, ids=self.ids[:, :num_nodes], probs=self.probs[:, :num_nodes])
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Drawn:
+        """Apply ``change``, which selects sequences, to every tensor."""
+        return Drawn(change(self.ids), change(self.probs), self.sampling.mapped(change))
 
 
 @dataclass(frozen=True)
@@ -29,6 +54,8 @@ class Proposal:
             static tree parents, depths and mask are on the host.
         num_kept: int32 [B]: leading nodes of each sequence that are verified, at least its root;
             None: all nodes of all sequences.
+        drawn: the distributions that the tokens were drawn from; None if they are the draft's
+            likeliest tokens.
     """
 
     tree: AnyTree
@@ -37,6 +64,7 @@ class Proposal:
     depths: Tensor
     mask: Tensor
     num_kept: Tensor | None = None
+    drawn: Drawn | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -60,14 +88,34 @@ class Proposal:
 
     def first(self, count: int) -> Proposal:
         """Return the trees of the first ``count`` sequences."""
-        kept = self.num_kept
+        return self._mapped(lambda field: field[:count])
+
+    def at(self, rows: Tensor) -> Proposal:
+        """Return the trees at ``rows``, int64 on the device of ``tokens``."""
+        found = self._mapped(lambda field: field.index_select(0, rows.to(field.device)))
+        if not isinstance(self.tree, Tree):
+            return found
+        own = tree_proposal(self.tree, found.tokens)
+        return replace(own, num_kept=found.num_kept, drawn=found.drawn)
+
+    def cut(self, tree: AnyTree) -> Proposal:
+        """Return the first nodes of chains, as many as the chain ``tree`` has."""
+        assert isinstance(tree, Tree)
+        found = tree_proposal(tree, self.tokens[:, : tree.num_nodes])
+        kept = None if self.num_kept is None else self.num_kept.clamp(max=tree.num_nodes)
+        drawn = self.drawn and self.drawn.cut(tree.num_nodes)
+        return replace(found, num_kept=kept, drawn=drawn)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Proposal:
+        """Apply ``change`` to every tensor."""
         return Proposal(
             self.tree,
-            self.tokens[:count],
-            self.parents[:count],
-            self.depths[:count],
-            self.mask[:count],
-            None if kept is None else kept[:count],
+            change(self.tokens),
+            change(self.parents),
+            change(self.depths),
+            change(self.mask),
+            None if self.num_kept is None else change(self.num_kept),
+            None if self.drawn is None else self.drawn.mapped(change),
         )
 
     def dropped(self) -> Tensor | None:

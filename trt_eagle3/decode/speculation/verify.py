@@ -160,6 +160,7 @@ def _accept_probabilities(
         values, drafted, above, mask = (
             t.index_select(0, index) for t in (logits, tokens, parents, proposal.mask)
         )
+        drawn = proposal.drawn
         found = verify_results(
             [samplers[i] for i in alike],
             values,
@@ -168,6 +169,7 @@ def _accept_probabilities(
             mask,
             allowed.select(alike) if allowed else None,
             [draws[i] for i in alike],
+            None if drawn is None else (drawn.ids[index], drawn.probs[index]),
         )
         accept_probs[index], bonus[index] = found.accept, found.bonus
     bonus = bonus.masked_fill(~best.isfinite(), NO_TOKEN)

@@ -120,10 +120,9 @@ class Stepper:
             return self._accept(self._first_forward(sequences, self._forward))
         assert self._drafter is not None
         self._states.check_tree(tree.num_nodes)
-        rows_ahead = tree.num_nodes + tree.num_draft_rows
         if self._run_ahead:
             for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
-                self._try_reserve(s, min(s.length + rows_ahead, self._max_seq_len))
+                self._try_reserve(s, min(s.length + _rows_ahead(tree), self._max_seq_len))
         num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
         lengths = [s.length for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
@@ -301,7 +300,7 @@ class Stepper:
         assert forward.aux is not None
         tree = proposal.tree
         waits = self._run_ahead and self._drafter.waits_for_host(sequences)
-        num_rows = max(s.length for s in sequences) + tree.num_nodes + tree.num_draft_rows
+        num_rows = max(s.length for s in sequences) + _rows_ahead(tree)
         ahead = self._run_ahead and not waits and num_rows <= self._max_seq_len
         drafted = self._drafter.extend(batch, proposal, paths, forward.aux, ahead=ahead)
         self._commit(batch, paths, sequences[0].pool.page_size, in_place=proposal.is_chain)
@@ -368,7 +367,7 @@ class Stepper:
         ):
             return
         lengths = [s.length for s in sequences]
-        num_new = [tree.num_nodes + tree.num_draft_rows] * len(lengths)
+        num_new = [num_tree_rows(tree)] * len(lengths)
         batch = self._batch(sequences, lengths, [-1] * len(lengths), num_new)
         self._drafter.propose_ahead(sequences, tree, batch)
 
@@ -416,6 +415,11 @@ class Stepper:
         )
         embeds = self._target.embedding.lookup(proposal.tokens)
         return Rows(embeds, metadata, all_rows(size, num_nodes))
+
+
+def _rows_ahead(tree: AnyTree) -> int:
+    """Return the rows per sequence that a step over ``tree`` and the next tree need."""
+    return 2 * num_tree_rows(tree)
 
 
 def _roots_after(before: InFlight, batch: DeviceBatch, *, unchanged: bool) -> Tensor:

@@ -133,3 +133,34 @@ class BlockManifest(DraftManifest):
     def drafts_of(self, num_rows: int) -> int:
         """Return the number of tokens that a block of ``num_rows`` rows drafts."""
         return num_rows if self.anchor_row else num_rows - 1
+
+    def rows_of(self, num_drafts: int) -> int:
+        """Return the number of rows of a block that drafts ``num_drafts`` tokens."""
+        return num_drafts if self.anchor_row else num_drafts + 1
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether all layers are causal within the block."""
+        return all(layer.causal for layer in self.layers)
+
+    @property
+    def mixes_masks(self) -> bool:
+        """Whether only some layers are causal within the block."""
+        return not self.is_causal and any(layer.causal for layer in self.layers)
+
+    @property
+    def has_sequential_head(self) -> bool:
+        """Whether the choice of a token depends on the token before."""
+        return bool(self.selector_rank) or self.markov is not None
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether a head reads the hidden states of rows."""
+        markov = self.markov is not None and self.markov.form != "vanilla"
+        return bool(self.selector_rank) or markov or self.confidence is not None
+
+    @property
+    def first_head_row(self) -> int:
+        """The first row that the heads run over."""
+        passes = self.markov is not None and self.markov.state_from_anchor
+        return 0 if self.anchor_row or passes else 1

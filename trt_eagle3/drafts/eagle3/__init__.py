@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ class _Eagle3:
 
     title = "EAGLE-3"
     manifest: type[DraftManifest] = Eagle3Manifest
+    graph_names = ("fuse", "draft")
     in_target = False
     vllm_method = "eagle3"
     tensorrt_llm = True
@@ -45,6 +46,9 @@ class _Eagle3:
         from trt_eagle3.checkpoint.draft_geometry import draft_shapes
 
         return draft_shapes(own(manifest))
+
+    def tables(self, _manifest: DraftManifest, /) -> Collection[str]:
+        return ()
 
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation

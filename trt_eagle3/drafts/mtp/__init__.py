@@ -17,7 +17,7 @@ to 1.8 tokens, and the answers stay the same).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,7 @@ class _Mtp:
 
     title = "MTP head"
     manifest: type[DraftManifest] = MtpManifest
+    graph_names = ("fuse", "draft")
     in_target = True
     vllm_method = "mtp"
     tensorrt_llm = False
@@ -65,6 +66,9 @@ class _Mtp:
         from trt_eagle3.drafts.mtp.reader import head_shapes
 
         return head_shapes(own(manifest))
+
+    def tables(self, _manifest: DraftManifest, /) -> Collection[str]:
+        return ()
 
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation

@@ -15,6 +15,7 @@ from trt_eagle3.atomic_io import create_file
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.config import EngineConfig, LimitsConfig
+from trt_eagle3.drafts.registry import DRAFT_GRAPHS
 from trt_eagle3.engine.bundle.record import EngineRecord
 from trt_eagle3.engine.bundle.weight_locations import WeightLocations
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -72,7 +73,7 @@ class BuildJob:
 
     def _graph_config(self, name: str) -> bytes:
         """Return the content of an engine folder's ``config.json``, as TensorRT-LLM has it."""
-        manifest = self.manifest if name in {"fuse", "draft"} else None
+        manifest = self.manifest if name in DRAFT_GRAPHS else None
         pretrained = manifest_to_dict(manifest) if manifest else target_to_dict(self.spec)
         values = {
             "version": version("trt-eagle3"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_file
-from trt_eagle3.drafts.registry import kind_of
+from trt_eagle3.drafts.registry import DRAFT_GRAPHS, kind_of
 from trt_eagle3.engine.bundle.record import BUNDLE_FILE, BundleRecord, FileRecord, TensorRecord
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.graph.weights import DESCRIBED, WeightExpr, descriptions, weight_expr
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRAPHS", "check_graphs", "check_tables", "check_weights", "header_digest"]
 
-GRAPHS = ("target", "vision", "fuse", "draft")
+GRAPHS = ("target", "vision", *DRAFT_GRAPHS)
 """Folders of a bundle that may hold a graph."""
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _MAX_LOCATION_LEN, _MAX_PATH_LEN = 1024, 700

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from trt_eagle3.atomic_io import PARTIAL, FolderKind, lock_file_of
-from trt_eagle3.engine.bundle.check import check_weights
+from trt_eagle3.engine.bundle.check import GRAPHS, check_weights
 from trt_eagle3.engine.bundle.record import BUNDLE_FILE, SCHEMA_VERSION, BundleRecord
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.json_file import read_json_object
@@ -55,8 +55,7 @@ BUNDLE_KIND = FolderKind(
     # written by: validate; bench --tune; trtexec in build_engine.sh; engines that compile at load
     additions=r"parity/((report|compare)\.(json|html))?"
     r"|tuning\.json"
-    r"|timing\.cache(\.lock)?|(target|vision|fuse|draft)/rank0\.engine(\.partial)?"
-    r"|(target|vision|fuse|draft)/runtime\.cache",
+    rf"|timing\.cache(\.lock)?|({'|'.join(GRAPHS)})/(rank0\.engine(\.partial)?|runtime\.cache)",
     recognise=_recognise,
 )
 """The folder kind of bundles, with the files that commands other than ``build`` write there."""

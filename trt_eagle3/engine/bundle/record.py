@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig
+from trt_eagle3.drafts.registry import kind_named
 
 __all__ = [
     "BUNDLE_FILE",
@@ -116,7 +117,8 @@ class BundleRecord(_Record):
     def graphs(self) -> tuple[str, ...]:
         """The graphs of the bundle, each in a folder of its name."""
         vision = ("vision",) if self.target.get("vision") else ()
-        return ("target", *vision, *(("fuse", "draft") if self.draft else ()))
+        kind = None if self.draft is None else kind_named(str(self.draft.get("kind", "eagle3")))
+        return ("target", *vision, *(kind.graph_names if kind else ()))
 
     def weight_files(self) -> dict[str, FileRecord]:
         """Return every weight file, by location under the weights root."""

@@ -11,11 +11,11 @@ from typing import Literal, Protocol
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.bundle.check import header_digest
 from trt_eagle3.engine.bundle.record import FileRecord, TensorRecord, reference_location
 
 __all__ = [
-    "DRAFT_TENSORS",
     "TABLE_FILE",
     "FileLocations",
     "TableLocations",
@@ -25,9 +25,8 @@ __all__ = [
 
 TABLE_FILE = "embedding.safetensors"
 """The file of tensors that a TensorRT bundle reads outside its engines."""
-DRAFT_TENSORS = ("d2t", "embed_tokens.weight")
-"""Tensors of a draft that decoding reads outside its graphs."""
 _TOKEN_TABLE = "embed_tokens.weight"
+_DRAFT = "draft."  # prefix of the draft's tensors in that file
 
 
 class WeightLocations(Protocol):
@@ -124,21 +123,23 @@ class TableLocations:
 
     def draft_tensors(self) -> Mapping[str, TensorRecord]:
         return {
-            n: _tensor_record(self._index[f"draft.{n}"], TABLE_FILE)
-            for n in DRAFT_TENSORS
-            if f"draft.{n}" in self._index
+            name.removeprefix(_DRAFT): _tensor_record(ref, TABLE_FILE)
+            for name, ref in self._index.items()
+            if name.startswith(_DRAFT)
         }
 
 
 def table_tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[str, TensorRef]:
-    """Return the contents of ``TABLE_FILE``: the target's token table, and the draft's own token
-    table and vocabulary map if it has them.
+    """Return the contents of ``TABLE_FILE``: the target's token table, and the tensors of the draft
+    that decoding reads outside its graphs, if it has them.
     """
     tables = {_TOKEN_TABLE: spec.tensors[_TOKEN_TABLE]}
-    for name in DRAFT_TENSORS if manifest else ():
-        assert manifest is not None
-        if name in manifest.tensors and (name != _TOKEN_TABLE or manifest.embedding == "own"):
-            tables[f"draft.{name}"] = manifest.tensors[name]
+    if manifest is None:
+        return tables
+    own = (_TOKEN_TABLE,) if manifest.embedding == "own" else ()
+    for name in ("d2t", *own, *kind_of(manifest).tables(manifest)):
+        if name in manifest.tensors:
+            tables[f"{_DRAFT}{name}"] = manifest.tensors[name]
     return tables
 
 

@@ -32,6 +32,12 @@ def _reshape(data: Tensor, shape: Tensor) -> Tensor:
     return data.reshape([data.shape[i] if d == 0 else d for i, d in enumerate(shape.tolist())])
 
 
+def _pad(data: Tensor, pads: Tensor) -> Tensor:
+    begins, ends = pads.view(2, -1).tolist()
+    by_axis = [size for pair in zip(begins, ends, strict=True) for size in reversed(pair)]
+    return functional.pad(data, by_axis[::-1])
+
+
 def _split(data: Tensor, sizes: Tensor, *, axis: int = 0) -> tuple[Tensor, ...]:
     return torch.split(data, sizes.tolist(), dim=axis)
 
@@ -77,6 +83,7 @@ STANDARD_OPS: Mapping[str, Function] = {
     "LayerNormalization": _layer_norm,
     "MatMul": torch.matmul,
     "Mul": torch.mul,
+    "Pad": _pad,
     "Reshape": _reshape,
     "Shape": _shape,
     "Sigmoid": torch.sigmoid,

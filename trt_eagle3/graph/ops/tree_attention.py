@@ -14,6 +14,10 @@ The form ``fp8`` has caches of e4m3 numbers as uint8 (for TensorRT as int32, fou
 ``graph/word_states.py``). Their scales ``kv_scales`` are float32 [2, Hkv], of keys and of values,
 by head (``graph/ops/kv_fp8.py``). Attention reads the cached values, also of new tokens. So results
 do not depend on which tokens share a forward.
+
+The forms ``window`` and ``anchor_window`` hide slots that are far away. ``window``: those that are
+``window`` or more away from a token's own slot. ``anchor_window``: those below ``past - window``,
+from all tokens. They have no kernel yet: on CUDA they run as stock torch operations.
 """
 
 from __future__ import annotations
@@ -25,12 +29,7 @@ from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall, Mask
 from trt_eagle3.graph.ops.kv_fp8 import decode
 from trt_eagle3.graph.ops.kv_rows import write_kv_rows
 from trt_eagle3.graph.ops.op import Op
-from trt_eagle3.graph.ops.tree_attention_lowering import (
-    LOWERING,
-    LOWERING_17,
-    LOWERING_17_FP8,
-    LOWERING_FP8,
-)
+from trt_eagle3.graph.ops.tree_attention_lowering import LOWERINGS, LOWERINGS_17
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,8 +106,13 @@ def tree_attention(
     num_kv_heads: int,
     page_size: int,
     scale: float,
+    window: int = 0,
+    anchor_window: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write k, v into their cache slots, in place, and attend over past and tail."""
+    """Write k, v into their cache slots, in place, and attend over past and tail.
+
+    ``window``, ``anchor_window``: 0 for the other forms.
+    """
     import torch
     from torch.nn import functional
 
@@ -130,6 +134,11 @@ def tree_attention(
     behind = torch.arange(slots.shape[1], device=device) - past_lengths.long()[:, None]
     shown = tree_mask.gather(2, behind.clamp(0, tail - 1)[:, None].expand(-1, new, -1))
     seen = (behind < 0)[:, None] | (shown & (behind < tail)[:, None])
+    if window:
+        own = torch.arange(tail - new, tail, device=device)[:, None]
+        seen &= (own - behind[:, None]).abs() < window
+    if anchor_window:
+        seen &= (behind >= -anchor_window)[:, None]
     context = [cache[slots] for cache in (k_cache, v_cache)]
     if kv_scales is not None:
         context = [decode(x, sc, q.dtype) for x, sc in zip(context, kv_scales, strict=True)]
@@ -225,11 +234,15 @@ def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str
 _INPUTS = tuple(KERNEL.tensors)[:-2]
 _OUTPUTS = ("out", "k_cache_out", "v_cache_out")
 _ATTRIBUTES = ("num_heads", "num_kv_heads", "page_size", "scale")
+_WINDOWS = ("window", "anchor_window")
 
 TREE_ATTENTION = Op(
-    inputs={"": _INPUTS, "fp8": (*_INPUTS, "kv_scales")},
-    outputs={"": _OUTPUTS, "fp8": _OUTPUTS},
-    attributes={"": _ATTRIBUTES, "fp8": _ATTRIBUTES},
+    inputs={"": _INPUTS, "fp8": (*_INPUTS, "kv_scales"), **dict.fromkeys(_WINDOWS, _INPUTS)},
+    outputs=dict.fromkeys(("", "fp8", *_WINDOWS), _OUTPUTS),
+    attributes={
+        **dict.fromkeys(("", "fp8"), _ATTRIBUTES),
+        **{form: (*_ATTRIBUTES, form) for form in _WINDOWS},
+    },
     float_attributes=("scale",),
     types={
         **dict.fromkeys(("past_lengths", "query_lengths", "page_table"), "int32"),
@@ -237,11 +250,12 @@ TREE_ATTENTION = Op(
         "tree_mask": "bool",
         "kv_scales": "float32",
     },
-    lowering={"": LOWERING, "fp8": LOWERING_FP8},
-    lowering_17={"": LOWERING_17, "fp8": LOWERING_17_FP8},
+    lowering=LOWERINGS,
+    lowering_17=LOWERINGS_17,
     torch_function=tree_attention,
     kernel=KERNEL,
     kernel_call=_node_call,
+    without_kernel=_WINDOWS,
     plugin="TreeAttention",
     plugin_attributes=("prefetch_safe", "kv_type"),
     plugin_values=_plugin_values,

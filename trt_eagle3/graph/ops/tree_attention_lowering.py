@@ -1,12 +1,12 @@
-"""Reference lowerings of ``TreeAttention``, in opset 24 and 17, and of its form with FP8 caches."""
+"""Reference lowerings of ``TreeAttention``, in opset 24 and 17, and of its other forms."""
 
 from __future__ import annotations
 
 from trt_eagle3.graph.ops.kv_fp8 import decode_lowering, encode_lowering
 
-__all__ = ["LOWERING", "LOWERING_17", "LOWERING_17_FP8", "LOWERING_FP8"]
+__all__ = ["LOWERINGS", "LOWERINGS_17"]
 
-LOWERING = """
+_LOWERING = """
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
     first = Constant <value_ints = [0]> ()
@@ -91,7 +91,7 @@ LOWERING = """
     out = Reshape (out_3d, out_shape)
 """
 
-LOWERING_17 = """
+_LOWERING_17 = """
     zero = Constant <value_int = 0> ()
     unit = Constant <value_int = 1> ()
     two = Constant <value_int = 2> ()
@@ -226,5 +226,47 @@ def _replaced(body: str, line: str, lines: str) -> str:
     return body.replace(line, lines)
 
 
-LOWERING_FP8 = _with_fp8_caches(LOWERING)
-LOWERING_17_FP8 = _with_fp8_caches(LOWERING_17)
+def _with_window(body: str, *, by_anchor: bool) -> str:
+    """Hide the slots that are ``window`` or more away from a row's own; ``by_anchor``: the slots
+    below ``past - window``, from all rows.
+    """
+    distance = (
+        """
+    behind_anchor = Sub (past, position)
+    one_less = Constant <value_int = 1> ()
+    behind_row = Sub (behind_anchor, one_less)
+    distance_axis = Constant <value_ints = [1]> ()
+    distance = Unsqueeze (behind_row, distance_axis)
+    """
+        if by_anchor
+        else """
+    distance_axis = Constant <value_ints = [2]> ()
+    own_slot = Unsqueeze (wanted, distance_axis)
+    apart = Sub (own_slot, position)
+    distance = Abs (apart)
+    """
+    )
+    return _replaced(
+        body,
+        "seen = Or (seen_tail, is_past_3d)",
+        f"""{distance}
+    window = Constant <value_int: int = @{"anchor_window" if by_anchor else "window"}> ()
+    is_near = Less (distance, window)
+    shown_at_all = Or (seen_tail, is_past_3d)
+    seen = And (shown_at_all, is_near)
+    """,
+    )
+
+
+def _forms(body: str) -> dict[str, str]:
+    return {
+        "": body,
+        "fp8": _with_fp8_caches(body),
+        "window": _with_window(body, by_anchor=False),
+        "anchor_window": _with_window(body, by_anchor=True),
+    }
+
+
+LOWERINGS = _forms(_LOWERING)
+LOWERINGS_17 = _forms(_LOWERING_17)
+"""Form -> lowering."""

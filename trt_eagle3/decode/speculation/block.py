@@ -1,0 +1,257 @@
+"""The block drafter: DFlash, DFlash2 and DSpark, over the graphs ``context`` and ``block``.
+
+Row t of the draft's cache depends on the target's hidden states of token t alone:
+
+    target rows   x0   x1   x2   x3   (x4: the root, which has no row yet)
+    draft rows    c0   c1   c2   c3
+    block                           x4   mask   mask   mask
+
+A block's rows are written behind the committed ones, and overwritten later. Its tokens form a chain.
+A block may be shorter than the trained one.
+
+Shapes: B sequences of a padded batch, S rows of each, T nodes of a chain, k aux layers, H target
+hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trt_eagle3.decode.forward.batch import causal_mask_of, segment_inputs, segment_metadata
+from trt_eagle3.decode.forward.block_runner import BlockRunner
+from trt_eagle3.decode.forward.device_batch import DeviceBatch, spread_tokens
+from trt_eagle3.decode.forward.prompt_rows import PromptRows
+from trt_eagle3.decode.forward.runner import AttentionMetadata
+from trt_eagle3.decode.forward.segment import Segment
+from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.speculation.accept import AcceptedPaths
+from trt_eagle3.decode.speculation.backfill import DraftBackfill
+from trt_eagle3.decode.speculation.block_heads import BlockDrafts, BlockHeads
+from trt_eagle3.decode.speculation.draft_filter import DraftFilter, filtered_states
+from trt_eagle3.decode.speculation.draft_sampling import DraftSampling
+from trt_eagle3.decode.speculation.drafter import DraftOutput
+from trt_eagle3.decode.speculation.prepared import PreparedTrees, num_kept_of
+from trt_eagle3.decode.speculation.proposal import Drawn, Proposal, is_chain, tree_proposal
+from trt_eagle3.decode.speculation.tree import AnyTree, Tree
+from trt_eagle3.drafts.block.manifest import BlockManifest
+
+__all__ = ["BlockDrafter"]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The state of a sequence whose context rows are written; a block needs nothing else of it."""
+
+
+_WRITTEN = _Written()
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The next blocks after a step; None if they were not requested."""
+
+    proposal: Proposal | None
+
+
+class BlockDrafter:
+    """Implements ``Drafter``: a forward drafts a whole chain."""
+
+    def __init__(
+        self,
+        runner: BlockRunner,
+        heads: BlockHeads,
+        manifest: BlockManifest,
+        *,
+        max_rows: int,
+        max_sequences: int | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        """Create a drafter. Keyword arguments: as for ``DraftBackfill``."""
+        self.runner = runner
+        self.manifest = manifest
+        self.backfill = DraftBackfill(
+            runner.embedding,
+            len(manifest.aux_layers) * manifest.target_hidden_size,
+            self._commit,
+            max_rows=max_rows,
+            max_sequences=max_sequences,
+            fixed_shapes=fixed_shapes,
+        )
+        self._heads = heads
+        self._prepared = PreparedTrees()
+
+    def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
+        """Capture forwards over prompts (``Drafter.capture_prompts``)."""
+        self.runner.capture_rows(max_rows, table_len, has_room)
+
+    def prefill(self, rows: PromptRows, next_ids: Tensor, page_table: Tensor, aux: Tensor) -> None:
+        """Write rows of prompts (``Drafter.prefill``)."""
+        del next_ids
+        self._write(rows.segments, {"page_table": page_table}, aux)
+
+    def _commit(self, segments: Sequence[Segment], aux: Tensor) -> None:
+        """Write deferred rows (``backfill.Commit``)."""
+        self._write(segments, segment_inputs(self.runner.states, segments), aux)
+
+    def _write(
+        self, segments: Sequence[Segment], state_inputs: Mapping[str, Tensor], aux: Tensor
+    ) -> None:
+        starts = torch.tensor([s.start for s in segments], dtype=torch.int32)
+        positions = _positions(starts, aux.shape[1])
+        self.runner.write(aux, segment_metadata(segments, positions, state_inputs, aux.device))
+        for s in segments:
+            s.sequence.draft = _WRITTEN
+            s.sequence.draft_length = s.stop
+
+    def propose(
+        self,
+        sequences: Sequence[SequenceState],
+        tree: AnyTree,
+        batch: DeviceBatch,
+        speculates: Sequence[bool],
+    ) -> Proposal:
+        """Return blocks proposed ahead, if they fit these sequences; else propose new ones."""
+        num_kept = num_kept_of(speculates, tree, batch)
+        proposal = self._prepared.take(sequences, tree, batch.size)
+        if proposal is None:
+            proposal = self._propose_now(sequences, tree, batch, speculates, num_kept)
+        return proposal if num_kept is None else replace(proposal, num_kept=num_kept)
+
+    def _propose_now(
+        self,
+        sequences: Sequence[SequenceState],
+        tree: AnyTree,
+        batch: DeviceBatch,
+        speculates: Sequence[bool],
+        num_kept: Tensor | None,
+    ) -> Proposal:
+        for s, wanted in zip(sequences, speculates, strict=True):
+            assert not wanted or s.draft_length == s.length, (
+                f"draft holds {s.draft_length} rows, target {s.length}"
+            )
+        samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
+        states = filtered_states(samplers)
+        allowed = DraftFilter(states, self.runner.target_ids) if DraftFilter.pays(states) else None
+        sampling = DraftSampling.of(samplers, batch.size, batch.lengths.device)
+        rows = batch if num_kept is None else batch.only(num_kept > 1)
+        return self._draft(tree, rows.lengths, rows.roots.long(), rows.pages, sampling, allowed)
+
+    def extend(
+        self,
+        batch: DeviceBatch,
+        proposal: Proposal,
+        paths: AcceptedPaths,
+        aux: Tensor,
+        *,
+        ahead: bool,
+    ) -> _Output:
+        """Write accepted rows (``Drafter.extend``)."""
+        counts = paths.counts.int()
+        size, width = paths.path.shape
+        metadata = AttentionMetadata(
+            past=batch.lengths,
+            counts=counts,
+            state_inputs=batch.pages,
+            mask=causal_mask_of(width, aux.device).expand(size, -1, -1),
+            positions=_positions(batch.lengths, width),
+        )
+        self.runner.write(aux, metadata)
+        if not ahead:
+            return _Output(None)
+        lengths, roots = batch.lengths + counts, paths.last.clamp(min=0)
+        sampling = None if proposal.drawn is None else proposal.drawn.sampling
+        return _Output(self._draft(proposal.tree, lengths, roots, batch.pages, sampling))
+
+    def keep(
+        self,
+        sequences: Sequence[SequenceState],
+        rows: Sequence[int],
+        output: DraftOutput,
+    ) -> None:
+        """Store the next blocks of ``sequences`` (``Drafter.keep``)."""
+        assert isinstance(output, _Output)
+        for s in sequences:
+            if s.drafting:
+                s.draft = _WRITTEN
+                s.draft_length = s.length
+        if output.proposal is not None:
+            self._prepared.put(sequences, rows, output.proposal)
+
+    def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
+        """Return whether drafts are filtered by grammars, whose states the host advances."""
+        return DraftFilter.pays(filtered_states([s.sampler for s in sequences]))
+
+    def propose_ahead(
+        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
+    ) -> None:
+        """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
+        speculates = [s.drafting for s in sequences]
+        proposal = self._propose_now(sequences, tree, batch, speculates, None)
+        self._prepared.put(sequences, range(len(sequences)), proposal)
+
+    def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
+        """Propose for a batch of padding (``Drafter.dummy_proposal``)."""
+        del dtype
+        proposal = self._draft(tree, batch.lengths, batch.roots.long(), batch.pages)
+        shape, device = tuple(proposal.tokens.shape), batch.lengths.device
+        return replace(proposal, tokens=spread_tokens(shape, self.manifest.vocab_size, device))
+
+    def _draft(
+        self,
+        tree: AnyTree,
+        lengths: Tensor,
+        roots: Tensor,
+        pages: Mapping[str, Tensor],
+        sampling: DraftSampling | None = None,
+        allowed: DraftFilter | None = None,
+    ) -> Proposal:
+        """Draft a chain ``tree`` after ``lengths`` int32 [B] rows and ``roots`` int64 [B]."""
+        assert isinstance(tree, Tree)
+        assert is_chain(tree), "a block is a chain"
+        m, size, device = self.manifest, len(roots), roots.device
+        num_drafts = tree.num_nodes - 1
+        width = m.rows_of(num_drafts)
+        masks = torch.full((size, width - 1), m.mask_token_id, device=device)
+        causal = causal_mask_of(width, device).expand(size, -1, -1)
+        metadata = AttentionMetadata(
+            past=lengths,
+            counts=[width] * size,
+            state_inputs=pages,
+            mask=causal if m.is_causal else _whole_mask(width).expand(size, -1, -1),
+            positions=_positions(lengths, width),
+        )
+        tokens = torch.cat([roots[:, None], masks], dim=1)
+        logit_rows = torch.arange(m.first_head_row, width).expand(size, -1)
+        logits, hidden = self.runner.forward(tokens, metadata, causal, logit_rows)
+        indices = lengths.long()[:, None] + torch.arange(1, num_drafts + 1, device=device)
+        found = self._heads.choose(logits, hidden, roots, indices, sampling, allowed)
+        chain = tree_proposal(tree, torch.cat([roots[:, None], found.tokens], dim=1))
+        return replace(chain, drawn=_drawn(found, sampling))
+
+
+def _drawn(found: BlockDrafts, sampling: DraftSampling | None) -> Drawn | None:
+    """Return the distributions of all nodes of the chains, the root's too."""
+    if sampling is None:
+        return None
+    assert found.candidates is not None
+    assert found.probs is not None
+    ids, probs = (functional.pad(f, (0, 0, 1, 0)) for f in (found.candidates, found.probs))
+    return Drawn(ids, probs, sampling)
+
+
+def _positions(first: Tensor, width: int) -> Tensor:
+    """Return rope positions int32 [3, B, width] from ``first`` int32 [B] on: sequence indices."""
+    rows = first[:, None] + torch.arange(width, dtype=torch.int32, device=first.device)
+    return rows.expand(3, -1, -1)
+
+
+@lru_cache(maxsize=64)
+def _whole_mask(width: int) -> Tensor:
+    """Return the mask of rows that all see each other, on the host. It is shared: read-only."""
+    return torch.ones(width, width, dtype=torch.bool)
