@@ -17,6 +17,7 @@ __all__ = [
     "check_activation",
     "check_dimensions",
     "check_draft_tensors",
+    "count_heads",
     "count_layers",
     "draft_shapes",
     "read_epsilon",
@@ -50,7 +51,7 @@ def resolve_geometry(fields: ResolvedFields, section: str = "") -> None:
             "layers.0.mlp.gate_proj.weight is missing: not an EAGLE-3 draft of a kind that is known"
         )
     agree_with_config(fields, section, "intermediate_size", gate)
-    _count_heads(fields, section)
+    count_heads(fields, section)
     read_epsilon(fields, section)
     _flags(fields)
     resolve_vocabularies(fields, section)
@@ -115,7 +116,8 @@ def count_layers(fields: ResolvedFields, section: str) -> None:
     fields.put("num_layers", len(numbers), "tensor", f"{fields.files.layer_prefix}.*")
 
 
-def _count_heads(fields: ResolvedFields, section: str) -> None:
+def count_heads(fields: ResolvedFields, section: str) -> None:
+    """Put ``num_heads``, ``num_kv_heads`` and ``head_dim``."""
     tensors = fields.files.tensors
     rows = {
         p: tensors[f"layers.0.self_attn.{p}_proj.weight"].shape[0]

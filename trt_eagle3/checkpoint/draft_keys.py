@@ -20,6 +20,7 @@ _OWNERS: Mapping[str, str] = {
     r"efficient_lm_head": "EAGLE-4",
     r"dflash": "DFlash",
     r"dspark|markov|confidence": "DSpark",
+    r"parallel_drafting|ptd_token|pard_token": "P-EAGLE without mask_hidden",
     r"medusa": "Medusa",
     r"mtp_num|num_mtp|nextn": "multi-token prediction",
     r"^(block_size|mask_token_id|target_layer_ids|num_anchors)$": (

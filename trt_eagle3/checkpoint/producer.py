@@ -9,6 +9,7 @@ from typing import Any, Literal
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.draft_geometry import resolve_geometry
 from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.parallel_keys import resolve_parallel
 from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
 from trt_eagle3.errors import UserError, clip, quote
@@ -106,7 +107,7 @@ def resolve(producer: Producer, fields: ResolvedFields) -> None:
         fields.put(field, value, "convention", rule)
     _image_rows(producer, fields)
     fields.put("image_rows_rotated", True, "convention", "rows move with the token ids")
-    fields.put("parallel", None, "tensor", "mask_hidden is absent")
+    resolve_parallel(fields)
     rope = resolve_rope(fields, producer.name, producer.read_rope, producer.whole_heads)
     one_d = rope.layout == "1d"
     fields.put("positions", producer.positions if one_d else "3d", "convention", rule)

@@ -103,8 +103,8 @@ class BlockManifest(DraftManifest):
         {
             *("path", "tensors", "sources", "warnings", "num_layers", "hidden_size"),
             *("target_hidden_size", "intermediate_size", "draft_vocab_size", "attention_bias"),
-            *("sinks", "markov", "confidence", "conv_kernel", "conv_group", "selector_rank"),
-            *("head_dim", "aux_pre_deepstack", "d2t"),
+            *("sinks", "conv_kernel", "conv_group", "selector_rank", "head_dim", "method"),
+            "mask_embedding",
         }
     )
 
