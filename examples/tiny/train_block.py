@@ -35,7 +35,15 @@ from torch import Tensor, nn
 from train import STEP_DECAY, VOCAB_ROWS, Budget, Progress, batches, optimizer_for
 from transformers import AutoModelForImageTextToText
 
-__all__ = ["States", "begun", "block_parser", "fit_block", "measured", "read_target", "stored_states"]
+__all__ = [
+    "States",
+    "begun",
+    "block_parser",
+    "fit_block",
+    "measured",
+    "read_target",
+    "stored_states",
+]
 
 MASK_ID = 640  # the first unused row, as Qwen3's drafts take one
 AUX_LAYERS = (1, 3, 6)
