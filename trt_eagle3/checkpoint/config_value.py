@@ -14,7 +14,7 @@ __all__ = ["MAX_WHOLE", "Kind", "config_value"]
 MAX_WHOLE = 2**31
 """Exclusive upper bound of sizes, counts and ids: graphs and tensors store them as int32."""
 
-Kind = Literal["whole", "number", "flag", "text", "wholes", "texts", "object", "any"]
+Kind = Literal["whole", "number", "flag", "text", "wholes", "integers", "texts", "object", "any"]
 
 
 def config_value(config: Mapping[str, Any], key: str, kind: Kind, file: Path) -> Any:
@@ -38,6 +38,10 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_WHOLE
 
 
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_WHOLE
+
+
 def _number(value: Any) -> bool:
     return (
         isinstance(value, int | float)
@@ -55,6 +59,10 @@ _KINDS: Mapping[Kind, tuple[str, Callable[[Any], bool]]] = {
     "wholes": (
         f"a list of whole numbers from 0 to {MAX_WHOLE - 1}",
         lambda v: isinstance(v, list) and all(_whole(x) for x in v),
+    ),
+    "integers": (
+        "a list of whole numbers",
+        lambda v: isinstance(v, list) and all(_integer(x) for x in v),
     ),
     "texts": (
         "a list of texts",

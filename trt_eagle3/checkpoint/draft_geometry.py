@@ -12,7 +12,20 @@ from trt_eagle3.checkpoint.target_tensors import check_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import clip, quote
 
-__all__ = ["check_draft_tensors", "draft_shapes", "resolve_geometry"]
+__all__ = [
+    "agree_with_config",
+    "check_activation",
+    "check_dimensions",
+    "check_draft_tensors",
+    "count_heads",
+    "count_layers",
+    "draft_shapes",
+    "read_epsilon",
+    "read_longest",
+    "resolve_geometry",
+    "resolve_tables",
+    "resolve_vocabularies",
+]
 
 _LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
 _MAX_VOCAB = 1 << 24  # ids; the largest vocabularies have 2**18
@@ -29,22 +42,32 @@ def resolve_geometry(fields: ResolvedFields, section: str = "") -> None:
         UserError: tensors and config contradict each other, or a value is missing.
     """
     tensors = fields.files.tensors
-    _check_dimensions(fields)
-    _agree_with_config(fields, section, "hidden_size", tensors["fc.weight"])
-    _count_layers(fields, section)
+    check_dimensions(fields)
+    agree_with_config(fields, section, "hidden_size", tensors["fc.weight"])
+    count_layers(fields, section)
     gate = tensors.get("layers.0.mlp.gate_proj.weight")
     if gate is None:
         raise fields.error(
             "layers.0.mlp.gate_proj.weight is missing: not an EAGLE-3 draft of a kind that is known"
         )
-    _agree_with_config(fields, section, "intermediate_size", gate)
-    _count_heads(fields, section)
-    _read_epsilon(fields, section)
+    agree_with_config(fields, section, "intermediate_size", gate)
+    count_heads(fields, section)
+    read_epsilon(fields, section)
     _flags(fields)
-    _vocabularies(fields, section)
+    resolve_vocabularies(fields, section)
+    check_activation(fields, section)
+    read_longest(fields, section)
+
+
+def check_activation(fields: ResolvedFields, section: str) -> None:
+    """Check that the config names no other activation than silu."""
     act = _config(fields, section, "hidden_act", "text")
     if act not in {None, "silu"}:
         raise fields.error(f"hidden_act: expected silu, got {quote(act)}: not supported")
+
+
+def read_longest(fields: ResolvedFields, section: str) -> None:
+    """Put ``max_position_embeddings``."""
     longest = _config(fields, section, "max_position_embeddings")
     key = "max_position_embeddings"
     fields.put(
@@ -59,7 +82,7 @@ def _config(fields: ResolvedFields, section: str, key: str, kind: Kind = "whole"
     return fields.files.find(f"{section}.{key}" if section else key, kind)
 
 
-def _check_dimensions(fields: ResolvedFields) -> None:
+def check_dimensions(fields: ResolvedFields) -> None:
     """Check that every tensor has a dimension and that fc is a matrix."""
     for name, ref in fields.files.tensors.items():
         if not ref.shape or (name == "fc.weight" and len(ref.shape) != 2):
@@ -70,13 +93,13 @@ def _check_dimensions(fields: ResolvedFields) -> None:
             )
 
 
-def _agree_with_config(fields: ResolvedFields, section: str, key: str, ref: TensorRef) -> None:
+def agree_with_config(fields: ResolvedFields, section: str, key: str, ref: TensorRef) -> None:
     """Put a tensor's row count after checking that the config does not contradict it."""
     fields.agree(key, {ref.name: ref.shape[0], f"config.json {key}": _config(fields, section, key)})
     fields.put(key, ref.shape[0], "tensor", f"{ref.name} {list(ref.shape)}")
 
 
-def _count_layers(fields: ResolvedFields, section: str) -> None:
+def count_layers(fields: ResolvedFields, section: str) -> None:
     """Count the layers in the tensors: configs of one-layer drafts hold the target's count."""
     numbers = {int(m[1]) for name in fields.files.tensors if (m := _LAYER.match(name))}
     if numbers != set(range(len(numbers))):
@@ -93,7 +116,8 @@ def _count_layers(fields: ResolvedFields, section: str) -> None:
     fields.put("num_layers", len(numbers), "tensor", f"{fields.files.layer_prefix}.*")
 
 
-def _count_heads(fields: ResolvedFields, section: str) -> None:
+def count_heads(fields: ResolvedFields, section: str) -> None:
+    """Put ``num_heads``, ``num_kv_heads`` and ``head_dim``."""
     tensors = fields.files.tensors
     rows = {
         p: tensors[f"layers.0.self_attn.{p}_proj.weight"].shape[0]
@@ -149,7 +173,8 @@ def _has_projection(fields: ResolvedFields, p: str) -> bool:
     return True
 
 
-def _read_epsilon(fields: ResolvedFields, section: str) -> None:
+def read_epsilon(fields: ResolvedFields, section: str) -> None:
+    """Put ``rms_norm_eps``."""
     epsilon = _config(fields, section, "rms_norm_eps", "number")
     if epsilon is not None:
         if not 0 <= epsilon < 1:
@@ -158,7 +183,10 @@ def _read_epsilon(fields: ResolvedFields, section: str) -> None:
             )
         fields.put("rms_norm_eps", float(epsilon), "config", "rms_norm_eps")
     fields.put(
-        "rms_norm_eps", 1e-6, "default", "rms_norm_eps is absent: transformers' Llama uses 1e-6"
+        "rms_norm_eps",
+        1e-6,
+        "default",
+        "rms_norm_eps is absent: transformers' Llama and Qwen3 use 1e-6",
     )
 
 
@@ -190,8 +218,13 @@ def _flags(fields: ResolvedFields) -> None:
                 f"{key} is {claimed} in config.json, its tensors are {word}. Use the whole "
                 "checkpoint."
             )
+    resolve_tables(fields)
+
+
+def resolve_tables(fields: ResolvedFields) -> None:
+    """Put ``embedding`` and ``head``: the draft's own if it has the tensor."""
     for field, name in {"embedding": "embed_tokens.weight", "head": "lm_head.weight"}.items():
-        there = name in tensors
+        there = name in fields.files.tensors
         fields.put(
             field,
             "own" if there else "target",
@@ -200,7 +233,8 @@ def _flags(fields: ResolvedFields) -> None:
         )
 
 
-def _vocabularies(fields: ResolvedFields, section: str) -> None:
+def resolve_vocabularies(fields: ResolvedFields, section: str) -> None:
+    """Put ``vocab_size`` and ``draft_vocab_size``."""
     tensors, target = fields.files.tensors, fields.target
     rows = {
         name: tensors[name].shape[0] for name in ("embed_tokens.weight", "t2d") if name in tensors
@@ -264,6 +298,8 @@ def draft_shapes(manifest: Eagle3Manifest) -> dict[str, tuple[int, ...]]:
         shapes["embed_tokens.weight"] = (m.vocab_size, hidden)
     if m.head == "own":
         shapes["lm_head.weight"] = (m.draft_vocab_size, hidden)
+    if m.parallel is not None:
+        shapes["mask_hidden"] = (1, 1, aux * m.target_hidden_size)
     return shapes
 
 

@@ -10,16 +10,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.parallel_keys import PARALLEL_KEYS
 from trt_eagle3.errors import quote
 
-__all__ = ["foreign_key"]
+__all__ = ["foreign_key", "is_structural"]
 
 # Pattern of a key -> the drafter that uses it. The first match counts.
 _OWNERS: Mapping[str, str] = {
     r"efficient_lm_head": "EAGLE-4",
-    r"dflash|dflare": "DFlash",
+    r"dflash": "DFlash",
     r"dspark|markov|confidence": "DSpark",
-    r"parallel_drafting|ptd_token": "P-EAGLE (parallel drafting)",
+    r"parallel_drafting|ptd_token|pard_token": "P-EAGLE without mask_hidden",
     r"medusa": "Medusa",
     r"mtp_num|num_mtp|nextn": "multi-token prediction",
     r"^(block_size|mask_token_id|target_layer_ids|num_anchors)$": (
@@ -99,6 +100,7 @@ def _foreign(
     def find(key: str, kind: Any) -> Any:
         return files.find(f"{section}.{key}" if section else key, kind)
 
+    is_parallel = "mask_hidden" in files.tensors
     types = find("layer_types", "texts") or []
     other = next((kind for kind in types if kind != "full_attention"), None)
     if other is not None:
@@ -107,13 +109,17 @@ def _foreign(
     if windowed and find("use_sliding_window", "flag") is not False and not types:
         yield "sliding_window", windowed
     for key, value in config.items():
-        if key not in _KNOWN | {"layer_types", "sliding_window", "use_sliding_window"} and _changes(
-            key, value
-        ):
+        known = _KNOWN | {"layer_types", "sliding_window", "use_sliding_window"}
+        known |= PARALLEL_KEYS if is_parallel else frozenset()
+        if key not in known and is_structural(key, value):
             yield key, value
 
 
-def _changes(key: str, value: Any) -> bool:
+def is_structural(key: str, value: Any) -> bool:
+    """Return whether a key, by its name, may change what a draft computes; neutral values do not.
+
+    Neutral are null, false, 0, empty values and ``_NEUTRAL``.
+    """
     return (
         bool(value)
         and value not in _NEUTRAL.get(key, ())

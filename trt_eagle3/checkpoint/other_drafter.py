@@ -1,4 +1,4 @@
-"""Name and reject drafters that are not EAGLE-3, and drafts that cannot be read."""
+"""Name and reject drafters that are not supported, and drafts that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trt_eagle3.checkpoint.model_config import read_json
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES
 from trt_eagle3.errors import UserError, clip, quote
 
-__all__ = ["refuse_other_drafters"]
+__all__ = ["refuse_other_drafters", "refuse_unsupported"]
 
 # Pattern of a lower-case architecture or speculators_model_type -> the drafter. The first match
 # counts.
 _NAMES: Mapping[str, str] = {
     r"eagle_?-?[4-9]": "EAGLE-4 or later",
-    r"p_?-?eagle|parallel_?draft": "P-EAGLE (parallel drafting)",
-    r"dflash|dflare": "DFlash",
-    r"dspark": "DSpark",
+    r"parallel_?draft": "parallel drafting",
+    r"dflare": "DFlare",
+    r"jet_?spec": "JetSpec",
     r"domino": "Domino",
     r"xpress": "XPress",
     r"medusa": "Medusa",
@@ -32,28 +32,51 @@ _NAMES: Mapping[str, str] = {
     r"mtp|nextn|multi_?token_?pred": "multi-token prediction",
     r"eagle2|^eagle$|^eagle(llama|qwen)\w*|forcausallmeagle$": "EAGLE-1/2",
 }
+# The same, of drafters that another reader supports (``drafts/block``).
+_BLOCK_NAMES: Mapping[str, str] = {r"dflash": "DFlash", r"dspark": "DSpark"}
 _NAMING = (
     "speculators_model_type",
     "speculators_config.algorithm",
     "speculative_algorithm",
+    "dflash_config.projector_type",
     "model_type",
 )
 # Pattern of a tensor's name -> the drafter that has it.
 _TENSORS: Mapping[str, str] = {
     r"(.*\.)?medusa_heads?\.|\d+\.\d+\.linear\.": "Medusa",
     r"parallel_draft_heads\.": "ModelOpt's parallel draft heads",
-    r"mask_hidden$": "P-EAGLE (parallel drafting)",
-    r"(.*\.)?(markov_|confidence_head)": "DSpark",
+    r"(.*\.)?(prefix_gru|embed_proj)\.": "Domino",
+    r".*(k_proj_target|v_proj_target)\.|(.*\.)?layer_fusion_weights": "DFlare",
     r"(.*\.)?(efficient_lm_head|candidate_head|low_rank_head)": "EAGLE-4 or later",
     r".*self_attn\.(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)\.": (
-        "an EAGLE-3 draft with multi-head latent attention"
+        "a draft with multi-head latent attention"
     ),
-    r".*\.(experts|block_sparse_moe)\.": "an EAGLE-3 draft with a mixture of experts",
+    r".*\.(experts|block_sparse_moe)\.": "a draft with a mixture of experts",
     r".*\.lora_[AB]\.": "a draft trained with adapters on its target (adapter_model.safetensors)",
 }
+_BLOCK_TENSORS: Mapping[str, str] = {r"(.*\.)?(markov_|confidence_head)": "DSpark"}
 _QUANTISED = re.compile(
     r".*\.(weight_scale(_inv|_2)?|input_scale|[qkv]_scale|qweight|qzeros|scales|g_idx|weight_packed)$"
 )
+
+
+def refuse_unsupported(files: DraftFiles) -> None:
+    """Check that ``files`` are not those of a drafter that no reader supports, nor quantised.
+
+    Raises:
+        UserError: they are. The message names the drafter.
+    """
+    where = files.directory
+    kind = _quantised(files)
+    if kind:
+        raise UserError(
+            f"{where}: a quantised draft ({kind}): not supported. Use the unquantised one."
+        )
+    kind = _named(files, _NAMES) or _by_tensors(files, _TENSORS)
+    if kind:
+        raise UserError(
+            f"{where}: {kind}: not supported. Use an EAGLE-3, P-EAGLE, DFlash or DSpark draft."
+        )
 
 
 def refuse_other_drafters(files: DraftFiles) -> None:
@@ -63,12 +86,9 @@ def refuse_other_drafters(files: DraftFiles) -> None:
         UserError: this is another drafter, or quantised. The message names it.
     """
     where = files.directory
-    kind = _quantised(files)
-    if kind:
-        raise UserError(
-            f"{where}: a quantised draft ({kind}): not supported. Use the unquantised one."
-        )
-    kind = _named(files) or _by_config(files) or foreign_key(files) or _by_tensors(files)
+    refuse_unsupported(files)
+    kind = _named(files, _BLOCK_NAMES) or _by_config(files) or foreign_key(files)
+    kind = kind or _by_tensors(files, _BLOCK_TENSORS) or _of_one_state(files)
     if kind:
         raise UserError(f"{where}: {kind}: not supported. Use an EAGLE-3 draft.")
     missing = [
@@ -85,11 +105,11 @@ def refuse_other_drafters(files: DraftFiles) -> None:
         raise UserError(f"{where}: not an EAGLE-3 draft: {', '.join(missing)} missing ({what})")
 
 
-def _named(files: DraftFiles) -> str:
+def _named(files: DraftFiles, drafters: Mapping[str, str]) -> str:
     names = [("architecture", name) for name in files.find("architectures", "texts") or ()]
     names += [(key, files.find(key, "text") or "") for key in _NAMING]
     for key, name in names:
-        for pattern, what in _NAMES.items():
+        for pattern, what in drafters.items():
             if re.search(pattern, name.lower()):
                 return f"{what} ({key} {quote(name)})"
     return ""
@@ -97,7 +117,7 @@ def _named(files: DraftFiles) -> str:
 
 def _by_config(files: DraftFiles) -> str:
     kind = files.find("speculators_model_type", "text")
-    if kind not in {None, "eagle3"}:
+    if kind not in {None, "eagle3", "peagle"}:
         return f"a speculator of another kind (speculators_model_type {quote(kind)})"
     if files.find("eagle_config.use_aux_hidden_state", "flag") is False:
         return "EAGLE-1/2 (eagle_config.use_aux_hidden_state is false)"
@@ -111,11 +131,16 @@ def _by_config(files: DraftFiles) -> str:
     )
 
 
-def _by_tensors(files: DraftFiles) -> str:
+def _by_tensors(files: DraftFiles, drafters: Mapping[str, str]) -> str:
     for name, ref in files.tensors.items():
-        for pattern, what in _TENSORS.items():
+        for pattern, what in drafters.items():
             if re.match(pattern, name):
                 return f"{what} ({clip(ref.name)})"
+    return ""
+
+
+def _of_one_state(files: DraftFiles) -> str:
+    """Describe a draft whose fc takes an embedding and one hidden state; empty otherwise."""
     fc = files.tensors.get("fc.weight")
     if (
         fc is not None

@@ -9,12 +9,23 @@ from typing import Any, Literal
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.draft_geometry import resolve_geometry
 from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.parallel_keys import resolve_parallel
 from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.spec import RopeSpec
 
-__all__ = ["AUX_KEYS", "DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
+__all__ = [
+    "AUX_KEYS",
+    "DEFAULT_BASE",
+    "Producer",
+    "ReadRope",
+    "RopeReading",
+    "geometry_section",
+    "resolve",
+    "resolve_rope",
+    "resolve_target_width",
+]
 
 DEFAULT_BASE = 10000.0
 AUX_KEYS = (
@@ -40,6 +51,10 @@ class RopeReading:
     warning: str = ""
 
 
+ReadRope = Callable[[RopeConfig, ResolvedFields], RopeReading]
+"""A producer's way to read a rope config."""
+
+
 @dataclass(frozen=True)
 class Producer:
     """One trainer's conventions.
@@ -59,7 +74,7 @@ class Producer:
 
     name: str
     evidence: Callable[[DraftFiles], str]
-    read_rope: Callable[[RopeConfig, ResolvedFields], RopeReading]
+    read_rope: ReadRope
     aux_keys: tuple[str, ...]
     aux_ids: Literal["out", "state"]
     aux_pre_deepstack: bool
@@ -79,7 +94,7 @@ def resolve(producer: Producer, fields: ResolvedFields) -> None:
         "config",
         producer.evidence(fields.files) or "no producer's evidence",
     )
-    resolve_geometry(fields, _geometry_at(fields))
+    resolve_geometry(fields, geometry_section(fields))
     _aux_layers(producer, fields)
     producer.quirks(fields)
     rule = f"{producer.name}'s training code"
@@ -92,8 +107,8 @@ def resolve(producer: Producer, fields: ResolvedFields) -> None:
         fields.put(field, value, "convention", rule)
     _image_rows(producer, fields)
     fields.put("image_rows_rotated", True, "convention", "rows move with the token ids")
-    fields.put("parallel", None, "tensor", "mask_hidden is absent")
-    rope = _rope(producer, fields)
+    resolve_parallel(fields)
+    rope = resolve_rope(fields, producer.name, producer.read_rope, producer.whole_heads)
     one_d = rope.layout == "1d"
     fields.put("positions", producer.positions if one_d else "3d", "convention", rule)
     fields.put(
@@ -104,7 +119,7 @@ def resolve(producer: Producer, fields: ResolvedFields) -> None:
     )
 
 
-def _geometry_at(fields: ResolvedFields) -> str:
+def geometry_section(fields: ResolvedFields) -> str:
     """Return the config section with the decoder layer's geometry; empty for the top level."""
     section = "transformer_layer_config"
     return section if fields.files.find(section, "object") else ""
@@ -147,6 +162,12 @@ def _aux_layers(producer: Producer, fields: ResolvedFields) -> None:
             "convention",
             "no config key: every trainer's default out(k)",
         )
+    resolve_target_width(fields)
+    _warn_of_unread_ids(producer, fields)
+
+
+def resolve_target_width(fields: ResolvedFields) -> None:
+    """Put ``target_hidden_size``: the columns of fc per aux state."""
     count, fc = len(fields.values["aux_layers"]), fields.files.tensors["fc.weight"]
     if not count or fc.shape[1] % count:
         raise fields.error(
@@ -159,7 +180,6 @@ def _aux_layers(producer: Producer, fields: ResolvedFields) -> None:
             f"num_aux_hidden_states: {claimed} in config.json, {count} aux layers. Set "
             "draft.overrides.aux_layers."
         )
-    _warn_of_unread_ids(producer, fields)
     width = fc.shape[1] // count
     fields.agree(
         "target_hidden_size",
@@ -219,11 +239,19 @@ def _id_meaning(producer: Producer, ids: tuple[int, ...], n: int | None) -> tupl
     return producer.aux_ids, ""
 
 
-def _rope(producer: Producer, fields: ResolvedFields) -> RopeSpec:
+def resolve_rope(
+    fields: ResolvedFields, producer: str, read_rope: ReadRope, whole_heads: bool
+) -> RopeSpec:
+    """Put ``rope`` and return it.
+
+    Args:
+        producer: its name, for warnings.
+        whole_heads: as for ``Producer``.
+    """
     override: Mapping[str, Any] = fields.overrides.get("rope", {})
     config = _rope_config(override, fields)
-    interpretation = producer.read_rope(config, fields)
-    if producer.whole_heads:
+    interpretation = read_rope(config, fields)
+    if whole_heads:
         config = _over_whole_heads(config, producer, fields)
     try:
         rope = _rope_of(interpretation, config, override, fields)
@@ -245,7 +273,7 @@ def _rope(producer: Producer, fields: ResolvedFields) -> RopeSpec:
 
 
 def _rope_config(override: Mapping[str, Any], fields: ResolvedFields) -> RopeConfig:
-    where = _geometry_at(fields)
+    where = geometry_section(fields)
     section = fields.files.find(where, "object") if where else fields.files.config
     if {"layout", "kind", "base"} <= override.keys():
         return RopeConfig({}, None, "", fields.files.config_file)
@@ -257,11 +285,11 @@ def _rope_config(override: Mapping[str, Any], fields: ResolvedFields) -> RopeCon
     )
 
 
-def _over_whole_heads(config: RopeConfig, producer: Producer, fields: ResolvedFields) -> RopeConfig:
+def _over_whole_heads(config: RopeConfig, producer: str, fields: ResolvedFields) -> RopeConfig:
     """Remove ``partial_rotary_factor``, which was copied from a target with partial rotation."""
     if config.part != 1.0:
         fields.warn(
-            f"rope: {_PART} {config.part:g} is ignored, as in {producer.name}'s training code, "
+            f"rope: {_PART} {config.part:g} is ignored, as in {producer}'s training code, "
             "which rotates whole heads; servers may rotate a part"
         )
     return replace(config, values={k: v for k, v in config.values.items() if k != _PART})

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,10 +16,13 @@ from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["EXTENSION", "ResolvedFields", "check_overrides"]
+__all__ = ["EXTENSION", "MAX_BLOCK", "ResolvedFields", "check_overrides"]
 
 EXTENSION = "trt_eagle3"
 """Key of a draft's config.json for fields that the format has no key for."""
+
+MAX_BLOCK = 64
+"""Rows of the largest block, and tokens of the longest parallel chain."""
 
 _ROPE_KEYS = (
     *("layout", "base", "sections", "kind", "factor", "low_freq_factor", "high_freq_factor"),
@@ -33,8 +36,14 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "vocab_size"), _COUNT),
     "max_position_embeddings": ("0 (unknown) or a positive whole number", lambda n: 0 <= n < 2**31),
     "position_shift": ("0 or 1", lambda n: n in {0, 1}),
+    "block_size": (f"a whole number from 1 to {MAX_BLOCK}", lambda n: 0 < n <= MAX_BLOCK),
+    "selector_top_k": _COUNT,
+    "mask_token_id": ("a token id", lambda n: 0 <= n < 2**31),
     "rms_norm_eps": ("a number from 0 to below 1", lambda x: 0 <= x < 1),
 }
+
+
+_Manifest = TypeVar("_Manifest", bound=DraftManifest)
 
 
 class ResolvedFields:
@@ -42,20 +51,27 @@ class ResolvedFields:
 
     Attributes:
         files: the draft.
+        kind: the class of its manifest.
         target: the target that it serves; None if unknown.
         values, sources: manifest field -> value, and its source.
         overrides: the user's overrides, checked.
     """
 
     def __init__(
-        self, files: DraftFiles, target: TargetSpec | None, overrides: Mapping[str, Any]
+        self,
+        files: DraftFiles,
+        target: TargetSpec | None,
+        overrides: Mapping[str, Any],
+        kind: type[DraftManifest] = Eagle3Manifest,
     ) -> None:
-        self.files, self.target, self.overrides = files, target, check_overrides(overrides)
+        self.files, self.target, self.kind = files, target, kind
+        self.overrides = check_overrides(overrides, manifest=kind)
         self.values: dict[str, Any] = {}
         self.sources: dict[str, Source] = {}
         self.warnings: list[str] = []
         own = files.find(EXTENSION, "object") or {}
-        for field, value in check_overrides(own, f"{files.config_file}: {EXTENSION}").items():
+        place = f"{files.config_file}: {EXTENSION}"
+        for field, value in check_overrides(own, place, kind).items():
             if field in {"rope", "d2t"}:
                 raise UserError(
                     f"{files.config_file}: {EXTENSION}.{field}: not kept here. Use "
@@ -95,7 +111,7 @@ class ResolvedFields:
         for other, another in given[1:]:
             if another != value:
                 fix = "Correct config.json" + (
-                    "." if field in Eagle3Manifest.decided else f", or set draft.overrides.{field}."
+                    "." if field in self.kind.decided else f", or set draft.overrides.{field}."
                 )
                 raise self.error(
                     f"{_words(field)}: {place} has {clip(value, 80)}, {other} has "
@@ -103,11 +119,11 @@ class ResolvedFields:
                 )
         return value, place
 
-    def manifest(self) -> Eagle3Manifest:
-        """Create the resolved manifest."""
-        known = {f.name for f in fields(Eagle3Manifest)}
+    def manifest(self, kind: type[_Manifest]) -> _Manifest:
+        """Create the resolved manifest of class ``kind``."""
+        known = {f.name for f in fields(kind)}
         assert self.values.keys() <= known, self.values.keys() - known
-        return Eagle3Manifest(
+        return kind(
             path=self.files.directory,
             sources=dict(self.sources),
             warnings=tuple(self.warnings),

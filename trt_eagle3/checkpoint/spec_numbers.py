@@ -17,6 +17,7 @@ _FROM_ZERO = frozenset(
     {
         *("num_position_embeddings", "shared_expert_width", "max_position_embeddings"),
         *("visual_level", "position_shift"),
+        *("window", "conv_kernel", "conv_group", "selector_rank", "selector_top_k"),
     }
 )
 """Counts that may be 0. Ids and whole numbers in a list may be 0 too."""

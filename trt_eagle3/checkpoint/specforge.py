@@ -15,7 +15,12 @@ from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 __all__ = ["SPECFORGE"]
 
 
+_PARALLEL = "PEagleDraftModel"
+
+
 def _evidence(files: DraftFiles) -> str:
+    if files.architecture == _PARALLEL:
+        return f"architecture {_PARALLEL}"
     if files.architecture != "LlamaForCausalLMEagle3":
         return ""
     if files.layer_prefix == "midlayer":
@@ -63,6 +68,10 @@ def _read_rope(config: RopeConfig, fields: ResolvedFields) -> RopeReading:
 
 
 def _quirks(fields: ResolvedFields) -> None:
+    if fields.files.architecture == _PARALLEL:
+        key = "norm_before_residual"
+        normed = fields.files.find(key, "flag")
+        fields.put("residual", "normed" if normed else "hidden", "config", f"{key} {normed}")
     norm_output = fields.files.find("norm_output", "flag")
     if norm_output:
         fields.warn(

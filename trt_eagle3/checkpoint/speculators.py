@@ -1,6 +1,7 @@
-"""Read drafts of vLLM speculators.
+"""Read drafts of vLLM speculators: EAGLE-3 and P-EAGLE.
 
-Facts from speculators 0.9.0, models/eagle3, and from vLLM 0.33's reader of its configs.
+Facts from speculators 0.9.0, models/eagle3 and models/peagle, and from vLLM 0.33's reader of its
+configs.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ _ARCHITECTURES = ("Eagle3DraftModel", "Eagle3Speculator")
 
 
 def _evidence(files: DraftFiles) -> str:
-    if files.find("speculators_model_type", "text") == "eagle3":
-        return "speculators_model_type eagle3"
+    kind = files.find("speculators_model_type", "text")
+    if kind in {"eagle3", "peagle"}:
+        return f"speculators_model_type {kind}"
     return f"architecture {files.architecture}" if files.architecture in _ARCHITECTURES else ""
 
 

@@ -64,8 +64,11 @@ class DraftKind(Protocol):
         """Whether TensorRT-LLM can run it."""
         ...
 
-    def claims(self, checkpoint: str) -> bool:
-        """Return whether ``draft.checkpoint`` names a draft of this kind."""
+    def claims(self, checkpoint: str, folder: Path) -> bool:
+        """Return whether ``draft.checkpoint`` names a draft of this kind.
+
+        ``folder``: the place of its files: the target's if ``in_target``.
+        """
         ...
 
     def read(

@@ -28,6 +28,7 @@ __all__ = [
 
 KINDS = {
     "mtp": "trt_eagle3.drafts.mtp:KIND",
+    "block": "trt_eagle3.drafts.block:KIND",
     "eagle3": "trt_eagle3.drafts.eagle3:KIND",
 }
 """``DraftManifest.kind`` -> its place.
@@ -51,13 +52,17 @@ def find_draft(
     Raises:
         UserError: there is no draft, or it does not belong to ``target``.
     """
-    kind = next(k for k in map(kind_named, KINDS) if k.claims(checkpoint))
-    path = target.path if kind.in_target else resolve_checkpoint(checkpoint, revision)
-    if not kind.in_target and path.resolve() == target.path.resolve():
+    kinds = [kind_named(name) for name in KINDS]
+    for kind in kinds:
+        if kind.in_target and kind.claims(checkpoint, target.path):
+            return read_draft(kind, target.path, target, overrides)
+    path = resolve_checkpoint(checkpoint, revision)
+    if path.resolve() == target.path.resolve():
         head = "To draft with its MTP head: draft.checkpoint: mtp." if target.mtp else ""
         raise UserError(
             f"draft.checkpoint: {checkpoint}: the target itself. {head or 'Name a draft.'}"
         )
+    kind = next(k for k in kinds if not k.in_target and k.claims(checkpoint, path))
     return read_draft(kind, path, target, overrides)
 
 
@@ -65,6 +70,7 @@ def read_draft(
     kind: DraftKind, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
 ) -> DraftManifest:
     """Read the draft in ``path``. If it has no head, add the target's head to its tensors.
+
     Raises:
         UserError: as for ``find_draft``.
     """

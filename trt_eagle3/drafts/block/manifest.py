@@ -88,7 +88,8 @@ class BlockManifest(DraftManifest):
             ``layers.{i}.self_attn.{q,k}_norm.weight``, ``layers.{i}.self_attn.sinks`` [heads],
             ``layers.{i}.mlp.{gate,up,down}_proj.weight``,
             ``layers.{i}.{attention_conv,mlp_conv}.base_kernel`` [2, taps, Hd],
-            ``layers.{i}.{attention_conv,mlp_conv}.kernel_projection.weight`` [2*taps*(Hd/group), Hd],
+            ``layers.{i}.{attention_conv,mlp_conv}.kernel_projection.weight``
+            [2 * taps * (Hd / group), Hd],
             ``candidate_selector.{predecessor_codebook,successor_codebook}`` [V, r],
             ``candidate_selector.hidden_projection.weight`` [r, Hd],
             ``markov_head.markov_w1.weight`` [V, r], ``markov_head.markov_w2.weight`` [Vd, r],
@@ -102,8 +103,8 @@ class BlockManifest(DraftManifest):
         {
             *("path", "tensors", "sources", "warnings", "num_layers", "hidden_size"),
             *("target_hidden_size", "intermediate_size", "draft_vocab_size", "attention_bias"),
-            *("sinks", "markov", "confidence", "conv_kernel", "conv_group", "selector_rank"),
-            *("head_dim", "aux_pre_deepstack", "d2t"),
+            *("sinks", "conv_kernel", "conv_group", "selector_rank", "head_dim", "method"),
+            "mask_embedding",
         }
     )
 

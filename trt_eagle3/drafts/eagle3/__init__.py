@@ -32,7 +32,7 @@ class _Eagle3:
     vllm_method = "eagle3"
     tensorrt_llm = True
 
-    def claims(self, _checkpoint: str, /) -> bool:
+    def claims(self, _checkpoint: str, _folder: Path, /) -> bool:
         return True
 
     def read(

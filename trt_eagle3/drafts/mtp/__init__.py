@@ -52,7 +52,7 @@ class _Mtp:
     vllm_method = "mtp"
     tensorrt_llm = False
 
-    def claims(self, checkpoint: str) -> bool:
+    def claims(self, checkpoint: str, _folder: Path, /) -> bool:
         return checkpoint == NAME
 
     def read(
