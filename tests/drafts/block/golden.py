@@ -2,7 +2,8 @@
 
 A file of ``goldens/`` holds numbers alone: the config, the shapes of the tensors, and of each block
 its rows and drafts. Weights and aux states are drawn from the name of the tensor on both sides, by
-numpy's frozen generator (``RandomState``).
+numpy's frozen generator (``RandomState``). Our side writes them in the producer's layout and reads
+that, so a run checks the reader and the reference.
 
 Producers, all in float32 on a CPU, under torch 2.13 and transformers 5.23:
 - ``dflash*``: z-lab's package dflash 0.1.0 (PyPI), ``dflash_generate`` of ``dflash/model.py`` over
@@ -18,123 +19,71 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from trt_eagle3.checkpoint.rope_schedule import make_rope
-from trt_eagle3.drafts.block.manifest import (
-    BlockLayer,
-    BlockManifest,
-    ConfidenceHead,
-    MarkovHead,
-)
+from trt_eagle3.drafts.block.manifest import BlockManifest
+from trt_eagle3.drafts.block.reader import read_block
 from trt_eagle3.drafts.block.reference import BlockReference, BlockRows
+
+__all__ = ["NAMES", "Golden", "load_golden"]
 
 HERE = Path(__file__).parent / "goldens"
 NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
 NUM_AUX_ROWS = 64
-DSPARK = {"method": "dspark", "shift": "next", "anchor_row": True, "head": "own"}
-CONVOLVED = {"method": "dflash2", "selector_rank": 6, "selector_top_k": 4}
-
-RESOLVED: Mapping[str, Mapping[str, Any]] = {
-    "dflash": {},
-    "dflash_scaled_yarn": {
-        "attention_bias": True,
-        "embedding_scale": 1.5,
-        "logit_multiplier": 0.5,
-        "logit_softcap": 2.0,
-    },
-    "dflash_sliding": {
-        "layers": (BlockLayer(causal=True, window=4), BlockLayer(causal=False, window=0))
-    },
-    "dflash_sliding_bidirectional": {
-        "layers": (BlockLayer(causal=False, window=4), BlockLayer(causal=False, window=0))
-    },
-    "dflash_causal": {"layers": (BlockLayer(causal=True, window=0),) * 2},
-    "dflash2": CONVOLVED
-    | {"layers": (BlockLayer(causal=False, window=6),) * 2, "conv_kernel": 2, "conv_group": 4},
-    "dflash2_taps3": CONVOLVED | {"conv_kernel": 3, "conv_group": 8},
-    "dspark_vanilla": DSPARK
-    | {
-        "markov": MarkovHead(form="vanilla", rank=6, state_from_anchor=False),
-        "confidence": ConfidenceHead(with_markov=True, temperatures=()),
-    },
-    "dspark_gated": DSPARK
-    | {
-        "markov": MarkovHead(form="gated", rank=6, state_from_anchor=False),
-        "confidence": ConfidenceHead(with_markov=False, temperatures=()),
-    },
-    "dspark_rnn": DSPARK
-    | {
-        "markov": MarkovHead(form="rnn", rank=6, state_from_anchor=False),
-        "confidence": ConfidenceHead(with_markov=True, temperatures=()),
-    },
-    "dspark_rank0": DSPARK,
-    "speculators_dflash": {
-        "layers": (BlockLayer(causal=True, window=3), BlockLayer(causal=False, window=0)),
-        "window_rule": "anchor",
-    },
-    "speculators_dflash_non_causal": {
-        "layers": (BlockLayer(causal=False, window=3), BlockLayer(causal=False, window=0)),
-        "window_rule": "anchor",
-    },
-    "speculators_dspark_rnn": {
-        "method": "dspark",
-        "head": "own",
-        "markov": MarkovHead(form="rnn", rank=6, state_from_anchor=True),
-        "confidence": ConfidenceHead(with_markov=True, temperatures=()),
-    },
-    "speculators_dspark_gated": DSPARK
-    | {
-        "markov": MarkovHead(form="gated", rank=6, state_from_anchor=False),
-        "confidence": ConfidenceHead(with_markov=True, temperatures=()),
-    },
-    "speculators_dflash2": CONVOLVED | {"conv_kernel": 2, "conv_group": 4},
-}
-"""How each config reads, where it differs from a plain DFlash."""
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
 class Golden:
-    """One producer's run: ``cycles`` are its blocks, in order."""
+    """One producer's run. ``cycles`` are its blocks, in order."""
 
-    name: str
-    manifest: BlockManifest
-    weights: Mapping[str, Tensor]
+    reference: BlockReference
     aux: Tensor
     cycles: Sequence[Mapping[str, Any]]
     temperature: float
 
-    def reference(self, manifest: BlockManifest | None = None) -> BlockReference:
-        """Return our reference, by default as the draft is to be read."""
-        return BlockReference(manifest or self.manifest, self.weights)
+    @property
+    def manifest(self) -> BlockManifest:
+        return self.reference.manifest
 
-    def rows(self, cycle: Mapping[str, Any], reference: BlockReference | None = None) -> BlockRows:
-        """Run a block of the producer's in our reference."""
-        ours, position = reference or self.reference(), cycle["position"]
-        context = ours.context(self.aux[:position])
-        return ours.block(cycle["anchor"], position, cycle["rows"], context)
+    def rows(self, cycle: Mapping[str, Any], reference: BlockReference) -> BlockRows:
+        """Run a block of the producer's in ``reference``."""
+        position = cycle["position"]
+        context = reference.context(self.aux[:position])
+        return reference.block(cycle["anchor"], position, cycle["rows"], context)
 
 
+@cache
 def load_golden(name: str) -> Golden:
     """Read ``goldens/<name>.json`` and draw the weights of its draft."""
     record = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-    shapes = dict(record["tensors"])
-    config = record["config"].get("transformer_layer_config", record["config"])
-    vocab, hidden = config["vocab_size"], config["hidden_size"]
-    for table in ("embed_tokens.weight", "lm_head.weight"):
-        shapes.setdefault(table, [vocab, hidden])  # the target's
-    weights = {tensor: drawn(tensor, shape) for tensor, shape in shapes.items()}
-    if "d2t" in record:
-        weights["d2t"] = torch.tensor(record["d2t"])
+    config, shapes = record["config"], record["tensors"]
+    geometry = config.get("transformer_layer_config", config)
+    saved = {tensor: drawn(tensor, shape) for tensor, shape in shapes.items()}
+    shape = (geometry["vocab_size"], geometry["hidden_size"])
+    tables = {table: saved.get(table, drawn(table, shape)) for table in (EMBEDDING, HEAD)}
+    if "transformer_layer_config" in config:  # speculators saves no copy of the target's tables
+        del saved[EMBEDDING]
+        if "d2t" in record:
+            saved |= _vocabulary(record["d2t"], geometry["vocab_size"])
+        else:
+            del saved[HEAD]
+    with TemporaryDirectory() as folder:
+        save_file(saved, Path(folder, "model.safetensors"))
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        read = BlockReference.load(read_block(Path(folder), None))
+    reference = replace(read, weights={**tables, **read.weights})
     aux = drawn("aux", (NUM_AUX_ROWS, shapes["fc.weight"][1]))
-    manifest = _manifest(record["config"], config, shapes, RESOLVED[name])
-    return Golden(name, manifest, weights, aux, record["cycles"], record.get("temperature", 1.0))
+    return Golden(reference, aux, record["cycles"], record.get("temperature", 1.0))
 
 
 def drawn(name: str, shape: Sequence[int]) -> Tensor:
@@ -151,53 +100,9 @@ def drawn(name: str, shape: Sequence[int]) -> Tensor:
     return torch.tensor(x, dtype=torch.float32)
 
 
-def _manifest(
-    top: Mapping[str, Any],
-    config: Mapping[str, Any],
-    shapes: Mapping[str, Sequence[int]],
-    resolved: Mapping[str, Any],
-) -> BlockManifest:
-    """Resolve a config: ordinary keys by name, the rest from ``resolved``."""
-    rope = config["rope_parameters"]
-    plain: dict[str, Any] = {
-        "producer": "golden",
-        "path": HERE,
-        "method": "dflash",
-        "num_layers": config["num_hidden_layers"],
-        "hidden_size": config["hidden_size"],
-        "target_hidden_size": config["hidden_size"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config["num_key_value_heads"],
-        "head_dim": config["head_dim"],
-        "vocab_size": config["vocab_size"],
-        "draft_vocab_size": shapes["lm_head.weight"][0],
-        "intermediate_size": config["intermediate_size"],
-        "rms_norm_eps": config["rms_norm_eps"],
-        "rope": make_rope(
-            rope["rope_type"], rope["rope_theta"], config["head_dim"], parameters=rope
-        ),
-        "aux_layers": (0, 1),
-        "aux_pre_deepstack": False,
-        "embedding": "target",
-        "head": "target",
-        "tensors": {},
-        "block_size": top["block_size"],
-        "mask_token_id": top.get("dflash_config", top)["mask_token_id"],
-        "mask_embedding": "token",
-        "shift": "own",
-        "anchor_row": False,
-        "layers": (BlockLayer(causal=False, window=0),) * config["num_hidden_layers"],
-        "window_rule": "row",
-        "attention_bias": False,
-        "sinks": False,
-        "embedding_scale": 1.0,
-        "logit_multiplier": 1.0,
-        "logit_softcap": 0.0,
-        "conv_kernel": 0,
-        "conv_group": 0,
-        "selector_rank": 0,
-        "selector_top_k": 0,
-        "markov": None,
-        "confidence": None,
-    }
-    return BlockManifest(**plain | dict(resolved))
+def _vocabulary(d2t: Sequence[int], vocab_size: int) -> dict[str, Tensor]:
+    """Return the two maps of a draft's vocabulary, as saved."""
+    offsets = torch.tensor(d2t)
+    kept = torch.zeros(vocab_size, dtype=torch.bool)
+    kept[offsets + torch.arange(len(offsets))] = True
+    return {"d2t": offsets, "t2d": kept}
