@@ -105,7 +105,7 @@ def positions(starts: list[int], width: int) -> Tensor:
 
 def run(runner: BlockRunner, case: Case) -> Tensor:
     """Logits [B, S, Vd] of a block of each sequence, over rows written in two chunks."""
-    table = runner.embedding
+    embedding = runner.embedding
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     tables = [PageTable(pool) for _ in LENGTHS]
     for count in range(1, max(LENGTHS) + ROWS + 1):  # pages alternate between the sequences
@@ -133,7 +133,7 @@ def run(runner: BlockRunner, case: Case) -> Tensor:
     mask = causal if runner._manifest.is_causal else torch.ones_like(causal)
     tokens = torch.full((2, ROWS), runner._manifest.mask_token_id)
     tokens[:, 0] = torch.tensor(case.anchors)
-    tokens = tokens.to(table.device)
+    tokens = tokens.to(embedding.device)
     place = metadata(list(LENGTHS), [ROWS] * 2, ROWS, mask)
     logits, _ = runner.forward(tokens, place, causal, torch.arange(ROWS).expand(2, -1))
     return logits.cpu()
