@@ -126,7 +126,7 @@ def run(runner: BlockRunner, case: Case) -> Tensor:
         aux = torch.stack([torch.nn.functional.pad(c, (0, 0, 0, width - len(c))) for c in chunks])
         counts = [len(c) for c in chunks]
         runner.write(
-            aux.to(table.device, table.dtype),
+            aux.to(embedding.device, embedding.dtype),
             metadata([start] * 2, counts, width, causal_mask(width)),
         )
     causal = causal_mask(ROWS).expand(2, -1, -1)
