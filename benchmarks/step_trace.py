@@ -14,7 +14,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from trt_eagle3.decode.core import EngineCore
-from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetInputs, TargetRunner
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
@@ -132,7 +132,9 @@ class StepTrace:
 
     def _traced_mixed(self, true: Any) -> Any:
         @wraps(true)
-        def mixed(runner: TargetRunner, prompts: Rows, steps: Rows, reduce: Any) -> Any:
+        def mixed(
+            runner: TargetRunner, prompts: TargetInputs, steps: TargetInputs, reduce: Any
+        ) -> Any:
             rows = prompts.embeds.shape[:2].numel() + self._now.prompt_rows
             batch, width = steps.embeds.shape[:2]
             self._now = replace(

@@ -20,7 +20,12 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target, random_target
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, Rows, TargetRunner
+from trt_eagle3.decode.forward.runner import (
+    AttentionMetadata,
+    DraftRunner,
+    TargetInputs,
+    TargetRunner,
+)
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
 from trt_eagle3.decode.memory.state import layer_states
@@ -80,7 +85,9 @@ class RecordingTarget(TargetRunner):
         self.recorder.roots.append((int(metadata.past[0] + logit_rows[0, 0]), logits[0, 0]))
         return reduce(logits) if reduce else logits, aux
 
-    def forward_mixed(self, prompts: Rows, steps: Rows, reduce: Reduction | None) -> Any:
+    def forward_mixed(
+        self, prompts: TargetInputs, steps: TargetInputs, reduce: Reduction | None
+    ) -> Any:
         return self.forward(*vars(prompts).values()), self.forward(*vars(steps).values(), reduce)
 
 

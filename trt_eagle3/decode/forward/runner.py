@@ -21,7 +21,7 @@ from trt_eagle3.engine.runtime.session import Reduction, Session
 __all__ = [
     "DraftRunner",
     "AttentionMetadata",
-    "Rows",
+    "TargetInputs",
     "TargetRunner",
     "all_rows",
     "causal_mask",
@@ -96,7 +96,7 @@ def _counted(count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TargetInputs:
     """The inputs of a target forward.
 
     Attributes:
@@ -157,7 +157,7 @@ class TargetRunner:
         Returns logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None without a draft).
         ``reduce``: a reduction of the logits, returned in their place.
         """
-        inputs = self._inputs(Rows(embeds, metadata, logit_rows, visual_levels))
+        inputs = self._inputs(TargetInputs(embeds, metadata, logit_rows, visual_levels))
         if metadata.is_prompt:
             assert reduce is None, "a prompt's logits are of few rows"
             outputs = self._session.run_prompt(inputs)
@@ -167,7 +167,7 @@ class TargetRunner:
         return outputs["logits"], outputs.get("aux_hidden_states")
 
     def forward_mixed(
-        self, prompts: Rows, steps: Rows, reduce: Reduction | None
+        self, prompts: TargetInputs, steps: TargetInputs, reduce: Reduction | None
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
         """Run prompt rows and decoding rows in one forward, which reads the weights once.
 
@@ -181,7 +181,7 @@ class TargetRunner:
             (of_steps["logits"], of_steps.get("aux_hidden_states")),
         )
 
-    def _inputs(self, rows: Rows) -> dict[str, Tensor]:
+    def _inputs(self, rows: TargetInputs) -> dict[str, Tensor]:
         inputs = {"inputs_embeds": rows.embeds, **rows.metadata.inputs(rows.logit_rows)}
         if self.num_visual_levels:
             levels = rows.visual_levels

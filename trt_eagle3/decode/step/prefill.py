@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.forward.batch import of_width, segment_inputs, segment_metadata
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
-from trt_eagle3.decode.forward.runner import Rows, TargetRunner
+from trt_eagle3.decode.forward.runner import TargetInputs, TargetRunner
 from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
 from trt_eagle3.decode.memory.row_ref import rows_of
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -189,7 +189,7 @@ class Prefiller:
         inputs = segment_inputs(self._target.states, segments)
         metadata = segment_metadata(segments, rows.positions[..., :-1], inputs, embeds.device)
         last_rows = torch.tensor([[s.count - 1] for s in segments])
-        prompts = Rows(embeds, metadata, last_rows, self._put_visual(segments, embeds))
+        prompts = TargetInputs(embeds, metadata, last_rows, self._put_visual(segments, embeds))
         mixed = self._stepper.launch_mixed(beside, prompts) if beside else None
         logits, aux = mixed or self._target.forward(
             embeds, metadata, last_rows, prompts.visual_levels

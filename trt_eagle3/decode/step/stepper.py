@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch
-from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner, all_rows
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetInputs, TargetRunner, all_rows
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.logprobs import LogprobsReadback
 from trt_eagle3.decode.speculation.accept import Accepted, AcceptedPaths
@@ -44,7 +44,7 @@ _LAUNCHED_AHEAD = 8
 delivered. A sequence that ended with those tokens wastes its rows: a large share of a small
 batch."""
 
-_Run = Callable[[Rows, Reduction | None], tuple[Tensor, Tensor | None]]
+_Run = Callable[[TargetInputs, Reduction | None], tuple[Tensor, Tensor | None]]
 """Runs rows as ``TargetRunner.forward`` does."""
 
 
@@ -136,7 +136,7 @@ class Stepper:
         return self._accept(forward, masks)
 
     def launch_mixed(
-        self, sequences: Sequence[SequenceState], prompts: Rows
+        self, sequences: Sequence[SequenceState], prompts: TargetInputs
     ) -> tuple[Tensor, Tensor | None] | None:
         """Run ``prompts`` and the next step without a tree of ``sequences`` as one forward.
 
@@ -148,7 +148,7 @@ class Stepper:
         """
         found: list[tuple[Tensor, Tensor | None]] = []
 
-        def run(rows: Rows, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
+        def run(rows: TargetInputs, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
             of_prompts, of_steps = self._target.forward_mixed(prompts, rows, reduce)
             found.append(of_prompts)
             return of_steps
@@ -398,10 +398,10 @@ class Stepper:
         device = self._target.embedding.device
         return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
 
-    def _forward(self, rows: Rows, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, rows: TargetInputs, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
         return self._target.forward(rows.embeds, rows.metadata, rows.logit_rows, reduce=reduce)
 
-    def _rows(self, proposal: Proposal, batch: DeviceBatch) -> Rows:
+    def _rows(self, proposal: Proposal, batch: DeviceBatch) -> TargetInputs:
         """Build the target's inputs from the tree nodes of each sequence."""
         size, num_nodes = proposal.tokens.shape
         tree, device = proposal.tree, batch.positions.device
@@ -415,7 +415,7 @@ class Stepper:
             positions=(batch.positions[:, None] + depths).expand(3, -1, -1),
         )
         embeds = self._target.embedding.lookup(proposal.tokens)
-        return Rows(embeds, metadata, all_rows(size, num_nodes))
+        return TargetInputs(embeds, metadata, all_rows(size, num_nodes))
 
 
 def _roots_after(before: InFlight, batch: DeviceBatch, *, unchanged: bool) -> Tensor:
