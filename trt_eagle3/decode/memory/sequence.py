@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
-from trt_eagle3.decode.memory.row_ref import RowRef, gather_rows
+from trt_eagle3.decode.memory.tensor_row import TensorRow, gather_rows
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
@@ -58,8 +58,8 @@ class DraftState:
     @staticmethod
     def gather(states: Sequence[DraftState]) -> tuple[Tensor, Tensor]:
         """Gather logits f32 [B, Vd] and features [B, Hd] of ``states``."""
-        logits = gather_rows([RowRef(s.all_logits, s.row) for s in states])
-        return logits, gather_rows([RowRef(s.all_features, s.row) for s in states])
+        logits = gather_rows([TensorRow(s.all_logits, s.row) for s in states])
+        return logits, gather_rows([TensorRow(s.all_features, s.row) for s in states])
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class SequenceState:
     length: int = 0
     draft: DraftState | None = None
     draft_length: int = 0
-    deferred: list[RowRef] = field(default_factory=list)
+    deferred: list[TensorRow] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     epoch: int = 0
