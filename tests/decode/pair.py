@@ -31,9 +31,9 @@ from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.speculation import grow as grow_module
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, Frontier
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step.decoder import Decoder
@@ -126,7 +126,7 @@ class RecordingGrower(TreeGrower):
         return proposal
 
 
-class RecordingDrafter(AutoregressiveDrafter):
+class RecordingDrafter(EagleDrafter):
     """``recorder``: of its proposals, and of the states of the first sequence."""
 
     def __init__(

@@ -25,7 +25,7 @@ from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.decoder import Decoder
@@ -170,7 +170,7 @@ def _noise(state: bytes) -> Tensor:
     return torch.tensor(list(blake2b(state, digest_size=VOCAB).digest())) * (_NOISE / 255)
 
 
-class GuessingDrafter(AutoregressiveDrafter):
+class GuessingDrafter(EagleDrafter):
     """Puts what will be emitted into some path of a tree, for the tiny draft is rarely right."""
 
     def propose(self, sequences: Sequence[SequenceState], *args: Any) -> Proposal:

@@ -31,8 +31,8 @@ from trt_eagle3.decode.memory.kv_cache import KVCache
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.speculation import autoregressive
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.speculation.proposal import tree_proposal
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
@@ -145,7 +145,7 @@ def test_trees_of_these_tests_do_get_accepted_and_need_compaction(
 
 def lose_extend_rows(patch: Any) -> None:
     """The draft keeps the rows that it drafted from its own features; only the last is extended."""
-    extend = AutoregressiveDrafter.extend
+    extend = EagleDrafter.extend
 
     def last_only(
         self: Any, batch: DeviceBatch, proposal: Any, paths: AcceptedPaths, aux: Any, **options: Any
@@ -158,7 +158,7 @@ def lose_extend_rows(patch: Any) -> None:
         alone = tree_proposal(Tree.root_only(), proposal.tokens[:, :1])
         return extend(self, late, alone, last, aux[:, [node]], **options)
 
-    patch.setattr(AutoregressiveDrafter, "extend", last_only)
+    patch.setattr(EagleDrafter, "extend", last_only)
 
 
 def roll_features(patch: Any) -> None:
@@ -168,7 +168,7 @@ def roll_features(patch: Any) -> None:
 
 def stale_features(patch: Any) -> None:
     """Rows of verified tokens get the draft's own last features instead of the target's."""
-    forward, fuse, extend = DraftRunner.forward, DraftRunner.fuse, AutoregressiveDrafter.extend
+    forward, fuse, extend = DraftRunner.forward, DraftRunner.fuse, EagleDrafter.extend
     last: dict[str, Any] = {"extends": False}
 
     def noted(self: DraftRunner, *args: Any) -> Any:
@@ -188,7 +188,7 @@ def stale_features(patch: Any) -> None:
 
     patch.setattr(DraftRunner, "forward", noted)
     patch.setattr(DraftRunner, "fuse", stale)
-    patch.setattr(AutoregressiveDrafter, "extend", extended)
+    patch.setattr(EagleDrafter, "extend", extended)
 
 
 def lose_rope_delta(owner: type, method: str) -> Callable[[Any], None]:
@@ -237,8 +237,8 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
         lambda patch: patch.setattr(KVCache, "move", lambda *_: None),
     ),
     "rope delta lost in verify": ("target", lose_rope_delta(Stepper, "_rows")),
-    "rope delta lost in extend": ("extend", lose_rope_delta(AutoregressiveDrafter, "extend")),
-    "rope delta lost in propose": ("tree", lose_rope_delta(AutoregressiveDrafter, "_grow")),
+    "rope delta lost in extend": ("extend", lose_rope_delta(EagleDrafter, "extend")),
+    "rope delta lost in propose": ("tree", lose_rope_delta(EagleDrafter, "_grow")),
     "draft position off by one": ("tree", shift_draft_position(lambda _, position: position + 1)),
     "slot taken from position": ("target", mix_slot_and_position),
     "tree mask lost": (

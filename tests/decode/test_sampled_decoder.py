@@ -22,8 +22,8 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.spec import RopeSpec
@@ -62,7 +62,7 @@ def decoder(pair: Pair) -> Decoder:
     draft = DraftRunner(
         sessions["fuse"], sessions["draft"], states["draft"], pair.tables[1], pair.d2t
     )
-    drafter = AutoregressiveDrafter(draft, m, max_rows=PREFILL_CHUNK)
+    drafter = EagleDrafter(draft, m, max_rows=PREFILL_CHUNK)
     return Decoder(target, drafter, max_seq_len=96, prefill_chunk=PREFILL_CHUNK)
 
 

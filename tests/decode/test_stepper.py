@@ -36,7 +36,7 @@ from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.speculation import backfill
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step import stepper
@@ -261,7 +261,7 @@ def test_sequence_without_draft_goes_on_where_those_that_draft_are_cancelled(
 ) -> None:
     """A step is in flight for both, after which the next trees were to be proposed."""
     monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 1)
-    monkeypatch.setattr(AutoregressiveDrafter, "waits_for_host", lambda *_: True)
+    monkeypatch.setattr(EagleDrafter, "waits_for_host", lambda *_: True)
     scheduler, asked = shared_steps(0)
     while min(len(s.tokens) for s in asked) < 3:
         scheduler.step()
@@ -305,7 +305,7 @@ def test_tokens_are_on_their_way_before_the_draft_works(
     """The host has them while the device extends and proposes, and launches the next step then."""
     monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many)
     scheduler, _, done = decoding(CHAIN, monkeypatch)
-    done.watch(monkeypatch, (Readback, "__init__"), (AutoregressiveDrafter, "extend"))
+    done.watch(monkeypatch, (Readback, "__init__"), (EagleDrafter, "extend"))
     for _ in range(3):
         scheduler.step()
     assert [n for n in done if n in ("__init__", "extend")] == ["__init__", "extend"] * 3

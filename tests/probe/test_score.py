@@ -24,7 +24,7 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.drafts.eagle3.graph import draft_graph
 from trt_eagle3.engine.bundle.record import reference_location
@@ -75,7 +75,7 @@ def ref_chain(
     sequence = SequenceState(recording.prompt, PagePool(40, 16), spec.vocab_size, drafting=True)
     sequence.tokens = recording.token_ids[sequence.num_prompt : length + 1].tolist()
     runner.states.reserve(sequence, length + STEPS)
-    drafter = AutoregressiveDrafter(runner, manifest, max_rows=length)
+    drafter = EagleDrafter(runner, manifest, max_rows=length)
     runner.logits = []
     segments = [Segment(sequence, 0, length)]
     rows = PromptRows.of(segments, length, CPU)

@@ -1,4 +1,4 @@
-"""The autoregressive drafter: EAGLE-3 and MTP, over the graphs ``fuse`` and ``draft``.
+"""EagleDrafter: EAGLE-3 and MTP drafts, over the graphs ``fuse`` and ``draft``.
 
 Shapes: B sequences of a padded batch, S rows of each, T tree nodes, D nodes of the deepest path, k
 aux layers, H target hidden, Hd draft hidden, Vd draft vocab, P pages.
@@ -38,7 +38,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.host_copy import to_device
 
 __all__ = [
-    "AutoregressiveDrafter",
+    "EagleDrafter",
     "draft_decode_position",
     "draft_positions",
     "put_draft_visual",
@@ -69,7 +69,7 @@ class _Prepared:
     proposal: Proposal
 
 
-class AutoregressiveDrafter:
+class EagleDrafter:
     """Implements ``Drafter``: each level of a tree takes one forward of the draft."""
 
     def __init__(
