@@ -37,7 +37,7 @@ def verify_step(stubs: Sequence[Stub], proposal: Proposal, logits: Tensor) -> li
     masks, wanted = TreeMasks(samplers, proposal), wanted_of(samplers)
     reduced = logits if wanted.reduction is None else wanted.reduction(logits)
     paths = verify(wanted, samplers, proposal, reduced, masks)
-    found = AcceptedPaths.unpacked(paths.packed().tolist(), proposal.tree.steps)[: len(stubs)]
+    found = AcceptedPaths.unpacked(paths.packed().tolist(), proposal.tree.depth)[: len(stubs)]
     if wanted is Wanted.FLOAT32:
         num_best = [s.sampling.logprobs for s in samplers]
         logprobs = LogprobsReadback(num_best, logits, paths.path, paths.tokens)

@@ -135,7 +135,7 @@ def brute_force(table: Table, b: int, tree: DynamicTree, shift: int = 0) -> list
 
     level = children(Node((), 0.0))
     considered = list(level)
-    for _ in range(tree.steps - 1):
+    for _ in range(tree.depth - 1):
         frontier = sorted(level, key=lambda node: -node.score)[: tree.topk]
         level = [child for node in frontier for child in children(node)]
         considered += level

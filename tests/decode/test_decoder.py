@@ -29,7 +29,7 @@ from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.memory.kv_cache import KVCache
 from trt_eagle3.decode.request.prompt import Prompt
-from trt_eagle3.decode.speculation import autoregressive
+from trt_eagle3.decode.speculation import eagle
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree
 from trt_eagle3.decode.speculation.eagle import EagleDrafter
@@ -67,7 +67,7 @@ BUSHY = Tree.from_paths(
 )
 WIDE = Tree.from_paths([(i,) for i in range(8)] + [(i, j) for i in range(3) for j in range(4)])
 LATE = Tree.from_paths([(0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (2, 1, 1)])
-DYNAMIC = DynamicTree(steps=3, topk=3, num_nodes=10)
+DYNAMIC = DynamicTree(depth=3, topk=3, num_nodes=10)
 TREES = {"chain": CHAIN, "bushy": BUSHY, "wide": WIDE, "late": LATE, "dynamic": DYNAMIC}
 TEXT = [9]
 IMAGES = [3, (2, 3), 2, (2, 2), 3]
@@ -220,7 +220,7 @@ def mix_slot_and_position(patch: Any) -> None:
 def shift_draft_position(by: Callable[[int, int], int]) -> Callable[[Any], None]:
     def plant(patch: Any) -> None:
         patch.setattr(
-            autoregressive,
+            eagle,
             "draft_decode_position",
             lambda _m, length, position: by(length, position),
         )

@@ -124,7 +124,7 @@ def test_next_chunk_is_launched_before_first_tokens_are_read(
     assert [e.sequence for e in emissions] == [last, first]  # once, with a step of both
     assert [e.begins for e in emissions] == [True, False]
     assert [len(e.parts) for e in emissions] == [2, 1]
-    assert all(e.steps == CHAIN.steps for e in emissions)
+    assert all(e.tree_depth == CHAIN.depth for e in emissions)
     assert events == ["launch", "launch", "read", "read"]
 
 

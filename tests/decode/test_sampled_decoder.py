@@ -33,7 +33,7 @@ TREES: dict[str, AnyTree | None] = {
     "plain": None,
     "chain": Tree.from_paths([(0,), (0, 0), (0, 0, 0)]),
     "static tree": Tree.from_paths([(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0)]),
-    "dynamic tree": DynamicTree(steps=3, topk=3, num_nodes=10),
+    "dynamic tree": DynamicTree(depth=3, topk=3, num_nodes=10),
 }
 LAYOUTS: dict[str, list[Any]] = {"text": [9], "image": [3, (2, 2), 2]}
 SAMPLING = SamplingParams(

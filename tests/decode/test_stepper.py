@@ -248,7 +248,9 @@ def test_sequences_without_a_draft_share_steps_with_those_that_draft(
     while scheduler.running or scheduler.waiting:
         for emission in scheduler.step():
             assert emission.error is None
-            assert emission.steps in ((None, 0) if not emission.sequence.drafting else ANY_STEPS)
+            assert emission.tree_depth in (
+                (None, 0) if not emission.sequence.drafting else ANY_STEPS
+            )
             if len(emission.sequence.tokens) >= MAX_TOKENS or emission.full:
                 scheduler.remove(emission.sequence)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected

@@ -23,7 +23,7 @@ from tests.families.random_pairs import config_of
 from tests.parity.planting import Planted, plant_in
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.cli import cli
-from trt_eagle3.decode.speculation import autoregressive
+from trt_eagle3.decode.speculation import eagle
 from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
@@ -100,12 +100,12 @@ def _draft(**changes: Any) -> Callable[[Planted, Any], None]:
 
 
 def _late(p: Planted, _: Any) -> None:
-    right = autoregressive.draft_positions
-    p.patch.setattr(autoregressive, "draft_positions", lambda *args: right(*args) + 1)
+    right = eagle.draft_positions
+    p.patch.setattr(eagle, "draft_positions", lambda *args: right(*args) + 1)
 
 
 def _without_vision(p: Planted, _: Any) -> None:
-    p.patch.setattr(autoregressive, "put_draft_visual", lambda *_: None)
+    p.patch.setattr(eagle, "put_draft_visual", lambda *_: None)
 
 
 FAULTS: dict[str, tuple[Callable[[Planted, Any], None], str, str]] = {

@@ -292,7 +292,7 @@ class Scheduler:
         self._pages.save_where_pages_end(ready)
         self.num_draft_tokens = done.tree.num_nodes - 1 if done.tree else 0
         in_it = [(s, a) for s, a in zip(ready, done.accepted, strict=True) if a is not None]
-        levels = [len(a.tokens) - 1 if a.steps else None for _, a in in_it]
+        levels = [len(a.tokens) - 1 if a.tree_depth else None for _, a in in_it]
         self._stats = StepStats(
             _state_of([s for s, _ in in_it], len(self.running)),
             done.tree,
@@ -301,7 +301,7 @@ class Scheduler:
             backfilled_rows=done.num_backfilled,
         )
         return [
-            Emission(s, accepted.tokens, full=self._is_full(s), steps=accepted.steps)
+            Emission(s, accepted.tokens, full=self._is_full(s), tree_depth=accepted.tree_depth)
             if accepted.tokens
             else self._fail(s, s.failure())
             for s, accepted in in_it

@@ -101,7 +101,7 @@ class TreeGrower:
             len(tokens), -1, -1
         )
         mask = own[..., :0]
-        for depth in range(tree.steps - 1):
+        for depth in range(tree.depth - 1):
             rows = frontier.parents[..., None]
             fed = features.gather(1, rows.expand(-1, -1, features.shape[2]))
             above = mask.gather(1, rows.expand(-1, -1, mask.shape[2])) if depth else mask
@@ -111,7 +111,7 @@ class TreeGrower:
                 logits = inputs.filter.level(logits, frontier.tokens, frontier.parents)
             frontier = candidates.add(frontier, *self._children(logits, tree.topk))
         kept, parents = candidates.keep(tree.num_nodes - 1)
-        seen = ancestors(parents, tree.steps)
+        seen = ancestors(parents, tree.depth)
         tokens = torch.cat([inputs.roots[:, None], kept], dim=1)
         return Proposal(tree, tokens, parents, seen.sum(dim=2) - 1, seen)
 

@@ -77,7 +77,7 @@ class StepOutput:
 
     Attributes:
         accepted: the result of each sequence; None if it was not in the step.
-        tree: the tree that was verified for sequences with ``Accepted.steps``; None without one.
+        tree: the verified tree of sequences with ``Accepted.tree_depth``; None without one.
         num_backfilled: rows that were backfilled in the step.
     """
 

@@ -331,10 +331,10 @@ class Stepper:
 
     def _read(self, done: InFlight, rows: Sequence[int]) -> list[Accepted]:
         """Read the tokens of each row of ``done``, and the log-probabilities at ``rows``."""
-        found = AcceptedPaths.unpacked(done.readback.wait(), done.tree.steps if done.tree else 0)
+        found = AcceptedPaths.unpacked(done.readback.wait(), done.tree.depth if done.tree else 0)
         for row in rows:
             if row >= 0 and done.tree is not None and not done.speculates[row]:
-                found[row] = replace(found[row], steps=0)
+                found[row] = replace(found[row], tree_depth=0)
             if row >= 0 and done.logprobs is not None:
                 logprobs = done.logprobs.wait(row, len(found[row].tokens))
                 found[row] = replace(found[row], logprobs=logprobs)

@@ -238,7 +238,7 @@ def _sample_tokens(
     proposal = tree_proposal(tree, tokens.expand(count, -1))
     masks = TreeMasks(samplers, proposal)
     paths = verify(Wanted.FLOAT32, samplers, proposal, logits.expand(count, -1, -1), masks)
-    return [a.tokens for a in AcceptedPaths.unpacked(paths.packed().tolist(), tree.steps)]
+    return [a.tokens for a in AcceptedPaths.unpacked(paths.packed().tolist(), tree.depth)]
 
 
 def _p_value(counts: Counter[int], probs: Tensor) -> tuple[float, int]:
