@@ -236,11 +236,13 @@ class CheckedScheduler(Scheduler):
     def check(self) -> None:
         assert set(self.recurrent.entries) == set(self.running), "entries of others"
         for s in self.running:
-            assert self.recurrent.content(s) == self.true_state(s), f"state after {s.length} rows"
+            assert self.recurrent.content(s) == self.true_state(s), (
+                f"state after {s.num_computed_tokens} rows"
+            )
 
     @staticmethod
     def true_state(sequence: SequenceState) -> bytes:
-        embeds = pair().tables[0].lookup(sequence.ids(0, sequence.length))
+        embeds = pair().tables[0].lookup(sequence.ids(0, sequence.num_computed_tokens))
         prompt: Prompt = sequence.prompt
         prompt.put_visual(embeds, 0)
         state = b""

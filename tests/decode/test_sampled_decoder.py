@@ -94,7 +94,7 @@ def answers(
     for s in batch:
         s.pages.reserve(len(prompt.token_ids))
     while not batch[0].prefilled:
-        step = min(PREFILL_CHUNK, batch[0].num_prefill - batch[0].length)
+        step = min(PREFILL_CHUNK, batch[0].num_prefill - batch[0].num_computed_tokens)
         decoder.prefiller.run([(s, step) for s in batch]).append()
     cycles = 0
     while lacking := [s for s in batch if len(s.tokens) < count]:

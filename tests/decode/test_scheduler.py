@@ -85,9 +85,9 @@ def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
         scheduler.step()
     scheduler.add(long)
     for _ in range(-(-33 // PREFILL_CHUNK)):
-        before = long.length
+        before = long.num_computed_tokens
         assert [e.sequence for e in scheduler.step() if e.sequence is short] == [short]
-        assert long.length - before <= PREFILL_CHUNK
+        assert long.num_computed_tokens - before <= PREFILL_CHUNK
     assert long.prefilled
 
 
@@ -332,7 +332,7 @@ def test_step_for_nobody_but_lagging_readers_does_nothing() -> None:
     s.backpressured = True
     assert scheduler.idle
     assert scheduler.step() == []
-    assert s.length == PREFILL_CHUNK
+    assert s.num_computed_tokens == PREFILL_CHUNK
 
 
 def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:

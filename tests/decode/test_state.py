@@ -337,12 +337,14 @@ def _snapshot_of_another_page(patch: pytest.MonkeyPatch) -> None:
 
 def _save_anywhere(patch: pytest.MonkeyPatch) -> None:
     """Chunks end anywhere, and what is saved there passes for the last page's end."""
-    patch.setattr(PageManager, "chunk_end", lambda _, s, n: min(s.length + n, s.num_prefill))
+    patch.setattr(
+        PageManager, "chunk_end", lambda _, s, n: min(s.num_computed_tokens + n, s.num_prefill)
+    )
 
     def save(self: PageManager, sequences: list[SequenceState]) -> None:
         for s in sequences:
-            if s.length >= PAGE_SIZE and (snapshot := self._snapshot(s)) is not None:
-                stale = s.snapshots.pop(s.length // PAGE_SIZE, None)
+            if s.num_computed_tokens >= PAGE_SIZE and (snapshot := self._snapshot(s)) is not None:
+                stale = s.snapshots.pop(s.num_computed_tokens // PAGE_SIZE, None)
                 if stale:
                     stale.release()
                 s.keep_snapshot(snapshot)

@@ -222,14 +222,16 @@ def test_drafts_of_sequences_without_a_tree_are_backfilled_one_after_the_other(
         scheduler.add(s)
     num_backfilled = 0
     while len(asked[0].tokens) < 24:
-        before = [s.draft_length for s in asked]
+        before = [s.num_draft_computed_tokens for s in asked]
         scheduler.step()
-        grown = [s.draft_length > n for s, n in zip(asked, before, strict=True)]
+        grown = [s.num_draft_computed_tokens > n for s, n in zip(asked, before, strict=True)]
         num_backfilled += sum(grown) if all(before) else 0
         assert sum(grown) <= 1 or not all(before)
         assert all(len(s.deferred) <= 8 for s in asked)
     assert num_backfilled >= 6
-    assert all(s.draft_length + len(s.deferred) == s.length for s in asked)
+    assert all(
+        s.num_draft_computed_tokens + len(s.deferred) == s.num_computed_tokens for s in asked
+    )
 
 
 @pytest.mark.parametrize("tree", [name for name in TREES if TREES[name]])

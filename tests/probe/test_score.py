@@ -82,7 +82,7 @@ def ref_chain(
     table = segment_inputs(runner.states, segments)["page_table"]
     aux = recording.aux(manifest, spec.num_visual_levels)[None, :length]
     drafter.prefill(rows, rows.ids[:, 1:], table, aux)
-    sequence.length = length
+    sequence.num_computed_tokens = length
     batch = DeviceBatch.of(runner.states, [sequence], [length], [-1], [STEPS], 1, CPU)
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
     drafter.propose([sequence], tree, batch, [True])

@@ -255,7 +255,7 @@ class LayerStates:
         """Start ``sequence``, which has no rows yet, with the rows of ``prefix``."""
         sequence.adopt(prefix.pages)
         if not sequence.tokens:
-            sequence.num_reused_rows = sequence.length
+            sequence.num_reused_rows = sequence.num_computed_tokens
         if self._per_sequence is not None and prefix.snapshot is not None:
             self._per_sequence.restore(sequence, prefix.snapshot)
 

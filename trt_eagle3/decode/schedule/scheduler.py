@@ -149,7 +149,7 @@ class Scheduler:
         self._launched = launched
         # includes sequences whose first tokens were just read
         decoding = self._decoding() if batch.decodes else []
-        goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
+        goes_on = found or decoding or any(s.num_computed_tokens < s.num_prefill for s in self.running)
         if not (goes_on and self._decoder.runs_ahead):
             found += self._read_first_tokens(self._taken())
         found += self._decode(self._still_running(decoding), batch)
@@ -163,13 +163,13 @@ class Scheduler:
         """
         decoding = self._decoding()
         beside = self._beside(decoding)
-        ready = [s for s in self.running if s.length < s.num_prefill and not s.backpressured]
-        left = [s.num_prefill - s.length for s in ready]
+        ready = [s for s in self.running if s.num_computed_tokens < s.num_prefill and not s.backpressured]
+        left = [s.num_prefill - s.num_computed_tokens for s in ready]
         decoder = self._decoder
         budget = prefill_budget(decoder.prefill_chunk, len(decoding), sum(left))
         rows = chunk_rows(left, max(budget - len(beside), 1), decoder.max_segments)
         ends = {i: self._pages.chunk_end(ready[i], count) for i, count in rows.items()}
-        chunks = [(ready[i], end - ready[i].length) for i, end in ends.items()]
+        chunks = [(ready[i], end - ready[i].num_computed_tokens) for i, end in ends.items()]
         return Batch(chunks, beside, bool(decoding))
 
     def _record(self) -> None:
@@ -196,7 +196,7 @@ class Scheduler:
             sequence.turn_start = len(sequence.tokens)
             if sequence.queue_seconds is None:
                 sequence.queue_seconds = time.perf_counter() - sequence.created
-            if not sequence.prompt.has_visual(sequence.length, sequence.num_prefill):
+            if not sequence.prompt.has_visual(sequence.num_computed_tokens, sequence.num_prefill):
                 continue
             try:
                 self._encode(sequence)
@@ -237,7 +237,7 @@ class Scheduler:
         tree = self._tree_for([*self.running, sequence])
         if not self._pages.begin(sequence, self._decoder.rows_wanted(sequence, tree)):
             return False
-        self.num_reused_rows += sequence.length
+        self.num_reused_rows += sequence.num_computed_tokens
         return True
 
     def _end_launch(self, launched: LaunchedPrefill) -> list[Emission]:

@@ -155,10 +155,10 @@ class DraftBackfill:
     def _run(self, sequences: Sequence[SequenceState], width: int) -> None:
         """Run one forward over ``sequences``, their rows padded to ``width``."""
         counts = [len(s.deferred) for s in sequences]
-        ahead = [s.ids(s.draft_length + 1, s.length + 1) for s in sequences]
+        ahead = [s.ids(s.num_draft_computed_tokens + 1, s.num_computed_tokens + 1) for s in sequences]
         embeds = self._embedding.lookup(padded(ahead, width))
         aux = gather_padded([s.deferred for s in sequences], width)
-        segments = [Segment(s, s.draft_length, n) for s, n in zip(sequences, counts, strict=True)]
+        segments = [Segment(s, s.num_draft_computed_tokens, n) for s, n in zip(sequences, counts, strict=True)]
         self._commit(segments, embeds, aux)
         for s in sequences:
             s.deferred.clear()

@@ -135,7 +135,7 @@ class EagleDrafter:
         kept, held = logits[:, 0].clone(), out[:, 0].clone()
         for i, s in enumerate(segments):
             s.sequence.draft = DraftState(s.stop, kept, held, i)
-            s.sequence.draft_length = s.stop
+            s.sequence.num_draft_computed_tokens = s.stop
 
     def propose(
         self,
@@ -166,8 +166,8 @@ class EagleDrafter:
     ) -> Proposal:
         filler = next(s.draft for s in sequences if s.draft)  # of rows that are masked or dropped
         for s, wanted in zip(sequences, speculates, strict=True):
-            assert not wanted or s.draft_length == s.length, (
-                f"draft holds {s.draft_length} rows, target {s.length}"
+            assert not wanted or s.num_draft_computed_tokens == s.num_computed_tokens, (
+                f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
             )
         states = [s.draft or filler for s in sequences]
         states += [filler] * (batch.size - len(states))
@@ -222,10 +222,10 @@ class EagleDrafter:
         assert isinstance(output, _Output)
         for s, row in zip(sequences, rows, strict=True):
             if s.drafting:
-                s.draft = DraftState(s.length, output.logits, output.features, row)
-                s.draft_length = s.length
+                s.draft = DraftState(s.num_computed_tokens, output.logits, output.features, row)
+                s.num_draft_computed_tokens = s.num_computed_tokens
         if output.proposal is not None:
-            batch_rows = BatchRows(sequences, [s.length for s in sequences], rows)
+            batch_rows = BatchRows(sequences, [s.num_computed_tokens for s in sequences], rows)
             self._prepared = _Prepared(batch_rows, output.proposal)
 
     def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
@@ -237,7 +237,7 @@ class EagleDrafter:
     ) -> None:
         """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
         proposal = self._grow_now(sequences, tree, batch, [s.drafting for s in sequences], None)
-        rows = BatchRows(sequences, [s.length for s in sequences], range(len(sequences)))
+        rows = BatchRows(sequences, [s.num_computed_tokens for s in sequences], range(len(sequences)))
         self._prepared = _Prepared(rows, proposal)
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:

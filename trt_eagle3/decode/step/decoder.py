@@ -129,10 +129,10 @@ class Decoder:
         """
         try:
             while not sequence.prefilled:
-                count = min(self.prefill_chunk, sequence.num_prefill - sequence.length)
-                self.states.reserve(sequence, sequence.length + count)
+                count = min(self.prefill_chunk, sequence.num_prefill - sequence.num_computed_tokens)
+                self.states.reserve(sequence, sequence.num_computed_tokens + count)
                 self.prefiller.run([(sequence, count)]).append()
-                if sequence.length >= sequence.num_prefill and not sequence.tokens:
+                if sequence.num_computed_tokens >= sequence.num_prefill and not sequence.tokens:
                     raise sequence.failure()
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:

@@ -42,7 +42,7 @@ class FirstTokens:
         ends = [
             (i, s)
             for i, (s, count) in enumerate(chunks)
-            if not s.tokens and s.length + count == s.num_prefill
+            if not s.tokens and s.num_computed_tokens + count == s.num_prefill
         ]
         self._rows = {s: row for row, (_, s) in enumerate(ends)}
         self._readback: Readback | None = None
@@ -175,7 +175,7 @@ class Prefiller:
                 self._launch(launched, [chunk], ())
             return
         launched.sequences += [s for s, _ in chunks]
-        launched.ended += [s for s, _ in chunks if s.length >= s.num_prefill]
+        launched.ended += [s for s, _ in chunks if s.num_computed_tokens >= s.num_prefill]
 
     def run(self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()) -> FirstTokens:
         """Launch one forward over ``chunks``; the caller must ``append`` the first tokens.
@@ -205,7 +205,7 @@ class Prefiller:
         # must be last: if the draft runs out of memory, the prefill is retried over the same states
         self._target.states.swap_entries([s for s, _ in chunks])
         for sequence, count in chunks:
-            sequence.length += count
+            sequence.num_computed_tokens += count
         return first_tokens
 
     def _put_visual(self, segments: Sequence[Segment], embeds: Tensor) -> Tensor | None:

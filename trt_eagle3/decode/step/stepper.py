@@ -123,9 +123,9 @@ class Stepper:
         rows_ahead = tree.num_nodes + tree.num_draft_rows
         if self._run_ahead:
             for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
-                self._try_reserve(s, min(s.length + rows_ahead, self._max_seq_len))
+                self._try_reserve(s, min(s.num_computed_tokens + rows_ahead, self._max_seq_len))
         num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
-        lengths = [s.length for s in sequences]
+        lengths = [s.num_computed_tokens for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
         proposal = self._drafter.propose(sequences, tree, batch, speculates)
         masks = TreeMasks([s.sampler for s in sequences], proposal)
@@ -158,7 +158,7 @@ class Stepper:
             return None
         if before is not None and max(before.rows.rows_of(sequences)) >= 0:
             self._mixed = self._forward_after(before, sequences, run)
-        elif all(self._try_reserve(s, s.length + 1) for s in sequences):
+        elif all(self._try_reserve(s, s.num_computed_tokens + 1) for s in sequences):
             self._mixed = self._first_forward(sequences, run)
         return found[0] if found else None
 
@@ -179,7 +179,7 @@ class Stepper:
             self._drafter.backfill.defer(seen, places, done.deferred)
         for s, row in present:
             s.append_tokens(found[row].tokens, found[row].logprobs)
-            s.length += len(found[row].tokens)
+            s.num_computed_tokens += len(found[row].tokens)
         if self._drafter is not None and done.tree is not None and done.drafted is not None:
             self._drafter.keep(seen, places, done.drafted)
             if done.waits_for_host:
@@ -251,7 +251,7 @@ class Stepper:
             return None
         rows = before.rows.rows_of(sequences)
         going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
-        if not going or not all(self._try_reserve(s, s.length + 2) for s, _ in going):
+        if not going or not all(self._try_reserve(s, s.num_computed_tokens + 2) for s, _ in going):
             return None
         return self._root_forward([s for s, _ in going], before, [row for _, row in going], run)
 
@@ -263,7 +263,7 @@ class Stepper:
         run: _Run,
     ) -> Forward:
         """Launch a forward over one root per sequence; ``rows``: its row in ``before``, or -1."""
-        lengths = [s.length + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
+        lengths = [s.num_computed_tokens + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
         batch = self._batch(sequences, lengths, rows, [1] * len(sequences))
         roots = batch.roots.long()
         if before is not None:
@@ -301,7 +301,7 @@ class Stepper:
         assert forward.aux is not None
         tree = proposal.tree
         waits = self._run_ahead and self._drafter.waits_for_host(sequences)
-        num_rows = max(s.length for s in sequences) + tree.num_nodes + tree.num_draft_rows
+        num_rows = max(s.num_computed_tokens for s in sequences) + tree.num_nodes + tree.num_draft_rows
         ahead = self._run_ahead and not waits and num_rows <= self._max_seq_len
         drafted = self._drafter.extend(batch, proposal, paths, forward.aux, ahead=ahead)
         self._commit(batch, paths, sequences[0].pool.page_size, in_place=proposal.is_chain)
@@ -351,7 +351,7 @@ class Stepper:
         wanted = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
         pairs = zip(going, wanted, strict=True)
         if max(wanted, default=1) == 1 or not all(
-            self._try_reserve(s, s.length + n) for s, n in pairs
+            self._try_reserve(s, s.num_computed_tokens + n) for s, n in pairs
         ):
             return None
         return self.launch(going, tree)
@@ -363,11 +363,11 @@ class Stepper:
         """
         assert self._drafter is not None
         if not any(s.drafting for s in sequences) or not all(
-            self.holds(s, tree) and self._try_reserve(s, s.length + num_tree_rows(tree))
+            self.holds(s, tree) and self._try_reserve(s, s.num_computed_tokens + num_tree_rows(tree))
             for s in sequences
         ):
             return
-        lengths = [s.length for s in sequences]
+        lengths = [s.num_computed_tokens for s in sequences]
         num_new = [tree.num_nodes + tree.num_draft_rows] * len(lengths)
         batch = self._batch(sequences, lengths, [-1] * len(lengths), num_new)
         self._drafter.propose_ahead(sequences, tree, batch)
