@@ -33,7 +33,7 @@ from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.schedule import scheduler as scheduler_module
 from trt_eagle3.decode.speculation.accept import NO_TOKEN
-from trt_eagle3.decode.speculation.verify import Wanted, verify
+from trt_eagle3.decode.speculation.verify import LogitsForm, verify
 from trt_eagle3.decode.step import prefill, stepper
 from trt_eagle3.decode.step.prefill import FirstTokens, Prefiller
 from trt_eagle3.errors import DeviceMemoryError, EngineFailedError
@@ -298,10 +298,12 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
                 row[1] = value
         return FirstTokens(chunks, logits)
 
-    def overflow(wanted: Wanted, samplers: Any, proposal: Any, reduced: Any, *rest: Any) -> Any:
-        assert wanted is Wanted.TOKENS
+    def overflow(
+        logits_form: LogitsForm, samplers: Any, proposal: Any, reduced: Any, *rest: Any
+    ) -> Any:
+        assert logits_form is LogitsForm.TOKENS
         reduced[[s is bad.sampler for s in samplers], -1] = NO_TOKEN  # as of any such logits
-        return verify(wanted, samplers, proposal, reduced, *rest)
+        return verify(logits_form, samplers, proposal, reduced, *rest)
 
     scheduler.add(good)
     while not good.prefilled:

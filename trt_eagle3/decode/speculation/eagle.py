@@ -165,8 +165,8 @@ class EagleDrafter:
         num_kept: Tensor | None,
     ) -> Proposal:
         filler = next(s.draft for s in sequences if s.draft)  # of rows that are masked or dropped
-        for s, wanted in zip(sequences, speculates, strict=True):
-            assert not wanted or s.num_draft_computed_tokens == s.num_computed_tokens, (
+        for s, takes_tree in zip(sequences, speculates, strict=True):
+            assert not takes_tree or s.num_draft_computed_tokens == s.num_computed_tokens, (
                 f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
             )
         states = [s.draft or filler for s in sequences]

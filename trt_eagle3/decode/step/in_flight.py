@@ -17,7 +17,7 @@ from trt_eagle3.decode.speculation.accept import Accepted
 from trt_eagle3.decode.speculation.drafter import DraftOutput
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
-from trt_eagle3.decode.speculation.verify import Wanted
+from trt_eagle3.decode.speculation.verify import LogitsForm
 from trt_eagle3.host_copy import Readback
 
 __all__ = ["Forward", "InFlight", "StepOutput"]
@@ -40,7 +40,7 @@ class Forward:
     batch: DeviceBatch
     proposal: Proposal
     speculates: Sequence[bool]
-    wanted: Wanted
+    wanted: LogitsForm
     reduced: Tensor
     aux: Tensor | None
     after: InFlight | None = None

@@ -30,7 +30,7 @@ from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.proposal import Proposal, tree_proposal, tree_shape
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.decode.speculation.verify import Wanted, take_draws, verify, wanted_of
+from trt_eagle3.decode.speculation.verify import LogitsForm, take_draws, verify, logits_form_of
 from trt_eagle3.decode.step.in_flight import Forward, InFlight, StepOutput
 from trt_eagle3.engine.runtime.buckets import padded_size
 from trt_eagle3.engine.runtime.session import Reduction
@@ -124,15 +124,15 @@ class Stepper:
         if self._run_ahead:
             for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
                 self._try_reserve(s, min(s.num_computed_tokens + rows_ahead, self._max_seq_len))
-        num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
+        num_new = [num_tree_rows(tree) if takes_tree else 1 for takes_tree in speculates]
         lengths = [s.num_computed_tokens for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
         proposal = self._drafter.propose(sequences, tree, batch, speculates)
         masks = TreeMasks([s.sampler for s in sequences], proposal)
-        wanted = wanted_of([s.sampler for s in sequences])
-        reduced, aux = self._forward(self._rows(proposal, batch), wanted.reduction)
+        logits_form = logits_form_of([s.sampler for s in sequences])
+        reduced, aux = self._forward(self._rows(proposal, batch), logits_form.reduction)
         rows = BatchRows(sequences, lengths, range(len(sequences)))
-        forward = Forward(sequences, rows, batch, proposal, speculates, wanted, reduced, aux)
+        forward = Forward(sequences, rows, batch, proposal, speculates, logits_form, reduced, aux)
         return self._accept(forward, masks)
 
     def launch_mixed(
@@ -197,13 +197,13 @@ class Stepper:
         for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
-                self._forward(self._rows(roots, batch), Wanted.TOKENS.reduction)
+                self._forward(self._rows(roots, batch), LogitsForm.TOKENS.reduction)
                 continue
             assert self._drafter is not None
             proposal = self._drafter.dummy_proposal(tree, batch, table.dtype)
-            reduced, aux = self._forward(self._rows(proposal, batch), Wanted.TOKENS.reduction)
+            reduced, aux = self._forward(self._rows(proposal, batch), LogitsForm.TOKENS.reduction)
             assert aux is not None
-            paths = verify(Wanted.TOKENS, [], proposal, reduced, TreeMasks([], proposal))
+            paths = verify(LogitsForm.TOKENS, [], proposal, reduced, TreeMasks([], proposal))
             self._drafter.extend(batch, proposal, paths, aux, ahead=False)
             self._commit(batch, paths, page_size=1, in_place=True)
 
@@ -270,13 +270,13 @@ class Stepper:
             unchanged = list(rows) == list(range(len(rows)))
             roots = _roots_after(before, batch, unchanged=unchanged)
         proposal = tree_proposal(_ROOT, roots[:, None])
-        wanted = wanted_of([s.sampler for s in sequences])
-        reduced, aux = run(self._rows(proposal, batch), wanted.reduction)
+        logits_form = logits_form_of([s.sampler for s in sequences])
+        reduced, aux = run(self._rows(proposal, batch), logits_form.reduction)
         # a copy: the next forward may overwrite a session's outputs
         drafts = aux is not None and any(s.draft for s in sequences)
         aux = aux[:, :1].clone() if aux is not None and drafts else None
         own = BatchRows(sequences, lengths, range(len(sequences)))
-        return Forward(sequences, own, batch, proposal, (), wanted, reduced, aux, before)
+        return Forward(sequences, own, batch, proposal, (), logits_form, reduced, aux, before)
 
     def _accept(self, forward: Forward, masks: TreeMasks | None = None) -> InFlight:
         """Accept tokens of ``forward`` on the device, and commit the accepted rows.
@@ -288,7 +288,7 @@ class Stepper:
         masks = masks or TreeMasks(samplers, proposal)
         paths = verify(forward.wanted, samplers, proposal, forward.reduced, masks)
         logprobs = None
-        if forward.wanted is Wanted.FLOAT32:
+        if forward.wanted is LogitsForm.FLOAT32:
             num_best = [s.sampling.logprobs for s in sequences]
             logprobs = LogprobsReadback(num_best, forward.reduced, paths.path, paths.tokens)
         packed = paths.packed()
@@ -348,9 +348,9 @@ class Stepper:
         if not self._run_ahead or len(sequences) < _LAUNCHED_AHEAD:
             return None
         going = [s for s in sequences if self._goes_on(s, -1)]
-        wanted = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
-        pairs = zip(going, wanted, strict=True)
-        if max(wanted, default=1) == 1 or not all(
+        num_rows = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
+        pairs = zip(going, num_rows, strict=True)
+        if max(num_rows, default=1) == 1 or not all(
             self._try_reserve(s, s.num_computed_tokens + n) for s, n in pairs
         ):
             return None
@@ -375,8 +375,8 @@ class Stepper:
     def _goes_on(self, sequence: SequenceState, row: int) -> bool:
         """Return whether ``sequence`` continues after the step in which it has ``row``."""
         emitted = int(row >= 0)
-        wanted = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
-        return wanted and sequence.num_tokens + emitted < self._max_seq_len
+        continues = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
+        return continues and sequence.num_tokens + emitted < self._max_seq_len
 
     def _try_reserve(self, sequence: SequenceState, num_rows: int) -> bool:
         """Reserve pages for ``num_rows`` rows without preemption; returns False if lacking."""
