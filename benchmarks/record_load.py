@@ -49,7 +49,7 @@ FIELDS = (
     "prefilling",  # sequences in prefill
 )
 _PAUSE_S = 0.2  # mean, before each request of a client; as in benchmarks.served_load
-_PICTURES = 0.3  # share of the requests with an image; as in benchmarks.served_load
+_IMAGE_SHARE = 0.3  # share of the requests with an image; as in benchmarks.served_load
 _MAX_TOKENS = 256
 _TURN = 24  # steps of each tree under the alternating policy
 
@@ -151,7 +151,9 @@ async def _serve(engine: LLM, requests: Iterator[Request], clients: int, seconds
 def _requests(salt: int) -> Iterator[Request]:
     """Yield requests with the same sizes in every run, and contents that depend on ``salt``."""
     for seed in itertools.count():
-        bodies = drawn_bodies(256, seed=seed, salt=salt, pictures=_PICTURES, max_tokens=_MAX_TOKENS)
+        bodies = drawn_bodies(
+            256, seed=seed, salt=salt, images=_IMAGE_SHARE, max_tokens=_MAX_TOKENS
+        )
         for body in bodies:
             yield request_of(body, speculation=True)
 

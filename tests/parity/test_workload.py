@@ -12,7 +12,7 @@ import pytest
 from tests.tiny import build_tiny
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity.record.engine import RecordingEngine
-from trt_eagle3.parity.record.workload import Case, bundled_cases, picture, read_cases
+from trt_eagle3.parity.record.workload import Case, bundled_cases, draw_image, read_cases
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_small_bundle_gets_fewer_cases_and_a_tiny_one_is_refused(engine: Recordi
 
 
 def test_pictures_are_functions_of_their_seed() -> None:
-    first, again, other = (np.asarray(picture(seed)) for seed in (3, 3, 4))
+    first, again, other = (np.asarray(draw_image(seed)) for seed in (3, 3, 4))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert first.std() > 20, "a picture with nothing on it shows no fault"

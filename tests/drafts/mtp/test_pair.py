@@ -27,16 +27,16 @@ from trt_eagle3.decode.speculation import eagle
 from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.parity.record.workload import picture
+from trt_eagle3.parity.record.workload import draw_image
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.prompt_file import Question
 from trt_eagle3.runtimes.tensorrt_llm.bundle import deploy as deploy_tensorrt_llm
 from trt_eagle3.runtimes.vllm.bundle import deploy as deploy_vllm
 
-FRAMES = [picture(40 + step, (64, 96)) for step in range(3)]
+FRAMES = [draw_image(40 + step, (64, 96)) for step in range(3)]
 ASKED = [
     Question("Why is the sky blue?"),
-    Question("Both.", [picture(33, (33, 40))], [FRAMES]),
+    Question("Both.", [draw_image(33, (33, 40))], [FRAMES]),
 ]
 MODES: dict[str, dict[str, Any]] = {
     "chain": {"mode": "chain", "steps": 3},
