@@ -157,9 +157,7 @@ class LoadedBundle:
         """
         return self.sessions(self, graph, intermediates)
 
-    def decoder_over(
-        self, target: Session, drafter: EagleDrafter | None = None
-    ) -> Decoder:
+    def decoder_over(self, target: Session, drafter: EagleDrafter | None = None) -> Decoder:
         """Make a decoder over ``target``, a session of the target graph, with its own cache."""
         states = self._layer_states(target)
         runner = TargetRunner(target, states, self.embedding, self.spec.num_visual_levels)

@@ -49,7 +49,11 @@ class BatchRows:
         if known is None:
             return -1
         held, epoch, length, row = known
-        same = held() is sequence and epoch == sequence.epoch and length == sequence.num_computed_tokens
+        same = (
+            held() is sequence
+            and epoch == sequence.epoch
+            and length == sequence.num_computed_tokens
+        )
         return row if same else -1
 
 

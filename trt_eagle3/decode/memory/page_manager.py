@@ -89,7 +89,10 @@ class PageManager:
     def save_where_pages_end(self, sequences: Sequence[SequenceState]) -> None:
         """Save the per-sequence states of sequences whose rows end at a page border."""
         for s in sequences if self._saves else ():
-            if s.num_computed_tokens % s.pool.page_size == 0 and (snapshot := self._snapshot(s)) is not None:
+            if (
+                s.num_computed_tokens % s.pool.page_size == 0
+                and (snapshot := self._snapshot(s)) is not None
+            ):
                 s.keep_snapshot(snapshot)
 
     def _snapshot(self, sequence: SequenceState) -> Snapshot | None:

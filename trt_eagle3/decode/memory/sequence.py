@@ -143,7 +143,11 @@ class SequenceState:
     @property
     def num_written(self) -> int:
         """Rows that are in the target's cache and, while it drafts, also in the draft's."""
-        return min(self.num_computed_tokens, self.num_draft_computed_tokens) if self.drafting else self.num_computed_tokens
+        return (
+            min(self.num_computed_tokens, self.num_draft_computed_tokens)
+            if self.drafting
+            else self.num_computed_tokens
+        )
 
     @property
     def num_tokens(self) -> int:

@@ -149,7 +149,9 @@ class Scheduler:
         self._launched = launched
         # includes sequences whose first tokens were just read
         decoding = self._decoding() if batch.decodes else []
-        goes_on = found or decoding or any(s.num_computed_tokens < s.num_prefill for s in self.running)
+        goes_on = (
+            found or decoding or any(s.num_computed_tokens < s.num_prefill for s in self.running)
+        )
         if not (goes_on and self._decoder.runs_ahead):
             found += self._read_first_tokens(self._taken())
         found += self._decode(self._still_running(decoding), batch)
@@ -163,7 +165,9 @@ class Scheduler:
         """
         decoding = self._decoding()
         beside = self._beside(decoding)
-        ready = [s for s in self.running if s.num_computed_tokens < s.num_prefill and not s.backpressured]
+        ready = [
+            s for s in self.running if s.num_computed_tokens < s.num_prefill and not s.backpressured
+        ]
         left = [s.num_prefill - s.num_computed_tokens for s in ready]
         decoder = self._decoder
         budget = prefill_budget(decoder.prefill_chunk, len(decoding), sum(left))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trt_eagle3.decode.forward.batch import padded
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.tensor_row import TensorRow, gather_padded
 from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.tensor_row import TensorRow, gather_padded
 from trt_eagle3.engine.runtime.buckets import power_of_two
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.runtime.memory import MAX_DEFERRED
@@ -155,10 +155,15 @@ class DraftBackfill:
     def _run(self, sequences: Sequence[SequenceState], width: int) -> None:
         """Run one forward over ``sequences``, their rows padded to ``width``."""
         counts = [len(s.deferred) for s in sequences]
-        ahead = [s.ids(s.num_draft_computed_tokens + 1, s.num_computed_tokens + 1) for s in sequences]
+        ahead = [
+            s.ids(s.num_draft_computed_tokens + 1, s.num_computed_tokens + 1) for s in sequences
+        ]
         embeds = self._embedding.lookup(padded(ahead, width))
         aux = gather_padded([s.deferred for s in sequences], width)
-        segments = [Segment(s, s.num_draft_computed_tokens, n) for s, n in zip(sequences, counts, strict=True)]
+        segments = [
+            Segment(s, s.num_draft_computed_tokens, n)
+            for s, n in zip(sequences, counts, strict=True)
+        ]
         self._commit(segments, embeds, aux)
         for s in sequences:
             s.deferred.clear()

@@ -237,7 +237,9 @@ class EagleDrafter:
     ) -> None:
         """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
         proposal = self._grow_now(sequences, tree, batch, [s.drafting for s in sequences], None)
-        rows = BatchRows(sequences, [s.num_computed_tokens for s in sequences], range(len(sequences)))
+        rows = BatchRows(
+            sequences, [s.num_computed_tokens for s in sequences], range(len(sequences))
+        )
         self._prepared = _Prepared(rows, proposal)
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:

@@ -18,8 +18,8 @@ from trt_eagle3.decode.forward.batch import of_width, segment_inputs, segment_me
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import TargetInputs, TargetRunner
 from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
-from trt_eagle3.decode.memory.tensor_row import rows_of
 from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.tensor_row import rows_of
 from trt_eagle3.decode.sampling.logprobs import token_logprobs
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.step.stepper import Stepper

@@ -30,7 +30,7 @@ from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.proposal import Proposal, tree_proposal, tree_shape
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.decode.speculation.verify import LogitsForm, take_draws, verify, logits_form_of
+from trt_eagle3.decode.speculation.verify import LogitsForm, logits_form_of, take_draws, verify
 from trt_eagle3.decode.step.in_flight import Forward, InFlight, StepOutput
 from trt_eagle3.engine.runtime.buckets import padded_size
 from trt_eagle3.engine.runtime.session import Reduction
@@ -263,7 +263,9 @@ class Stepper:
         run: _Run,
     ) -> Forward:
         """Launch a forward over one root per sequence; ``rows``: its row in ``before``, or -1."""
-        lengths = [s.num_computed_tokens + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
+        lengths = [
+            s.num_computed_tokens + (row >= 0) for s, row in zip(sequences, rows, strict=True)
+        ]
         batch = self._batch(sequences, lengths, rows, [1] * len(sequences))
         roots = batch.roots.long()
         if before is not None:
@@ -301,7 +303,9 @@ class Stepper:
         assert forward.aux is not None
         tree = proposal.tree
         waits = self._run_ahead and self._drafter.waits_for_host(sequences)
-        num_rows = max(s.num_computed_tokens for s in sequences) + tree.num_nodes + tree.num_draft_rows
+        num_rows = (
+            max(s.num_computed_tokens for s in sequences) + tree.num_nodes + tree.num_draft_rows
+        )
         ahead = self._run_ahead and not waits and num_rows <= self._max_seq_len
         drafted = self._drafter.extend(batch, proposal, paths, forward.aux, ahead=ahead)
         self._commit(batch, paths, sequences[0].pool.page_size, in_place=proposal.is_chain)
@@ -363,7 +367,8 @@ class Stepper:
         """
         assert self._drafter is not None
         if not any(s.drafting for s in sequences) or not all(
-            self.holds(s, tree) and self._try_reserve(s, s.num_computed_tokens + num_tree_rows(tree))
+            self.holds(s, tree)
+            and self._try_reserve(s, s.num_computed_tokens + num_tree_rows(tree))
             for s in sequences
         ):
             return
@@ -398,7 +403,9 @@ class Stepper:
         device = self._target.embedding.device
         return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
 
-    def _forward(self, rows: TargetInputs, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
+    def _forward(
+        self, rows: TargetInputs, reduce: Reduction | None
+    ) -> tuple[Tensor, Tensor | None]:
         return self._target.forward(rows.embeds, rows.metadata, rows.logit_rows, reduce=reduce)
 
     def _rows(self, proposal: Proposal, batch: DeviceBatch) -> TargetInputs:

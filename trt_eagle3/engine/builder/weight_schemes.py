@@ -15,7 +15,15 @@ from trt_eagle3.checkpoint.tensor_file import Content, tensor_content
 from trt_eagle3.dtype import LARGEST_FP8
 from trt_eagle3.errors import UserError
 
-__all__ = ["INT4_RATIOS", "SCHEMES", "ReadRows", "Scheme", "int4_block", "int4_rounded", "int4_scales"]
+__all__ = [
+    "INT4_RATIOS",
+    "SCHEMES",
+    "ReadRows",
+    "Scheme",
+    "int4_block",
+    "int4_rounded",
+    "int4_scales",
+]
 
 _GROUPS = (128, 64, 32)
 INT4_RATIOS = tuple(0.7 + 0.035 * i for i in range(12))

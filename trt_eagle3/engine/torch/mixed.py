@@ -131,7 +131,10 @@ def joined(parts: Sequence[Inputs]) -> dict[str, Any]:
 
 
 def context_of(parts: Sequence[Inputs], out: Tensor | None = None) -> dict[str, Any]:
-    """Return the inputs of attention and head for ``parts``; ``out``: see ``MixedAttentionMetadata``."""
+    """Return the inputs of attention and head for ``parts``.
+
+    ``out``: see ``MixedAttentionMetadata``.
+    """
     found: dict[str, Any] = dict.fromkeys(_OF_ATTENTION, MixedAttentionMetadata(parts, out))
     found["logit_rows"] = torch.cat(_rows_in_all(parts))[None]
     return found

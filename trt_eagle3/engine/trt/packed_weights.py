@@ -124,7 +124,9 @@ def _packed_integers(expr: WeightExpr, bits: int, root: Path) -> DequantizeLinea
     codes, wide = (torch.cat(side) for side in zip(*rows, strict=True))
     scales = wide.to(expr.dtype.torch)
     normal = bool((scales.float().abs() >= torch.finfo(scales.dtype).tiny).all())
-    packed = DequantizeLinearWeight(TensorProto.INT4 if bits == 4 else TensorProto.INT8, codes, scales)
+    packed = DequantizeLinearWeight(
+        TensorProto.INT4 if bits == 4 else TensorProto.INT8, codes, scales
+    )
     return packed if normal and bool(scales.isfinite().all()) and _is_taken(packed) else None
 
 
@@ -183,7 +185,9 @@ def _tensors(name: str, weight: DequantizeLinearWeight) -> list[tuple[TensorProt
     return [(codes, weight.code_bytes()), (scales, weight.scale_bytes())]
 
 
-def _node(name: str, inputs: list[str], weight: DequantizeLinearWeight, dtype: DType) -> onnx.NodeProto:
+def _node(
+    name: str, inputs: list[str], weight: DequantizeLinearWeight, dtype: DType
+) -> onnx.NodeProto:
     options = {"axis": 0}
     if weight.kind == TensorProto.INT4:
         options = {"axis": 1, "block_size": weight.columns}

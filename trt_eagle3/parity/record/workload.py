@@ -109,8 +109,15 @@ def _full() -> Iterator[Case]:
     )
     yield Case("tall image", "aspect", Question("What do you see?", [draw_image(4, (32, 480))]))
     yield Case("small image", "aspect", Question("What do you see?", [draw_image(5, (17, 23))]))
-    yield Case("large image", "image", Question("Describe the picture.", [draw_image(6, (640, 448))]))
-    four = [draw_image(7), draw_image(8, (160, 96)), draw_image(9, (96, 96)), draw_image(10, (224, 64))]
+    yield Case(
+        "large image", "image", Question("Describe the picture.", [draw_image(6, (640, 448))])
+    )
+    four = [
+        draw_image(7),
+        draw_image(8, (160, 96)),
+        draw_image(9, (96, 96)),
+        draw_image(10, (224, 64)),
+    ]
     yield Case("four images", "images", Question("Which of these pictures is the brightest?", four))
     yield Case("odd video", "video", Question("What moves?", videos=[_frames(7, (96, 64))]))
     timed = Video(_frames(3, (64, 64)), timestamps=[0.0, 1.5, 7.25])

@@ -138,8 +138,7 @@ def margins(report: Report) -> str:
 
     def draw(axes: Axes) -> None:
         labels = [
-            f"{label} ({len(found)})"
-            for (_, _, label), found in zip(_KINDS, values, strict=True)
+            f"{label} ({len(found)})" for (_, _, label), found in zip(_KINDS, values, strict=True)
         ]
         colours = [_COLOURS[colour] for _, colour, _ in _KINDS]
         bins = [i / 20 for i in range(21)]
