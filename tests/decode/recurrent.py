@@ -44,7 +44,7 @@ def follow(state: bytes, row: Tensor) -> bytes:
 
 
 class HashStates:
-    """Implements ``PerSequenceStates``: an entry is a hash of all rows so far, in order."""
+    """In place of ``RecurrentStates``: an entry is a hash of all rows so far, in order."""
 
     max_tree_nodes = 64
 
