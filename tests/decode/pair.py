@@ -50,18 +50,19 @@ PAGE_SIZE, NUM_PAGES, PREFILL_CHUNK = 4, 25, 5
 
 @dataclass
 class Recorder:
-    """What a run did: root logits by row, states by committed length, and every proposal."""
+    """What a run did: root logits by row, states with their number of rows, and every
+    proposal."""
 
     roots: list[tuple[int, Tensor]] = field(default_factory=list)
-    states: list[DraftState] = field(default_factory=list)
+    states: list[tuple[int, DraftState]] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
 
 
 @dataclass
 class Proposal:
-    """A tree filled after ``length`` rows; ``logits``: of its inner nodes, level by level."""
+    """A tree filled after ``num_rows`` rows; ``logits``: of its inner nodes, level by level."""
 
-    length: int
+    num_rows: int
     tree: Tree
     tokens: list[int]
     logits: list[Tensor]
@@ -113,7 +114,7 @@ class RecordingGrower(TreeGrower):
         self._draft.level_logits = []
         with patch.object(grow_module, "Candidates", RecordingCandidates):
             proposal = super().grow(tree, inputs)
-        length, logits = int(inputs.lengths[0]), [*self._draft.level_logits]
+        num_rows, logits = int(inputs.num_computed_tokens[0]), [*self._draft.level_logits]
         if isinstance(tree, Tree):
             whole, tokens = tree, proposal.tokens[0].tolist()
         else:
@@ -122,7 +123,7 @@ class RecordingGrower(TreeGrower):
             logits = [
                 rows[order] for rows, order in zip(logits, candidates.orders[:-1], strict=True)
             ]
-        self._recorder.proposals.append(Proposal(length, whole, tokens, logits))
+        self._recorder.proposals.append(Proposal(num_rows, whole, tokens, logits))
         return proposal
 
 
@@ -138,11 +139,13 @@ class RecordingDrafter(EagleDrafter):
 
     def _commit_at(self, segments: Any, *args: Any) -> None:
         super()._commit_at(segments, *args)
-        self._recorder.states += [s.sequence.draft for s in segments]
+        self._recorder.states += [(s.stop, s.sequence.draft) for s in segments]
 
     def keep(self, sequences: Any, *args: Any) -> None:
         super().keep(sequences, *args)
-        self._recorder.states += [s.draft for s in sequences if s.draft]
+        self._recorder.states += [
+            (s.num_draft_computed_tokens, s.draft) for s in sequences if s.draft
+        ]
 
 
 class RecordingCandidates(Candidates):

@@ -151,7 +151,11 @@ def lose_extend_rows(patch: Any) -> None:
         self: Any, batch: DeviceBatch, proposal: Any, paths: AcceptedPaths, aux: Any, **options: Any
     ) -> Any:
         skip = int(paths.counts[0]) - 1
-        late = replace(batch, lengths=batch.lengths + skip, positions=batch.positions + skip)
+        late = replace(
+            batch,
+            num_computed_tokens=batch.num_computed_tokens + skip,
+            positions=batch.positions + skip,
+        )
         one = torch.ones_like(paths.counts)
         tokens, node = paths.tokens[:, skip : skip + 1], int(paths.path[0, skip])
         last = replace(paths, counts=one, tokens=tokens, path=torch.zeros_like(tokens))
@@ -199,7 +203,8 @@ def lose_rope_delta(owner: type, method: str) -> Callable[[Any], None]:
 
         def wrong(self: Any, *args: Any, **options: Any) -> Any:
             lost = [
-                replace(x, positions=x.lengths) if isinstance(x, DeviceBatch) else x for x in args
+                replace(x, positions=x.num_computed_tokens) if isinstance(x, DeviceBatch) else x
+                for x in args
             ]
             return original(self, *lost, **options)
 
@@ -222,7 +227,7 @@ def shift_draft_position(by: Callable[[int, int], int]) -> Callable[[Any], None]
         patch.setattr(
             eagle,
             "draft_decode_position",
-            lambda _m, length, position: by(length, position),
+            lambda _m, num_rows, position: by(num_rows, position),
         )
 
     return plant
@@ -361,7 +366,7 @@ def test_run_decodes_plainly_once_the_tree_no_longer_fits(pairs: Callable[[str],
     pair = pairs("3d")
     prompt = make_prompt(pair, TEXT, seed=1)
     done = run(pair, prompt, WIDE, num_tokens=1000, max_seq_len=50)
-    assert all(proposal.length + WIDE.num_nodes < 50 for proposal in done.recorder.proposals)
+    assert all(proposal.num_rows + WIDE.num_nodes < 50 for proposal in done.recorder.proposals)
     first_plain = 1 + len(done.recorder.proposals)
     assert 1 < first_plain < len(done.passes)
     assert {len(tokens) for tokens in done.passes[first_plain:]} == {1}

@@ -130,8 +130,6 @@ class Machine(RuleBasedStateMachine):
             s = asked.sequence
             if s.drafting:
                 assert s.num_draft_computed_tokens + len(s.deferred) == s.num_computed_tokens
-            if s.draft is not None:
-                assert s.draft.length == s.num_draft_computed_tokens
             if s not in self.scheduler.running:
                 assert (s.num_computed_tokens, len(s.pages.held), s.draft) == (0, 0, None)
 

@@ -35,12 +35,10 @@ class DraftState:
     """The draft's output at its last committed row, in tensors that several sequences share.
 
     Attributes:
-        length: committed rows, equal to the target's.
         all_logits: f32 [B, Vd] of the last rows. all_features: [B, Hd] of the same rows.
         row: this sequence's row in both.
     """
 
-    length: int
     all_logits: Tensor
     all_features: Tensor
     row: int

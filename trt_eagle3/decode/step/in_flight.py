@@ -28,9 +28,9 @@ class Forward:
     """A launched target forward over a tree or a root of each sequence.
 
     Attributes:
-        sequences: the first rows of ``batch``. rows: the same sequences, with their lengths.
+        sequences: the first rows of ``batch``. rows: the same, with their row counts.
         speculates: which sequences have drafts; empty if no tree was proposed.
-        reduced: the output that ``wanted`` names: tokens int64 [B, T] or logits [B, T, V].
+        reduced: the output that ``logits_form`` names: tokens int64 [B, T] or logits [B, T, V].
         aux: aux hidden states [B, T, k * H]; None without a draft.
         after: the previous step, whose tokens are the roots; None if the host had the roots.
     """
@@ -40,7 +40,7 @@ class Forward:
     batch: DeviceBatch
     proposal: Proposal
     speculates: Sequence[bool]
-    wanted: LogitsForm
+    logits_form: LogitsForm
     reduced: Tensor
     aux: Tensor | None
     after: InFlight | None = None

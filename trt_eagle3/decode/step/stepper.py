@@ -125,13 +125,13 @@ class Stepper:
             for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
                 self._try_reserve(s, min(s.num_computed_tokens + rows_ahead, self._max_seq_len))
         num_new = [num_tree_rows(tree) if takes_tree else 1 for takes_tree in speculates]
-        lengths = [s.num_computed_tokens for s in sequences]
-        batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
+        num_computed_tokens = [s.num_computed_tokens for s in sequences]
+        batch = self._batch(sequences, num_computed_tokens, [-1] * len(sequences), num_new)
         proposal = self._drafter.propose(sequences, tree, batch, speculates)
         masks = TreeMasks([s.sampler for s in sequences], proposal)
         logits_form = logits_form_of([s.sampler for s in sequences])
         reduced, aux = self._forward(self._rows(proposal, batch), logits_form.reduction)
-        rows = BatchRows(sequences, lengths, range(len(sequences)))
+        rows = BatchRows(sequences, num_computed_tokens, range(len(sequences)))
         forward = Forward(sequences, rows, batch, proposal, speculates, logits_form, reduced, aux)
         return self._accept(forward, masks)
 
@@ -263,10 +263,10 @@ class Stepper:
         run: _Run,
     ) -> Forward:
         """Launch a forward over one root per sequence; ``rows``: its row in ``before``, or -1."""
-        lengths = [
+        num_computed_tokens = [
             s.num_computed_tokens + (row >= 0) for s, row in zip(sequences, rows, strict=True)
         ]
-        batch = self._batch(sequences, lengths, rows, [1] * len(sequences))
+        batch = self._batch(sequences, num_computed_tokens, rows, [1] * len(sequences))
         roots = batch.roots.long()
         if before is not None:
             unchanged = list(rows) == list(range(len(rows)))
@@ -277,7 +277,7 @@ class Stepper:
         # a copy: the next forward may overwrite a session's outputs
         drafts = aux is not None and any(s.draft for s in sequences)
         aux = aux[:, :1].clone() if aux is not None and drafts else None
-        own = BatchRows(sequences, lengths, range(len(sequences)))
+        own = BatchRows(sequences, num_computed_tokens, range(len(sequences)))
         return Forward(sequences, own, batch, proposal, (), logits_form, reduced, aux, before)
 
     def _accept(self, forward: Forward, masks: TreeMasks | None = None) -> InFlight:
@@ -288,9 +288,9 @@ class Stepper:
         sequences, batch, proposal = forward.sequences, forward.batch, forward.proposal
         samplers = [s.sampler for s in sequences]
         masks = masks or TreeMasks(samplers, proposal)
-        paths = verify(forward.wanted, samplers, proposal, forward.reduced, masks)
+        paths = verify(forward.logits_form, samplers, proposal, forward.reduced, masks)
         logprobs = None
-        if forward.wanted is LogitsForm.FLOAT32:
+        if forward.logits_form is LogitsForm.FLOAT32:
             num_best = [s.sampling.logprobs for s in sequences]
             logprobs = LogprobsReadback(num_best, forward.reduced, paths.path, paths.tokens)
         packed = paths.packed()
@@ -323,7 +323,9 @@ class Stepper:
     ) -> None:
         """Commit the target's rows of accepted nodes; ``in_place``: they are already in front."""
         inputs, path, counts = batch.state_inputs, paths.path, paths.counts
-        self._states.commit(inputs, batch.lengths, path, counts, page_size, in_place=in_place)
+        self._states.commit(
+            inputs, batch.num_computed_tokens, path, counts, page_size, in_place=in_place
+        )
 
     def _swap_entries(self, done: InFlight, sequences: Sequence[SequenceState]) -> None:
         """Swap in the states that ``done`` wrote, for the ``sequences`` that are in it.
@@ -372,9 +374,11 @@ class Stepper:
             for s in sequences
         ):
             return
-        lengths = [s.num_computed_tokens for s in sequences]
-        num_new = [tree.num_nodes + tree.num_draft_rows] * len(lengths)
-        batch = self._batch(sequences, lengths, [-1] * len(lengths), num_new)
+        num_computed_tokens = [s.num_computed_tokens for s in sequences]
+        num_new = [tree.num_nodes + tree.num_draft_rows] * len(num_computed_tokens)
+        batch = self._batch(
+            sequences, num_computed_tokens, [-1] * len(num_computed_tokens), num_new
+        )
         self._drafter.propose_ahead(sequences, tree, batch)
 
     def _goes_on(self, sequence: SequenceState, row: int) -> bool:
@@ -393,7 +397,7 @@ class Stepper:
     def _batch(
         self,
         sequences: Sequence[SequenceState],
-        lengths: Sequence[int],
+        num_computed_tokens: Sequence[int],
         rows: Sequence[int],
         num_new: Sequence[int],
     ) -> DeviceBatch:
@@ -401,7 +405,9 @@ class Stepper:
         if self._max_batch_size is not None:
             size = padded_size(size, self._max_batch_size)
         device = self._target.embedding.device
-        return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
+        return DeviceBatch.of(
+            self._states, sequences, num_computed_tokens, rows, num_new, size, device
+        )
 
     def _forward(
         self, rows: TargetInputs, reduce: Reduction | None
@@ -415,7 +421,7 @@ class Stepper:
         fixed = isinstance(tree, Tree)  # its shape is cached on the device
         depths = tree_shape(tree, device).depths if fixed else proposal.depths.int()
         metadata = AttentionMetadata(
-            past=batch.lengths,
+            past=batch.num_computed_tokens,
             counts=[num_nodes] * size if proposal.num_kept is None else proposal.num_kept,
             state_inputs=batch.state_inputs,
             mask=proposal.mask,
