@@ -259,7 +259,7 @@ def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch
     assert pool.num_used == 0
 
 
-def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() -> None:
+def test_cycles_wait_for_one_prompts_images_at_a_time_and_nobody_keeps_them() -> None:
     expected = {i: solo(i) for i in (2, 1, 5)}
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     encoder = Encoding()

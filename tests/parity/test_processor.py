@@ -65,7 +65,7 @@ def test_program_and_transformers_prepare_alike(
     assert failures(ours, reference(question)) == []
 
 
-def test_other_frames_times_or_pictures_are_noticed(
+def test_other_frames_times_or_images_are_noticed(
     processor: Processor, reference: ProcessorReference
 ) -> None:
     ours = processor.prompt("a", [], [FRAMES[:4]])

@@ -211,7 +211,7 @@ class ProbeReport:
             )
         return table
 
-    def verdict_lines(self) -> list[str]:
+    def conclusion_lines(self) -> list[str]:
         """Return the conclusions, one per line."""
         lines = [f"{len(self.interpretations)} interpretations scored; --json lists them all"]
         lines += (
