@@ -26,9 +26,9 @@ class Recomputed:
         visual = torch.zeros(self.num_rows, dtype=torch.bool)
         visual[:num_prompt] = prompt.visual_rows
         embeds = run.pair.tables[0].lookup(self.tokens[: self.num_rows])
-        embeds[visual] = prompt.visual_embeds
+        embeds[visual] = prompt.vision.embeds
         positions = self.positions[:, : self.num_rows]
-        self.target = run.pair.target.states(embeds, positions, visual, prompt.visual_levels)
+        self.target = run.pair.target.states(embeds, positions, visual, prompt.vision.visual_levels)
         m, draft = run.manifest, run.pair.draft
         self.features = draft.fuse(self.target.aux(m.aux_layers, m.aux_pre_deepstack))
         self.embeds = self._draft_embeds(visual)
@@ -46,7 +46,7 @@ class Recomputed:
             for image, row in enumerate(visual.nonzero().flatten().tolist()):
                 slot = row - 1 if m.image_rows_rotated else row
                 if slot >= 0:
-                    embeds[slot] = self.run.prompt.visual_embeds[image]
+                    embeds[slot] = self.run.prompt.vision.embeds[image]
         return embeds
 
     def draft_positions(self, rows: Tensor) -> Tensor:

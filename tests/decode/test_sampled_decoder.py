@@ -72,9 +72,9 @@ def logits_after(pair: Pair, prompt: Prompt, answer: Sequence[int]) -> list[floa
     visual = torch.zeros(len(tokens), dtype=torch.bool)
     visual[: len(prompt.token_ids)] = prompt.visual_rows
     embeds = pair.tables[0].lookup(tokens)
-    embeds[visual] = prompt.visual_embeds
+    embeds[visual] = prompt.vision.embeds
     positions = prompt.positions(0, len(tokens)).long()
-    states = pair.target.states(embeds, positions, visual, prompt.visual_levels)
+    states = pair.target.states(embeds, positions, visual, prompt.vision.visual_levels)
     return states.logits[-1].tolist()  # type: ignore[no-any-return]
 
 

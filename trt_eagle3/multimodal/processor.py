@@ -121,7 +121,6 @@ class Processor:
             eos_token_id: the tokenizer's end token.
             tool_format: format of calls; None: the one that ``template`` teaches.
         """
-        self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
         self.rules = rules

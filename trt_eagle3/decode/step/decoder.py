@@ -46,7 +46,6 @@ class Decoder:
         self.prefill_chunk = prefill_chunk
         self.drafter = drafter
         self.runs_ahead = fixed_shapes and run_ahead
-        self.fixed_shapes = fixed_shapes
         self.max_batch_size = BATCH_SIZES[-1] if max_batch_size is None else max_batch_size
         self._target = target
         self.stepper = Stepper(
