@@ -124,18 +124,14 @@ class PixelConfigs:
     video: PixelConfig
 
 
-def read_image_config(
-    directory: Path, vision: VisionSpec, defaults: Mapping[str, Any] = IMAGE_DEFAULTS
-) -> PixelConfig:
+def read_image_config(directory: Path, vision: VisionSpec) -> PixelConfig:
     """Read ``processor_config.json`` (nested, transformers 5) or ``preprocessor_config.json``.
-
-    ``defaults``: values of keys that the file lacks.
 
     Raises:
         UserError: neither file exists, or a value contradicts the vision tower.
     """
     path, found = find_processor_values(directory, "image_processor", IMAGE_FILES)
-    values = {**defaults, **found}
+    values = {**IMAGE_DEFAULTS, **found}
     return _build(path, values, area_bounds(path, values), vision)
 
 
