@@ -191,16 +191,16 @@ def main(
                 (lengths[-1], (None, trees[-1]), True),
             ]
             runs += [(length, (tree,), True) for length in lengths for tree in trees[1:]]
-            for length, wanted, admits in runs:
+            for length, served_trees, admits in runs:
                 if time.perf_counter() - start > limit:
                     break
-                policy.serve(wanted, admits=admits)
+                policy.serve(served_trees, admits=admits)
                 rate = acceptance_rate(length, chain) if length > 1 else 0.0
                 before = time.perf_counter()
                 with simulated_acceptance(rate):
                     tokens = asyncio.run(_serve(engine, _requests(next(served)), count, seconds))
                 rows = policy.rows
-                nodes = tuple(t.num_nodes if t else 1 for t in wanted)
+                nodes = tuple(t.num_nodes if t else 1 for t in served_trees)
                 taken = time.perf_counter() - before
                 traces.append(Trace(count, length, chain, admits, nodes, tokens, taken, rows))
                 drafted = [row for row in rows if row[3] > 1]

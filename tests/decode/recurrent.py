@@ -1,6 +1,6 @@
 """A recurrent layer beside the tiny pair's target: its state is a running hash of the rows.
 
-Shapes: B sequences, S rows of each, M masked tail, R rows wanted from the head, V vocab.
+Shapes: B sequences, S rows of each, M masked tail, R rows of logits, V vocab.
 """
 
 from __future__ import annotations

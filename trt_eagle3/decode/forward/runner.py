@@ -1,6 +1,6 @@
 """Runners: call the graphs on new tokens of B sequences over the paged caches.
 
-Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows wanted from the head, H
+Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows of logits, H
 target hidden, Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. A sequence with fewer
 than S new tokens is padded.
 """
@@ -41,7 +41,7 @@ class AttentionMetadata:
         mask: bool [B, S, M]: attention to the last M rows; the new tokens are the last S of them.
         positions: int32 [3, B, S].
         is_prompt: ``mask`` is lower-triangular, and draft features are read only at rows whose
-            logits are wanted.
+            logits are returned.
     """
 
     past: Sequence[int] | Tensor
@@ -63,7 +63,7 @@ class AttentionMetadata:
     def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
         """Return the graph's context inputs.
 
-        ``logit_rows`` integers [B, R]: the tokens whose logits are wanted.
+        ``logit_rows`` integers [B, R]: the tokens whose logits are returned.
         """
         return {
             "position_ids": self.positions,

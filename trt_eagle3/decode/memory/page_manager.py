@@ -65,8 +65,8 @@ class PageManager:
         evict.
         """
         if self._prefixes is not None:
-            wanted = num_sequences * -(-num_rows // pool.page_size)
-            self._prefixes.evict(max(wanted - pool.num_free, 0))
+            num_pages = num_sequences * -(-num_rows // pool.page_size)
+            self._prefixes.evict(max(num_pages - pool.num_free, 0))
 
     def chunk_end(self, sequence: SequenceState, budget: int) -> int:
         """Return the end row of a chunk of at most ``budget`` rows.

@@ -52,11 +52,11 @@ def gather_padded(refs: Sequence[Sequence[TensorRow]], width: int) -> Tensor:
 def _parts(refs: Sequence[TensorRow]) -> tuple[list[Tensor], dict[tuple[int, int], int]]:
     """Return views of runs of the rows, each row once, and each row's index in these runs."""
     tensors = {id(ref.tensor): ref.tensor for ref in refs}
-    wanted: dict[int, set[int]] = {key: set() for key in tensors}
+    needed: dict[int, set[int]] = {key: set() for key in tensors}
     for ref in refs:
-        wanted[id(ref.tensor)].add(ref.row)
+        needed[id(ref.tensor)].add(ref.row)
     parts, places = list[Tensor](), dict[tuple[int, int], int]()
-    for key, rows in wanted.items():
+    for key, rows in needed.items():
         for first, last in _runs(sorted(rows)):
             for row in range(first, last + 1):
                 places[key, row] = len(places)

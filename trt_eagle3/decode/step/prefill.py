@@ -53,8 +53,10 @@ class FirstTokens:
         for s, row in self._rows.items():
             if s.sampler.needs_probs:
                 self._ids[row] = s.sampler.first(own[row])
-        wanted = [(s, row) for s, row in self._rows.items() if s.sampling.logprobs is not None]
-        self._logits = {s: own[row].clone() for s, row in wanted}
+        logprob_rows = [
+            (s, row) for s, row in self._rows.items() if s.sampling.logprobs is not None
+        ]
+        self._logits = {s: own[row].clone() for s, row in logprob_rows}
         finite = own.amax(dim=1).isfinite()
         self._readback = Readback(self._ids.masked_fill(~finite, -1))
 
