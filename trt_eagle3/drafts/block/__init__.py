@@ -42,6 +42,9 @@ class _Block:
 
         return names_block(folder)
 
+    def describe(self, folder: Path) -> str:
+        return f"a {self.title}" if self.claims("", folder) else ""
+
     def read(
         self, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
     ) -> DraftManifest:

@@ -119,7 +119,12 @@ def read_block(
 def _producer(fields: ResolvedFields) -> BlockProducer:
     """Return the producer and put its name."""
     files, name = fields.files, fields.values.get("producer")
-    found = next(p for p in PRODUCERS if (p.evidence(files) if name is None else p.name == name))
+    if name is not None:
+        if found := next((p for p in PRODUCERS if p.name == name), None):
+            return found
+        known = ", ".join(p.name for p in PRODUCERS)
+        raise fields.error(f"draft.overrides.producer: expected one of {known}, got {quote(name)}")
+    found = next(p for p in PRODUCERS if p.evidence(files))
     fields.put("producer", found.name, "config", found.evidence(files))
     return found
 
