@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 __all__ = ["Pair", "evaluate", "load_pair"]
+
+Propose = Callable[[Any, Batch, TargetOut, int], list[int]]
+"""Drafts tokens of a pair after so many known ids."""
 
 HERE = Path(__file__).parent
 MAX_NEW, NUM_STEPS, HELDOUT_SEED = 64, 5, 1
@@ -46,6 +50,8 @@ class Pair:
     device: torch.device
     aux_layers: tuple[int, ...] = AUX_LAYERS
     run: Forward = target_forward
+    drafts: Propose | None = None
+    num_drafts: int = NUM_STEPS
 
     @property
     def vision_ids(self) -> tuple[int, int]:
@@ -56,12 +62,12 @@ class Pair:
         return self.tokenizer.token_to_id("<|im_end|>")
 
     def prompt_batch(self, encoded: list[Encoded]) -> Batch:
-        """Prompts only, with MAX_NEW + NUM_STEPS free columns."""
+        """Prompts only, with free columns for MAX_NEW tokens and the drafts after them."""
         cut = [
             replace(e, ids=e.ids[: e.prompt_len], positions=e.positions[:, : e.prompt_len])
             for e in encoded
         ]
-        return collate(cut, self.vision_ids, self.end_id, MAX_NEW + NUM_STEPS + 1).to(self.device)
+        return collate(cut, self.vision_ids, self.end_id, MAX_NEW + self.num_drafts + 1).to(self.device)
 
     def forward(self, batch: Batch) -> TargetOut:
         """The target's."""
@@ -143,12 +149,12 @@ def chain(pair: Pair, encoded: Encoded) -> tuple[list[int], list[int]]:
     batch.ids[0, known] = pair.argmax(out.hidden[0, -1])
     known, gained = known + 1, []
     while int(batch.ids[0, known - 1]) != pair.end_id and known - encoded.prompt_len < MAX_NEW:
-        proposed = propose(pair, batch, out, known)
-        batch.ids[0, known : known + NUM_STEPS] = torch.tensor(proposed, device=pair.device)
-        out = pair.forward(batch.trimmed(known + NUM_STEPS))
+        proposed = (pair.drafts or propose)(pair, batch, out, known)
+        batch.ids[0, known : known + len(proposed)] = torch.tensor(proposed, device=pair.device)
+        out = pair.forward(batch.trimmed(known + len(proposed)))
         verified = pair.argmax(out.hidden[0, known - 1 :]).tolist()
         matched = 0
-        while matched < NUM_STEPS and proposed[matched] == verified[matched]:
+        while matched < len(proposed) and proposed[matched] == verified[matched]:
             matched += 1
         fresh = verified[: matched + 1]
         if pair.end_id in fresh:

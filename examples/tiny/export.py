@@ -11,14 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model import AUX_LAYERS, HEAD_DIM, ROPE_THETA, SECTIONS, Draft
+from block import BlockDraft
+from model import AUX_LAYERS, EPS, HEAD_DIM, ROPE_THETA, SECTIONS, Draft
 from prompt import CHAT_TEMPLATE, MERGE, PATCH, SPECIAL
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
 
-__all__ = ["as_bfloat16", "rounded", "save_draft", "save_prompt_files", "save_target", "write_json"]
+__all__ = [
+    "as_bfloat16",
+    "rounded",
+    "save_dflash",
+    "save_draft",
+    "save_dspark",
+    "save_prompt_files",
+    "save_target",
+    "write_json",
+]
 
 COMMON_PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
@@ -223,3 +233,80 @@ def save_draft(
         "vocab_size": vocab_size,
     }
     write_json(folder / "config.json", config)
+
+
+def _block_config(draft: BlockDraft, num_target_layers: int) -> dict[str, Any]:
+    """Return what z-lab's and DeepSpec's configs share: a Qwen3 config and the block's size."""
+    shape = draft.shape
+    types = ["sliding_attention" if window else "full_attention" for window in shape.windows]
+    return {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "block_size": shape.block_size,
+        "dtype": "bfloat16",
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.intermediate,
+        "layer_types": types,
+        "max_position_embeddings": 4096,
+        "model_type": "qwen3",
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": len(shape.windows),
+        "num_key_value_heads": shape.kv_heads,
+        "num_target_layers": num_target_layers,
+        "rms_norm_eps": EPS,
+        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
+        "rope_theta": ROPE_THETA,
+        "sliding_window": max(shape.windows) or None,
+        "tie_word_embeddings": False,
+        "use_sliding_window": any(shape.windows),
+        "vocab_size": shape.vocab_size,
+    }
+
+
+def save_dflash(folder: Path, draft: BlockDraft, target: Any) -> None:
+    """Save a DFlash or DFlash2 draft in z-lab's layout. Embeddings and head are the target's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(as_bfloat16(draft), folder / "model.safetensors", metadata={"format": "pt"})
+    shape = draft.shape
+    own: dict[str, Any] = {
+        "mask_token_id": shape.mask_id,
+        "target_layer_ids": list(shape.aux_layers),
+    }
+    if shape.selector_rank:
+        own |= {
+            "conv_group_size": shape.conv_group,
+            "conv_kernel_size": shape.conv_kernel,
+            "selector_rank": shape.selector_rank,
+            "selector_top_k": shape.selector_top_k,
+        }
+    name = "DFlash2DraftModel" if shape.selector_rank else "DFlashDraftModel"
+    config = _block_config(draft, target.config.text_config.num_hidden_layers)
+    config |= {"architectures": [name], "dflash_config": own, "is_causal": False}
+    write_json(folder / "config.json", dict(sorted(config.items())))
+
+
+def save_dspark(folder: Path, draft: BlockDraft, target: Any) -> None:
+    """Save a DSpark draft in DeepSpec's layout, with copies of the target's embeddings and head."""
+    folder.mkdir(parents=True, exist_ok=True)
+    frozen = {
+        "embed_tokens.weight": target.model.language_model.embed_tokens.weight,
+        "lm_head.weight": target.lm_head.weight,
+    }
+    copies = {name: t.detach().cpu().bfloat16().contiguous() for name, t in frozen.items()}
+    tensors = as_bfloat16(draft) | copies
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shape = draft.shape
+    config = _block_config(draft, target.config.text_config.num_hidden_layers) | {
+        "architectures": ["Qwen3DSparkModel"],
+        "confidence_head_with_markov": True,
+        "enable_confidence_head": True,
+        "markov_head_type": "vanilla",
+        "markov_rank": shape.markov_rank,
+        "mask_token_id": shape.mask_id,
+        "num_anchors": 512,
+        "target_layer_ids": list(shape.aux_layers),
+    }
+    write_json(folder / "config.json", dict(sorted(config.items())))

@@ -22,6 +22,8 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 __all__ = [
     "AUX_LAYERS",
+    "EPS",
+    "HEAD_DIM",
     "Draft",
     "DraftKeys",
     "Forward",
@@ -30,6 +32,7 @@ __all__ = [
     "embed",
     "mlp",
     "mrope",
+    "plain_rope",
     "rotate",
     "route",
     "target_config",
@@ -200,6 +203,11 @@ def mrope(
     return _cos_sin(chosen[:, None])
 
 
+def plain_rope(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """One-axis rope of a draft; positions int64 [B, L] -> cos, sin [B, 1, L, dim]."""
+    return _cos_sin(_angles(positions, HEAD_DIM, ROPE_THETA)[:, None])
+
+
 def _add_rows(x: Tensor, rows: Tensor, update: Tensor) -> Tensor:
     """``x`` [B, L, H] with ``update`` [M, H] added at flat ``rows``."""
     return x.flatten(0, 1).index_add(0, rows, update.to(x.dtype)).view_as(x)
@@ -346,7 +354,7 @@ class Draft(nn.Module):
             p(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
             for p in (attn.q_proj, attn.k_proj, attn.v_proj)
         )
-        cos, sin = _cos_sin(_angles(positions, HEAD_DIM, ROPE_THETA)[:, None])
+        cos, sin = plain_rope(positions)
         k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
         return rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v
 

@@ -117,8 +117,8 @@ def errors(run: Run) -> dict[str, float]:
     found["greedy"] = float(
         ((expected[last_prompt_row:].max(-1).values - output_ids) / expected.abs().max()).max()
     )
-    for state in run.recorder.states:
-        row = state.length - 1
+    for length, state in run.recorder.states:
+        row = length - 1
         pairs = ((state.logits, whole.logits[row]), (state.features, whole.out[row]))
         found["extend"] = max(found["extend"], *(relative_error(a, b) for a, b in pairs))
     for proposal in run.recorder.proposals:

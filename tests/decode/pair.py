@@ -22,11 +22,11 @@ from tests.reference.target import Target, random_target
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, Rows, TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
+from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.speculation import grow as grow_module
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter, LastRow
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, Frontier
 from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
@@ -48,7 +48,7 @@ class Recorder:
     """What a run did: root logits by row, states by committed length, and every proposal."""
 
     roots: list[tuple[int, Tensor]] = field(default_factory=list)
-    states: list[DraftState] = field(default_factory=list)
+    states: list[tuple[int, LastRow]] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
 
 
@@ -131,11 +131,11 @@ class RecordingDrafter(AutoregressiveDrafter):
 
     def _commit_at(self, segments: Any, *args: Any) -> None:
         super()._commit_at(segments, *args)
-        self._recorder.states += [s.sequence.draft for s in segments]
+        self._recorder.states += [(s.stop, s.sequence.draft) for s in segments]
 
     def keep(self, sequences: Any, *args: Any) -> None:
         super().keep(sequences, *args)
-        self._recorder.states += [s.draft for s in sequences if s.draft]
+        self._recorder.states += [(s.draft_length, s.draft) for s in sequences if s.draft]
 
 
 class RecordingCandidates(Candidates):

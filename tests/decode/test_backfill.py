@@ -15,7 +15,7 @@ import torch
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import CHAIN, MAX_SEQ_LEN, make_scheduler, pair, prompts
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.memory.sequence import DraftState
+from trt_eagle3.decode.speculation.autoregressive import LastRow
 from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.decode.warm_up import run_backfills
@@ -61,7 +61,7 @@ def test_shapes_are_powers_of_two_within_the_limits(
     assert shapes(counts, **options) == expected
 
 
-def backfilled(*, fixed: bool, batched: bool) -> list[DraftState]:
+def backfilled(*, fixed: bool, batched: bool) -> list[LastRow]:
     """Of three sequences that were decoded without the draft, and then backfilled."""
     pool = PagePool(NUM_PAGES, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE if fixed else None)
     scheduler = make_scheduler(pool, None, lambda _: None, chunk=64)
@@ -78,7 +78,7 @@ def backfilled(*, fixed: bool, batched: bool) -> list[DraftState]:
     return [s.draft for s in sequences if s.draft]
 
 
-def close(found: list[DraftState], expected: list[DraftState]) -> list[bool]:
+def close(found: list[LastRow], expected: list[LastRow]) -> list[bool]:
     return [
         torch.allclose(getattr(a, name), getattr(b, name), rtol=0, atol=1e-4)
         for a, b in zip(found, expected, strict=True)

@@ -26,7 +26,7 @@ from tests.decode.pair import (
 )
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.decode.forward.device_batch import DeviceBatch
-from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
+from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, TargetIds
 from trt_eagle3.decode.memory.kv_cache import KVCache
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.speculation import autoregressive
@@ -249,7 +249,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     ),
     "d2t ignored": (
         "tokens",
-        lambda patch: patch.setattr(DraftRunner, "target_ids", lambda _, ids: ids),
+        lambda patch: patch.setattr(TargetIds, "__call__", lambda _, ids: ids),
     ),
 }
 

@@ -130,8 +130,7 @@ class Machine(RuleBasedStateMachine):
             s = asked.sequence
             if s.drafting:
                 assert s.draft_length + len(s.deferred) == s.length
-            if s.draft is not None:
-                assert s.draft.length == s.draft_length
+            assert s.draft is None or s.draft_length
             if s not in self.scheduler.running:
                 assert (s.length, len(s.pages.held), s.draft) == (0, 0, None)
 

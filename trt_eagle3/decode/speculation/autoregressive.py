@@ -120,6 +120,10 @@ class AutoregressiveDrafter:
         self._grower = TreeGrower(runner)
         self._prepared = PreparedTrees()
 
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Map draft ids to target ids (``Drafter.target_ids``)."""
+        return self.runner.target_ids(draft_ids)
+
     def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """Capture forwards over prompts (``Drafter.capture_prompts``)."""
         self.runner.capture_rows(max_rows, table_len, has_room)

@@ -6,8 +6,8 @@ Row t of the draft's cache depends on the target's hidden states of token t alon
     draft rows    c0   c1   c2   c3
     block                           x4   mask   mask   mask
 
-A block's rows are written behind the committed ones, and overwritten later. Its tokens form a chain.
-A block may be shorter than the trained one.
+A block's rows are written behind the committed ones, and overwritten later. Its tokens form a
+chain. A block may be shorter than the trained one.
 
 Shapes: B sequences of a padded batch, S rows of each, T nodes of a chain, k aux layers, H target
 hidden.
@@ -85,6 +85,10 @@ class BlockDrafter:
         )
         self._heads = heads
         self._prepared = PreparedTrees()
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Map draft ids to target ids (``Drafter.target_ids``)."""
+        return self.runner.target_ids(draft_ids)
 
     def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """Capture forwards over prompts (``Drafter.capture_prompts``)."""

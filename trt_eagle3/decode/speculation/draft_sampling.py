@@ -3,8 +3,8 @@
 A block draft gives a distribution for every row, and its tokens are drawn from it. Verification
 needs that distribution, so it has few possible tokens: the draft's likeliest ones.
 
-The random number of a token depends only on the request's seed and the token's sequence index. So an
-answer does not depend on the batch, and the host need not know how many tokens were accepted. A
+The random number of a token depends only on the request's seed and the token's sequence index. So
+an answer does not depend on the batch, and the host need not know how many tokens were accepted. A
 number may be used again for the same index in a later step. No emitted token depends on its first
 use: that draft was not reached.
 

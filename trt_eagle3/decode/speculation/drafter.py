@@ -36,6 +36,10 @@ class Drafter(Protocol):
 
     backfill: DraftBackfill
 
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Map the draft's token ids to the target's, both int64 [...]."""
+        ...
+
     def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
         """Capture forwards over up to ``max_rows`` prompt rows, as far as possible.
 

@@ -1,12 +1,12 @@
 """Build the graphs ``context`` and ``block`` of a block draft.
 
-``context`` writes keys and values of committed rows, from the target's hidden states. ``block`` runs
-the anchor and the mask rows over them. Both have the same states.
+``context`` writes keys and values of committed rows, from the target's hidden states. ``block``
+runs the anchor and the mask rows over them. Both have the same states.
 
 Rope positions of both are sequence indices.
 
-Shapes: B sequences, S rows of each, n = B * S, R rows of the head, k aux layers, Ht target hidden, Hd
-draft hidden, Vd draft vocab, taps of a convolution, g channels of one of its G groups.
+Shapes: B sequences, S rows of each, n = B * S, R rows of the head, k aux layers, Ht target hidden,
+Hd draft hidden, Vd draft vocab, taps of a convolution, g channels of one of its G groups.
 """
 
 from __future__ import annotations
@@ -192,10 +192,10 @@ def _convolved(
 
     def side(y: Value, which: int) -> Value:
         typed = b.cast(y, b.dtype, f"{name}_typed")
-        by_row = by_row(b, typed, context, width, f"{name}_by_row")
+        block = by_row(b, typed, context, width, f"{name}_by_row")
         total: Value | None = None
         for tap in range(taps):
-            earlier = _shifted(b, by_row, tap, f"{name}_tap")
+            earlier = _shifted(b, block, tap, f"{name}_tap")
             i = which * taps + tap
             kernel = _kernel(b, parts[i], bases[i], groups, width, f"{name}_kernel")
             term = b.op("Mul", kernel, rows(b, earlier, width, f"{name}_rows"), name=f"{name}_term")
@@ -209,7 +209,7 @@ def _convolved(
 def _kernel(
     b: GraphBuilder, dynamic: Value, base: Value, groups: int, width: int, name: str
 ) -> Value:
-    """Return ``base [1, Hd] + dynamic [n, G]``, each group's value for all its channels: [n, Hd]."""
+    """Return ``base [1, Hd] + dynamic [n, G]`` [n, Hd]; a group's channels share its value."""
     by_group = b.reshape(dynamic, (-1, groups, 1), name=f"{name}_dynamic")
     grouped = b.reshape(base, (1, groups, width // groups), name=f"{name}_base")
     both = b.op("Add", by_group, grouped, name=f"{name}_both")

@@ -111,4 +111,4 @@ def _target_ids(engine: RecordingEngine) -> Tensor | None:
     if engine.manifest is None or engine.drafter is None:
         return None
     ids = torch.arange(engine.manifest.draft_vocab_size)
-    return engine.drafter.runner.target_ids(ids.to(engine.device)).cpu()
+    return engine.drafter.target_ids(ids.to(engine.device)).cpu()
