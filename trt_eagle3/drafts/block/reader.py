@@ -279,6 +279,12 @@ def _block(fields: ResolvedFields, dspark: str) -> None:
     if found:
         following, why = found[0], f"{found[1]} {found[0]}"
     elif dspark:
+        if fields.values["producer"] == "speculators":
+            fields.warn(
+                f"{keys[0]} is absent, which speculators always writes; read as true, the default "
+                "of its DSpark. vLLM's reader uses false: draft.overrides.shift: own. probe "
+                "measures which fits"
+            )
         following, why = True, f"{dspark}: rows predict the next token; no {keys[0]}"
     else:
         following, why = False, f"DFlash: rows predict their own token; no {keys[0]}"
