@@ -23,7 +23,7 @@ from trt_eagle3.errors import UserError
 
 ROWS = ParallelRows(mask_token_id=90, num_drafts=7)
 GIVEN = {"parallel": {"mask_token_id": 90, "num_drafts": 7}}
-AUX = {"aux": [2, 4, 5], "layers": 2}
+AUX: dict[str, Any] = {"aux": [2, 4, 5], "layers": 2}
 
 
 def _add_mask_hidden(folder: Path, width: int = 96) -> None:
