@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.table import Table
 
 from tests.drafts.block.files import CONFIGS, Geometry, target_spec, write
+from tests.tiny import TARGET
 from trt_eagle3.checkpoint.manifest import Source, manifest_to_dict
 from trt_eagle3.checkpoint.tensor_index import read_tensor
-from trt_eagle3.commands.report import _meaning_table
+from trt_eagle3.commands.report import inspection_lines
 from trt_eagle3.drafts.block.manifest import (
     BlockLayer,
     BlockManifest,
@@ -20,8 +22,9 @@ from trt_eagle3.drafts.block.manifest import (
     MarkovHead,
 )
 from trt_eagle3.drafts.block.reader import read_block
-from trt_eagle3.drafts.registry import describe_draft, kind_named, manifest_from_dict
+from trt_eagle3.drafts.registry import describe_draft, find_draft, kind_named, manifest_from_dict
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.spec import RopeSpec
 
 FULL = BlockLayer(causal=False, window=0)
@@ -687,8 +690,11 @@ def test_sources_name_the_key_and_how_ids_were_counted(tmp_path: Path) -> None:
 
 def test_inspect_shows_layers_and_heads_in_words(tmp_path: Path) -> None:
     write(tmp_path, "deepspec")
-    columns = _meaning_table(read(tmp_path)).columns
-    shown = dict(zip(columns[0].cells, columns[1].cells, strict=True))
+    manifest = read(tmp_path, embedding="target")
+    (table,) = (
+        part for part in inspection_lines(read_target(TARGET), manifest) if isinstance(part, Table)
+    )
+    shown = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
     assert shown["layers"] == "2 x bidirectional"
     assert shown["markov"] == "vanilla, rank 8"
     assert shown["confidence"] == "hidden and markov embedding, temperatures 1"
@@ -703,6 +709,21 @@ def test_kind_claims_drafts_by_their_config(tmp_path: Path) -> None:
     assert not kind.claims("a/b", tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     assert not kind.claims("a/b", tmp_path)
+
+
+def test_draft_without_a_head_gets_the_targets(tmp_path: Path) -> None:
+    target = read_target(TARGET)
+    n, vocab = target.num_layers, target.vocab_size
+    geometry = Geometry(target.hidden_size, vocab=vocab, draft_vocab=vocab, target_layers=n)
+    write(tmp_path, "z-lab", geometry, nested={"target_layer_ids": [0, 1, 2]})
+    manifest = find_draft(str(tmp_path), target, {})
+    assert isinstance(manifest, BlockManifest)
+    assert manifest.tensors["lm_head.weight"] == target.tensors["lm_head.weight"]
+    lines = [line for line in inspection_lines(target, manifest) if isinstance(line, str)]
+    assert (
+        f"draft {tmp_path}: block draft by z-lab, 2 layers, hidden {geometry.hidden}, 4/2"
+        in "\n".join(lines)
+    )
 
 
 def test_shapes_and_tables_name_the_tensors(tmp_path: Path) -> None:
