@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest, autoregressive
+from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest, autoregressive
 from trt_eagle3.decode.forward.block_runner import BlockRunner
 from trt_eagle3.decode.forward.runner import DraftRunner
 from trt_eagle3.decode.memory.state import LayerStates
@@ -15,6 +15,7 @@ from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.block import BlockDrafter
 from trt_eagle3.decode.speculation.block_heads import BlockHeads
 from trt_eagle3.decode.speculation.drafter import Drafter
+from trt_eagle3.decode.speculation.grow import MaskRows
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.runtime.session import Session
@@ -52,4 +53,7 @@ def open_drafter(
         heads = BlockHeads(manifest, tables, block.target_ids)
         return BlockDrafter(block, heads, manifest, **shapes)
     runner = DraftRunner(first, second, states, embedding, d2t)
-    return AutoregressiveDrafter(runner, autoregressive(manifest), **shapes)
+    mask_rows = None
+    if isinstance(manifest, Eagle3Manifest) and manifest.parallel is not None:
+        mask_rows = MaskRows(manifest.parallel.mask_token_id, tables["mask_hidden"])
+    return AutoregressiveDrafter(runner, autoregressive(manifest), mask_rows, **shapes)
