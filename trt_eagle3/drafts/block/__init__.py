@@ -79,7 +79,9 @@ class _Block:
         raise UserError(f"{manifest.path}: validate: a block draft: not supported.")
 
     def factors(self) -> Mapping[str, Factor]:
-        return {}
+        from trt_eagle3.drafts.block.factors import FACTORS
+
+        return FACTORS
 
     def export(
         self, manifest: DraftManifest, folder: Path, layout: Layout, _architecture: str, /
