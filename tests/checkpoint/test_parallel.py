@@ -16,6 +16,7 @@ from tests.checkpoint.drafts import (
     write_specforge_draft,
     write_speculators_draft,
 )
+from trt_eagle3.checkpoint.convert import convert_draft
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest, ParallelRows, manifest_to_dict
 from trt_eagle3.drafts.registry import manifest_from_dict
@@ -108,6 +109,13 @@ def test_mask_hidden_of_another_width_is_refused(tmp_path: Path) -> None:
     _add_mask_hidden(tmp_path, 64)
     with pytest.raises(UserError, match=r"mask_hidden: expected shape \[1, 1, 96\]"):
         read_draft(tmp_path, target_spec(), GIVEN)
+
+
+def test_other_layouts_cannot_express_mask_rows(tmp_path: Path) -> None:
+    _write_speculators(tmp_path)
+    manifest = read_draft(tmp_path, target_spec())
+    with pytest.raises(UserError, match="a P-EAGLE draft: no layout here holds its mask rows"):
+        convert_draft(manifest, tmp_path / "copy", "speculators", "Qwen3ForCausalLM")
 
 
 def test_override_without_the_tensor_is_refused(tmp_path: Path) -> None:

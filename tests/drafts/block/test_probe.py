@@ -36,19 +36,19 @@ TRUTHS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Asked:
-    """The tiny target with a random DFlash draft, one of whose layers slides; chains of one token."""
+    """The tiny target with a random DFlash draft that has a sliding layer; chains of one token."""
     folder = tmp_path_factory.mktemp("probe")
     spec = read_target(TARGET)
     vocab = spec.vocab_size
     geometry = Geometry(
         spec.hidden_size, vocab=vocab, draft_vocab=vocab, target_layers=spec.num_layers
     )
-    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
     write(
         folder / "draft",
         "z-lab",
         geometry,
-        **sliding,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=16,
         use_sliding_window=True,
         is_causal=False,
         nested={"mask_token_id": vocab - 1, "target_layer_ids": [1, 3, 5]},
