@@ -154,6 +154,42 @@ def test_configuration_page_is_current_and_says_what_every_key_is_for() -> None:
     assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page, re.MULTILINE)
 
 
+def rows_of_defaults(section: str) -> dict[str, str]:
+    """Key -> the cell "default" of the configuration page's table of ``section``."""
+    page = (ROOT / "docs/config.md").read_text()
+    table = page.partition(f"\n## `{section}`\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| .+? \| (.+?) \| ", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", ["engine", "limits", "speculation", "engine.tensorrt"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("onnxruntime", {}),
+        ("torch on cpu", {"backend": "torch"}),
+        ("torch on cuda", {"backend": "torch", "device": "cuda"}),
+        ("tensorrt", {"backend": "tensorrt"}),
+    ],
+)
+def test_defaults_on_the_configuration_page_are_those_of_a_config(
+    section: str, name: str, engine: dict[str, str]
+) -> None:
+    raw = {"name": "x", "target": {"checkpoint": "x"}, "engine": engine}
+    values = config_from_dict(raw, "x").model_dump(mode="json")
+    for part in section.split("."):
+        values = values[part]
+    cells = {key: cell for key, cell in rows_of_defaults(section).items() if key not in engine}
+    assert cells
+    for key, cell in cells.items():
+        usual, *others = cell.split("; ")
+        by_name = {
+            n: v for v, _, ns in (o.partition(" for ") for o in others) for n in ns.split(" and ")
+        }
+        written = by_name.get(name, usual)
+        value = {"left out": None, "none": []}.get(written, yaml.safe_load(written.strip("`")))
+        assert values[key] == value, key
+
+
 def test_page_of_checks_equals_what_the_registry_renders() -> None:
     page = check_reference.page()
     assert (ROOT / "docs/checks.md").read_text() == page, "python -m tools.check_reference"
