@@ -22,7 +22,7 @@ VLLM_NAMES = {
     "num_gpu_blocks_override": "limits.max_kv_tokens, in tokens",
     "enable_prefix_caching": "limits.prefix_cache",
     "no_enable_prefix_caching": "limits.prefix_cache=false",
-    "enable_chunked_prefill": "no such option: long prompts are always cut, by engine.prefill_chunk",
+    "enable_chunked_prefill": "no such option: prompts are always cut, by engine.prefill_chunk",
     "max_num_batched_tokens": "engine.prefill_chunk",
     "dtype": "engine.dtype",
     "kv_cache_dtype": "engine.kv_dtype",
