@@ -18,7 +18,7 @@ import yaml
 from tests.tiny import ROOT, build_tiny, tiny_config
 from tools import check_reference, config_reference
 from trt_eagle3.cli import cli
-from trt_eagle3.config import config_from_dict
+from trt_eagle3.config import BuildConfig, config_from_dict
 
 PAGES = ("*.md", "docs/*.md", "examples/**/*.md", "plugins/*/*.md")
 DOCUMENTS = sorted(page for pattern in PAGES for page in ROOT.glob(pattern))
@@ -195,10 +195,20 @@ def test_page_of_checks_equals_what_the_registry_renders() -> None:
     assert (ROOT / "docs/checks.md").read_text() == page, "python -m tools.check_reference"
 
 
-def test_config_of_the_readme_is_valid() -> None:
-    blocks = re.findall(r"```yaml\n(.+?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    assert all(config_from_dict(yaml.safe_load(block), "README.md").name for block in blocks)
+@document
+def test_build_configs_in_the_documents_are_valid(document: Path) -> None:
+    """A block may be some sections of one. Blocks without a key of a build config are others."""
+    rest = {"name": "x", "target": {"checkpoint": "x"}}
+    blocks = re.findall(r"```yaml\n(.+?)```", document.read_text(), re.DOTALL)
+    for block in map(yaml.safe_load, blocks):
+        if block.keys() & BuildConfig.model_fields.keys():
+            assert config_from_dict(rest | block, str(document)).name
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert pages - set(LINK.findall(text)) == set()
 
 
 def test_programs_of_the_decoding_page_run(
