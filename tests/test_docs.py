@@ -15,6 +15,7 @@ import click
 import pytest
 import yaml
 
+from tests.serving.openai.model import load_with_tools
 from tests.tiny import ROOT, build_tiny, tiny_config
 from tools import check_reference, config_reference
 from trt_eagle3.cli import cli
@@ -221,9 +222,12 @@ def test_programs_of_the_decoding_page_run(
     # without this file's postponed annotations, which Pydantic could not resolve there
     exec(compile(program, "decoding.md", "exec", dont_inherit=True), names)
     names["llm"].close()
+    with load_with_tools(tmp_path / "tools") as llm:
+        print(names["ask_with_a_tool"](llm, "What is 3 plus 4?"))
     printed = capsys.readouterr().out
     assert "3 plus 4" in printed
     assert "four shapes" in printed
+    assert "replaced by a blue circle" in printed
     assert '"colour"' in printed
 
 
