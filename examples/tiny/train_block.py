@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from block import BlockDraft, BlockShape, propose_block
-from evaluate import Pair, evaluate
+from block import BlockDraft, BlockShape
+from evaluate import block_pair, evaluate
 from export import rounded, save_dflash, save_dspark
 from model import Forward, target_forward
 from prompt import train_bpe
@@ -186,19 +186,8 @@ def measured(
     run: Forward = target_forward,
 ) -> dict[str, dict[str, float]]:
     """Evaluate a draft on held-out examples."""
-    shape, device = draft.shape, next(target.parameters()).device
-    pair = Pair(
-        tokenizer,
-        target,
-        draft,
-        torch.arange(shape.vocab_size),
-        device,
-        shape.aux_layers,
-        run,
-        propose_block,
-        shape.num_drafts,
-    )
-    return evaluate(pair, args.per_kind, args.chains, show_misses=0)
+    pair = block_pair(tokenizer, target, draft, run)
+    return evaluate(pair, args.per_kind, args.chains)
 
 
 def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
@@ -209,11 +198,11 @@ def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, required=True, help="holds target/, gets the drafts")
     parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--batches", type=int, default=400, help="that the target runs over")
+    parser.add_argument("--batches", type=int, default=160, help="that the target runs over")
     parser.add_argument("--anchors", type=int, default=6, help="blocks per example and step")
-    parser.add_argument("--draft-steps", type=int, default=2000)
+    parser.add_argument("--draft-steps", type=int, default=1000)
     parser.add_argument("--draft-seconds", type=float, default=math.inf, help="at most, per draft")
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
+    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=0, help="data processes")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--print-every", type=int, default=50)
@@ -225,7 +214,7 @@ def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
 def write_figures(
     args: argparse.Namespace, name: str, seconds: float, figures: dict[str, dict[str, float]]
 ) -> None:
-    """Write ``<name>.json`` beside the draft's folder."""
+    """Write ``<name>_metrics.json`` beside the draft's folder."""
     record = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
