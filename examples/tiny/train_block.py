@@ -2,8 +2,10 @@
 
     python examples/tiny/train_block.py --output examples/tiny
 
-One CPU thread, about 25 minutes. The target runs once over ``--batches`` training batches. Each
-draft then trains on its stored states, with new anchors each time a batch comes up.
+One CPU thread, half an hour (``dflash_metrics.json``, ``dspark_metrics.json``). The target runs
+once over ``--batches`` training batches, and over ``--text-batches`` of text questions, whose
+operands need more examples. Each draft then trains on its stored states, with new anchors each time
+a batch comes up.
 
 # Shapes: B examples, L tokens, A anchors per example, D drafts per block, V vocabulary, H hidden
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import random
@@ -75,9 +78,11 @@ def stored_states(
 ) -> list[States]:
     """Run the target over training batches; its states are stored in bfloat16."""
     device, found = next(target.parameters()).device, []
-    place = (args.seed + 1, args.batch_size, args.batches, args.workers, device)
-    progress = Progress("states", args.batches, args.print_every)
-    for step, batch in enumerate(batches(tokenizer, *place)):
+    size, workers = args.batch_size, args.workers
+    mixed = batches(tokenizer, args.seed + 1, size, args.batches, workers, device)
+    text = batches(tokenizer, args.seed + 2, size, args.text_batches, workers, device, ("text",))
+    progress = Progress("states", args.batches + args.text_batches, args.print_every)
+    for step, batch in enumerate(itertools.chain(mixed, text)):
         with torch.autocast(device.type, torch.bfloat16):
             out = forward(target, batch, aux_layers)
         states = (out.aux.bfloat16(), out.hidden.bfloat16())
@@ -199,6 +204,7 @@ def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--batches", type=int, default=160, help="that the target runs over")
+    parser.add_argument("--text-batches", type=int, default=240, help="more, of text alone")
     parser.add_argument("--anchors", type=int, default=6, help="blocks per example and step")
     parser.add_argument("--draft-steps", type=int, default=1000)
     parser.add_argument("--draft-seconds", type=float, default=math.inf, help="at most, per draft")
