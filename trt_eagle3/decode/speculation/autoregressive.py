@@ -34,7 +34,7 @@ from trt_eagle3.decode.speculation.accept import AcceptedPaths
 from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.speculation.draft_filter import DraftFilter, filtered_states
 from trt_eagle3.decode.speculation.drafter import DraftOutput
-from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
+from trt_eagle3.decode.speculation.grow import DraftInputs, MaskRows, TreeGrower
 from trt_eagle3.decode.speculation.prepared import PreparedTrees, num_kept_of
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
@@ -101,12 +101,13 @@ class AutoregressiveDrafter:
         self,
         runner: DraftRunner,
         manifest: AutoregressiveManifest,
+        mask_rows: MaskRows | None = None,
         *,
         max_rows: int,
         max_sequences: int | None = None,
         fixed_shapes: bool = False,
     ) -> None:
-        """Create a drafter. Keyword arguments: as for ``DraftBackfill``."""
+        """Create a drafter. ``mask_rows``: of P-EAGLE. Others: as for ``DraftBackfill``."""
         self.runner = runner
         self.manifest = manifest
         self.backfill = DraftBackfill(
@@ -117,7 +118,7 @@ class AutoregressiveDrafter:
             max_sequences=max_sequences,
             fixed_shapes=fixed_shapes,
         )
-        self._grower = TreeGrower(runner)
+        self._grower = TreeGrower(runner, mask_rows)
         self._prepared = PreparedTrees()
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:

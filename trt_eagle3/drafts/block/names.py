@@ -98,7 +98,7 @@ def canonical(files: DraftFiles) -> DraftFiles:
     Raises:
         UserError: two tensors have one name, or the mask's embedding is in a pickle.
     """
-    tensors = {}
+    tensors: dict[str, TensorRef] = {}
     for name, ref in files.tensors.items():
         for pattern, new in _ALIASES:
             name = pattern.sub(new, name, count=1) if pattern.match(name) else name
