@@ -48,7 +48,7 @@ def drafted(pair: Pair, layout: list[Any], patch: pytest.MonkeyPatch) -> tuple[R
 
     def recorded(self: TreeGrower, tree: AnyTree, inputs: DraftInputs) -> Any:
         found = grow(self, tree, inputs)
-        chains.append((int(inputs.lengths[0]), found.tokens[0].tolist()))
+        chains.append((int(inputs.num_computed_tokens[0]), found.tokens[0].tolist()))
         return found
 
     patch.setattr(TreeGrower, "grow", recorded)

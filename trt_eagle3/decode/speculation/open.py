@@ -11,10 +11,10 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest, autore
 from trt_eagle3.decode.forward.block_runner import BlockRunner
 from trt_eagle3.decode.forward.runner import DraftRunner
 from trt_eagle3.decode.memory.state import LayerStates
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.block import BlockDrafter
 from trt_eagle3.decode.speculation.block_heads import BlockHeads
 from trt_eagle3.decode.speculation.drafter import Drafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import MaskRows
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
@@ -56,4 +56,4 @@ def open_drafter(
     mask_rows = None
     if isinstance(manifest, Eagle3Manifest) and manifest.parallel is not None:
         mask_rows = MaskRows(manifest.parallel.mask_token_id, tables["mask_hidden"])
-    return AutoregressiveDrafter(runner, autoregressive(manifest), mask_rows, **shapes)
+    return EagleDrafter(runner, autoregressive(manifest), mask_rows, **shapes)

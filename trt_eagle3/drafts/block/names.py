@@ -11,6 +11,7 @@ from typing import Literal
 from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.model_config import read_json
+from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["SECTIONS", "Method", "canonical", "names_block", "named_method"]
@@ -71,8 +72,8 @@ def named_method(files: DraftFiles) -> tuple[Method, str]:
     found = _ARCHITECTURES.get(files.architecture)
     if found is None:
         raise UserError(
-            f"{files.directory}: architecture {quote(files.architecture)}: not supported. Use a "
-            f"block draft of one of {', '.join(_ARCHITECTURES)}."
+            f"{files.directory}: architecture {quote(files.architecture, 80)}: not supported. Use "
+            f"a block draft of one of {', '.join(_ARCHITECTURES)}."
         )
     place = f"architecture {files.architecture}"
     for key in ("dflash_config.projector_type", "speculators_model_type"):
