@@ -32,6 +32,7 @@ from evaluate import block_pair, evaluate
 from export import rounded, save_dflash, save_dspark
 from model import Forward, target_forward
 from prompt import train_bpe
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from train import STEP_DECAY, Budget, Progress, batches, optimizer_for
@@ -92,12 +93,18 @@ def stored_states(
 
 
 @torch.no_grad()
-def begun(shape: BlockShape, target: Any) -> BlockDraft:
-    """Return a draft that begins with the last layers of a dense target of its sizes.
+def begun(shape: BlockShape, target: Any, saved: Path | None) -> BlockDraft:
+    """Return a draft that begins with a saved draft, or with the last layers of a dense target.
 
-    Its context begins as the last aux state.
+    A saved draft may be of another kind, without some of the tensors. Otherwise the sizes are the
+    target's, and the context begins as its last aux state.
     """
-    draft, decoder = BlockDraft(shape), target.model.language_model
+    draft = BlockDraft(shape)
+    if saved is not None:
+        names, tensors = draft.state_dict(), load_file(saved / "model.safetensors")
+        draft.load_state_dict({n: t for n, t in tensors.items() if n in names}, strict=False)
+        return draft
+    decoder = target.model.language_model
     layers = decoder.layers[-len(draft.layers) :]
     for own, theirs in zip(draft.layers, layers, strict=True):
         own.load_state_dict(theirs.state_dict())
@@ -210,6 +217,7 @@ def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
     parser.add_argument("--draft-seconds", type=float, default=math.inf, help="at most, per draft")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=0, help="data processes")
+    parser.add_argument("--begin", type=Path, help="a saved block draft to begin with")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--print-every", type=int, default=50)
     parser.add_argument("--per-kind", type=int, default=25, help="held-out examples per kind")
@@ -243,7 +251,7 @@ def main() -> None:
     for name in args.drafts:
         start = time.time()
         torch.manual_seed(args.seed)
-        draft = begun(SHAPES[name], target)
+        draft = begun(SHAPES[name], target, args.begin)
         fit_block(draft, target, stored, args)
         seconds = time.time() - start
         rounded(draft)
