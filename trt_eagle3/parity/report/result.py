@@ -10,6 +10,7 @@ from rich.table import Table
 
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.parity.checks.check_recorder import Status
+from trt_eagle3.prompts.kept import PromptsOrigin
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -24,7 +25,7 @@ __all__ = [
     "Subject",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _NEARLY = 0.9
 
 _Number = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "Infinity"}]})]
@@ -39,6 +40,7 @@ class Subject(_Part):
     """A bundle: the one that was checked, or the one it was compared with.
 
     Attributes:
+        machine: name of the GPU, or of the processor and its cores.
         max_seq_len: of its limits.
         draft_overrides: fields that its config sets, in place of the values in the draft's files.
     """
@@ -47,6 +49,7 @@ class Subject(_Part):
     name: str
     backend: str
     device: str
+    machine: str
     dtype: str
     tool_version: str
     created_at: str
@@ -177,7 +180,12 @@ class OverrideResult(_Part):
 
 
 class PromptResult(_Part):
-    """One prompt."""
+    """One prompt.
+
+    Attributes:
+        answer_tokens: compared tokens, without speculation.
+        answer: its text up to the first end token; long texts are cut.
+    """
 
     name: str
     kind: str
@@ -200,10 +208,16 @@ class LayerError(_Part):
 class AcceptanceResult(_Part):
     """Acceptance by draft position, over the cycles that could accept there.
 
+    Only the user's own prompts count (all prompts if there are none), each up to its answer's end
+    token.
+
     Attributes:
+        prompts: ``file``: those of ``--prompts``; ``bundle``: those that the bundle keeps;
+            ``generic``: those of the suite.
         lengths: tokens that a verify forward emitted -> forwards.
     """
 
+    prompts: PromptsOrigin
     cycles: tuple[int, ...]
     engine: tuple[float, ...]
     reference: tuple[float, ...]
