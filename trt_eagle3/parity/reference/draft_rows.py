@@ -70,9 +70,7 @@ def _compare_answer(
     states = [
         CycleState(c, found.features[c.length - 1], logits[c.length - 1 - first]) for c in cycles
     ]
-    DraftCycles(reference, e, rows, draft).run(
-        states, found.memory, acceptance, served=served
-    )
+    DraftCycles(reference, e, rows, draft).run(states, found.memory, acceptance, served=served)
 
 
 def _compare_aux(

@@ -49,16 +49,12 @@ def report_html(report: Report) -> str:
 
 def _policy(style: str) -> str:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    )
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
 def _groups(checks: Sequence[CheckResult]) -> dict[str, Any]:
     """Group checks by status; ``exact``: how many passed without any difference permitted."""
-    grouped = {
-        status: [g for g in checks if g.status == status] for status in get_args(Status)
-    }
+    grouped = {status: [g for g in checks if g.status == status] for status in get_args(Status)}
     return {**grouped, "exact": sum(g.tolerance == 0 for g in grouped["passed"])}
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
-from rich.table import Table
+from rich.text import Text
 
 from trt_eagle3.errors import CheckFailedError
+from trt_eagle3.io.terminal_text import TextTable
 from trt_eagle3.parity.checks.check_recorder import Status
 from trt_eagle3.prompts.kept import PromptsOrigin
 
@@ -283,18 +284,14 @@ class Report(_Part):
             f"{self.bundle.path}: {len(failed)} checks failed: {', '.join(failed)}{where}"
         )
 
-    def table(self) -> Table:
-        """The checks, one line each, for a terminal of any width."""
-        table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-        for name in ("", "check", "measured", "allowed", "what"):
-            table.add_column(
-                name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None
-            )
+    def table(self) -> TextTable:
+        """The checks, one row each."""
+        table = TextTable("", "check", "measured", "allowed", "what")
         marks = {
-            "passed": "[green]ok[/]",
-            "failed": "[red]FAIL[/]",
-            "skipped": "[dim]--[/]",
-            "not_applicable": "[dim]n/a[/]",
+            "passed": Text("ok", "green"),
+            "failed": Text("FAIL", "red"),
+            "skipped": Text("--", "dim"),
+            "not_applicable": Text("n/a", "dim"),
         }
         for g in self.checks:
             star = " *" if g.overridden else ""
