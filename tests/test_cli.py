@@ -37,6 +37,9 @@ class Ended:
 Run = Callable[..., Ended]
 
 
+pytestmark = pytest.mark.usefixtures("wide_console")
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*args: object) -> Ended:

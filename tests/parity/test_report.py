@@ -18,7 +18,9 @@ from tests.parity.conftest import LIMITS, OPTIONAL, case, inspect, without
 from tests.parity.faults import FAULTS
 from tests.parity.planting import MANIFEST, SPEC, plant_in
 from tests.parity.shared_reference import share_reference
+from tests.terminal import assert_fits
 from tests.tiny import QUESTIONS, ROOT, build_tiny
+from trt_eagle3.commands.console import show
 from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
@@ -166,11 +168,38 @@ def test_checks_that_do_not_apply_are_counted_apart_everywhere(
     cases = {case.get("name"): case for case in ET.parse(tmp_path / "checks.xml").iter("testcase")}
     [why] = cases["weights.made"].findall("skipped")
     assert why.get("message") == "not applicable: the build quantised no weight"
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(sound.table())
-    rows = {line.split()[1]: line for line in console.export_text().splitlines()[1:]}
+    rows = _table_rows(sound, width=120)
     assert [rows[name].split()[0] for name in absent] == ["n/a"] * 4
     assert absent["weights.values"] in rows["weights.values"]
+
+
+def _shown(report: Report, width: int) -> str:
+    """What ``validate`` prints of ``report`` in a terminal of ``width`` columns."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    show(report.table(), *report.lines(()), to=console)
+    return console.export_text()
+
+
+def _table_rows(report: Report, width: int) -> dict[str, str]:
+    """The rows of the terminal's table, by check; what is below a row belongs to it."""
+    names = {g.name for g in report.checks}
+    rows: dict[str, str] = {}
+    name = ""
+    for words in map(str.split, _shown(report, width).splitlines()[1:]):
+        name = words[1] if len(words) > 1 and words[1] in names else name
+        rows[name] = f"{rows.get(name, '')} {' '.join(words)}".strip()
+    return rows
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_terminal_s_table_fits_and_cuts_no_description(
+    reports: dict[str, Report], width: int
+) -> None:
+    for report in reports.values():
+        assert_fits(_shown(report, width), width)
+        rows = _table_rows(report, width)
+        assert list(rows) == [g.name for g in report.checks]
+        assert all((g.reason or g.title) in rows[g.name] for g in report.checks)
 
 
 def test_p_value_s_bar_counts_powers_of_ten(reports: dict[str, Report], page: str) -> None:

@@ -4,8 +4,8 @@ plots come first, and the security policy refuses what the page does not need.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -29,54 +29,112 @@ def report(tree_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Repor
         return summarise(inspect(planted.engine(), patch), suite="quick", reference="PyTorch")
 
 
+class _Page(HTMLParser):
+    """Texts of a page, each with the elements around it: ``tag.class`` from the outside in."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._open: list[str] = []
+        self.texts: list[tuple[tuple[str, ...], str]] = []
+        self.feed(report_html(report))
+        assert not self._open, "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "br"}:
+            self._open.append(f"{tag}.{dict(attrs).get('class') or ''}")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Without content."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop().startswith(f"{tag}.")
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((tuple(self._open), " ".join(data.split())))
+
+    def all(self, *elements: str) -> list[str]:
+        """The texts within all of ``elements``, each a tag with or without its class."""
+        return [
+            text
+            for around, text in self.texts
+            if all(any(e in {a, a.split(".")[0]} for a in around) for e in elements)
+        ]
+
+    def folds(self) -> dict[str, list[str]]:
+        """What each fold's table has in ``code``, by the fold's summary."""
+        found: dict[str, list[str]] = {"": []}
+        summary = ""
+        for around, text in self.texts:
+            if around[-2:] == ("details.fold", "summary."):
+                summary = text
+                found[summary] = []
+            elif "table.cards" in around and around[-1] == "code.":
+                found[summary if "details.fold" in around else ""].append(text)
+        return found
+
+
+def _names(report: Report, status: str) -> set[str]:
+    return {g.name for g in report.checks if g.status == status}
+
+
 @pytest.mark.usefixtures("without_plots")
 def test_head_has_card_dtype_and_date(report: Report) -> None:
     here = report.bundle.model_copy(update={"device": "cuda", "machine": "NVIDIA <H200>"})
     at = {"created_at": "2026-11-28T13:59:07+00:00", "bundle": here}
-    head = report_html(report.model_copy(update=at)).split("</header>")[0]
-    assert "<dt>Card</dt><dd>NVIDIA &lt;H200&gt;</dd>" in head
-    assert f"<dt>Dtype</dt><dd>{here.dtype}</dd>" in head
-    assert ">28 November 2026, 13:59 UTC</time>" in head
+    page = _Page(report.model_copy(update=at))
+    head = zip(page.all("header", "dt"), page.all("header", "dd"), strict=True)
+    assert dict(head) == {
+        "Card": "NVIDIA <H200>",
+        "Dtype": here.dtype,
+        "Backend": here.backend,
+        "Date": "28 November 2026, 13:59 UTC",
+    }
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_passed_checks_are_folded_and_have_percentages(report: Report) -> None:
-    page = report_html(report)
-    held = report.num_checks("passed")
+def test_passed_checks_are_folded_and_those_that_do_not_apply_are_apart(report: Report) -> None:
+    held, absent = _names(report, "passed"), _names(report, "not_applicable")
     exact = sum(g.status == "passed" and g.tolerance == 0 for g in report.checks)
-    shown, after = page.split(f"{held} checks passed, {exact} of them exactly: nothing differs")
-    assert "<code>processor.token_ids</code>" not in shown
-    assert "<code>target.layers</code>" not in shown
-    assert shown.index("<svg") < shown.index("<h2>Checks")
-    assert "<code>processor.token_ids</code>" in after
+    page = _Page(report)
+    folds = page.folds()
+    every = {g.name for g in report.checks}
+    passed = f"{len(held)} checks passed, {exact} of them exactly: nothing differs"
+    assert every.intersection(folds[passed]) == held
+    assert (
+        every.intersection(folds[f"{len(absent)} checks not applicable to this bundle"]) == absent
+    )
+    assert every.isdisjoint(folds[""])
+    headings = page.all("h2")
+    assert headings.index("Pipeline") < headings.index("Plots") < headings.index("Checks")
     [layers] = [g for g in report.checks if g.name == "target.layers"]
     assert layers.measured is not None
     used = layers.measured / layers.tolerance
     assert layers.used == used
-    assert f"{100 * used:.{0 if used >= 0.1 else 1 if used >= 0.01 else 2}f} %<svg" in after
+    digits = 0 if used >= 0.1 else 1 if used >= 0.01 else 2
+    assert f"{100 * used:.{digits}f} %" in page.all("details.fold", "td.num")
 
 
 @pytest.mark.usefixtures("without_plots")
 def test_failed_check_is_not_folded(report: Report) -> None:
-    checks = [
+    checks = tuple(
         g.model_copy(update={"status": "failed", "failed": 1}) if g.tolerance == 0 else g
         for g in report.checks
-    ]
-    page = report_html(report.model_copy(update={"checks": tuple(checks), "passed": False}))
-    shown, folded = page.split(" checks passed</summary>")
-    assert "<code>processor.token_ids</code>" in shown
-    assert "<code>target.layers</code>" in folded
+    )
+    failed = report.model_copy(update={"checks": checks, "passed": False})
+    folds = _Page(failed).folds()
+    [passed] = [names for summary, names in folds.items() if summary.endswith("checks passed")]
+    assert _names(failed, "failed") <= set(folds[""])
+    assert _names(failed, "passed") <= set(passed)
 
 
 @pytest.mark.usefixtures("without_plots")
 def test_time_is_a_table_with_a_sum(report: Report) -> None:
-    page = report_html(report.model_copy(update={"seconds": {"answers": 3.0, "<b>": 1.0}}))
-    [table] = re.findall(r'<table class="time">.*?</table>', page, re.DOTALL)
-    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr")[2:]]
-    assert rows == [
-        ["answers", "3.00", "75 %"],
-        ["&lt;b&gt;", "1.00", "25 %"],
-        ["total", "4.00", ""],
+    page = _Page(report.model_copy(update={"seconds": {"answers": 3.0, "<b>": 1.0}}))
+    assert page.all("table.time", "tbody") == [
+        *("answers", "3.00", "75 %"),
+        *("<b>", "1.00", "25 %"),
+        *("total", "4.00"),
     ]
 
 

@@ -282,7 +282,7 @@ def _next_line(result: BuildReport) -> str:
         )
     bundle = shlex.quote(str(result.path))
     steps = {
-        f"validate {bundle}": "does it compute what PyTorch computes?",
+        f"validate {bundle}": "does it match PyTorch?",
         f"bench {bundle}": "how fast is it here?",
         f"serve {bundle}": "OpenAI clients, and a chat page",
     }
