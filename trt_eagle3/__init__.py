@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     )
     from trt_eagle3.decode.sampling.grammar import Grammar, StructuralTag
     from trt_eagle3.decode.sampling.logprobs import TokenLogprob
+    from trt_eagle3.decode.sampling.prompt_logprobs import Logprob, PromptLogprobs
     from trt_eagle3.decode.sampling.sampling_params import SamplingOptions, SamplingParams
     from trt_eagle3.errors import (
         CheckFailedError,
@@ -99,8 +100,10 @@ __all__ = [
     "Histogram",
     "ImageSource",
     "MediaPolicy",
+    "Logprob",
     "Messages",
     "OverloadedError",
+    "PromptLogprobs",
     "RawPrompt",
     "Request",
     "RequestCancelledError",
@@ -134,6 +137,7 @@ _HOMES = {
         "Request",
     ),
     "decode.sampling.logprobs": ("TokenLogprob",),
+    "decode.sampling.prompt_logprobs": ("Logprob", "PromptLogprobs"),
     "decode.sampling.sampling_params": ("SamplingOptions", "SamplingParams"),
     "errors": (
         "ClosedError",

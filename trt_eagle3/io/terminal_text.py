@@ -85,11 +85,11 @@ class TextTable:
             *others, last = cells
             if below:
                 yield from self._block([[cell] for cell in others], widths, style)
-                lines = wrapped(" " * _INDENT + str(last), width)
-                yield from (Text(line, style) for line in lines if line.strip())
+                below_row = wrapped(" " * _INDENT + str(last), width)
+                yield from (Text(line, style) for line in below_row if line.strip())
             else:
                 fits = cell_len(str(last)) <= room
-                lines = [last] if fits else wrapped(str(last), room, hang=0)
+                lines: Sequence[str | Text] = [last] if fits else wrapped(str(last), room, hang=0)
                 yield from self._block([*([cell] for cell in others), lines], widths, style)
 
     def _widths(self, header: Sequence[Sequence[str]]) -> list[int]:
