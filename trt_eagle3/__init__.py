@@ -21,7 +21,8 @@ messages. A user's mistake raises a ``UserError`` of one line.
 Generating:
     LLM, load: load a bundle and generate answers.
     SamplingParams: how tokens are sampled, and when an answer ends. Grammar, StructuralTag: the
-    form of an answer. TokenLogprob: log-probability of a token.
+    form of an answer. TokenLogprob: log-probability of a token. PromptLogprobs, Logprob: those of
+    a prompt.
     Generation: a complete answer. Answer: a stream of chunks. Chunk: the part of one step.
     Conversation, RawPrompt: prompts with tools, or without a chat template. ChatAnswer,
     AssistantMessage: results of ``LLM.chat``.

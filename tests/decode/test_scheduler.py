@@ -292,11 +292,11 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
     good, bad = (pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 3))
 
-    def overflow_first(chunks: Any, logits: Any) -> FirstTokens:
+    def overflow_first(chunks: Any, logits: Any, *rest: Any) -> FirstTokens:
         for (s, _), row in zip(chunks, logits, strict=True):
             if s is bad:
                 row[1] = value
-        return FirstTokens(chunks, logits)
+        return FirstTokens(chunks, logits, *rest)
 
     def overflow(wanted: Wanted, samplers: Any, proposal: Any, reduced: Any, *rest: Any) -> Any:
         assert wanted is Wanted.TOKENS
