@@ -84,7 +84,7 @@ class SequenceState:
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
         num_reused_rows: prompt rows that the prefix cache had before the first token.
         num_prompt: tokens of the prompt.
-        prompt_logprobs: of the prompt's tokens, if the request wants them.
+        prompt_logprobs: of the prompt's tokens, if requested.
         vision: output of the vision tower, from admission to the end of the prompt's prefill.
         epoch: how often its rows were released. A forward in flight of an older epoch is void.
     """
@@ -138,7 +138,7 @@ class SequenceState:
         return self.num_prompt + max(len(self.tokens) - 1, 0)
 
     @property
-    def wants_prompt_logits(self) -> bool:
+    def needs_prompt_logits(self) -> bool:
         """Whether the logits of all its next prompt rows are needed, for ``prompt_logprobs``."""
         found = self.prompt_logprobs
         return found is not None and found.num_launched < found.num_rows

@@ -160,13 +160,13 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Choose the prompt rows of the next step, and the sequences that are batched with them.
 
-        Rows and their padding are at most ``prefill_chunk``. A prompt whose logits are wanted runs
+        Rows and their padding are at most ``prefill_chunk``. A prompt whose logits are needed runs
         alone, in few rows at a time, and in turn with other prompts.
         """
         decoding = self._decoding()
         ready = [s for s in self.running if s.length < s.num_prefill and not s.backpressured]
-        with_logits = [s for s in ready if s.wants_prompt_logits]
-        others = [s for s in ready if not s.wants_prompt_logits]
+        with_logits = [s for s in ready if s.needs_prompt_logits]
+        others = [s for s in ready if not s.needs_prompt_logits]
         self._logits_last = bool(with_logits) and not (self._logits_last and others)
         if self._logits_last:
             first = with_logits[0]

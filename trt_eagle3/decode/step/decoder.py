@@ -95,7 +95,7 @@ class Decoder:
 
     def most_rows(self, sequence: SequenceState) -> int:
         """Return the most rows of a prompt in its next forward."""
-        limit = PROMPT_LOGIT_ROWS if sequence.wants_prompt_logits else self.prefill_chunk
+        limit = PROMPT_LOGIT_ROWS if sequence.needs_prompt_logits else self.prefill_chunk
         return min(limit, self.prefill_chunk)
 
     def rows_wanted(self, sequence: SequenceState, tree: AnyTree | None) -> int:

@@ -46,7 +46,7 @@ class FirstTokens:
     ) -> None:
         """Sample from ``logits`` f32 [n, V] of the last row of each of ``chunks``.
 
-        ``prompt_logprobs``: of a chunk that wants them.
+        ``prompt_logprobs``: of a chunk whose sequence requested them.
         """
         self._prompt_logprobs = prompt_logprobs
         ends = [
@@ -193,7 +193,7 @@ class Prefiller:
     def run(self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()) -> FirstTokens:
         """Launch one forward over ``chunks``; the caller must ``append`` the first tokens.
 
-        A sequence whose logits are not finite gets no token. One that wants the logits of its
+        A sequence whose logits are not finite gets no token. One that needs the logits of its
         prompt is alone in ``chunks``.
         """
         segments = cut(chunks, self._max_segments)
@@ -224,7 +224,7 @@ class Prefiller:
         self._target.states.swap_entries([s for s, _ in chunks])
         for sequence, count in chunks:
             sequence.length += count
-            if sequence.prompt_logprobs is not None and sequence.wants_prompt_logits:
+            if sequence.prompt_logprobs is not None and sequence.needs_prompt_logits:
                 sequence.prompt_logprobs.num_launched = sequence.length
         return first_tokens
 
@@ -274,18 +274,18 @@ class Prefiller:
 
 
 def _logit_rows(segments: Sequence[Segment]) -> Tensor:
-    """Return the rows of B segments whose logits are wanted, int64 [B, R]: the last, or all."""
-    if not any(s.sequence.wants_prompt_logits for s in segments):
+    """Return the rows of B segments whose logits are needed, int64 [B, R]: the last, or all."""
+    if not any(s.sequence.needs_prompt_logits for s in segments):
         return torch.tensor([[s.count - 1] for s in segments])
-    assert len(segments) == 1, "a prompt whose logits are wanted runs alone"
+    assert len(segments) == 1, "a prompt whose logits are needed runs alone"
     return torch.arange(segments[0].count)[None]
 
 
 def _prompt_logprobs(rows: PromptRows, logits: Tensor) -> PromptLogprobsReadback | None:
-    """Read ``logits`` f32 [1, R, V] of a prompt's ``rows``; None if they are not wanted."""
+    """Read ``logits`` f32 [1, R, V] of a prompt's ``rows``; None if they are not needed."""
     segment = rows.segments[0]
     found = segment.sequence.prompt_logprobs
-    if found is None or not segment.sequence.wants_prompt_logits:
+    if found is None or not segment.sequence.needs_prompt_logits:
         return None
     count = min(segment.count, found.num_rows - segment.start)  # the last row predicts the answer
     if count <= 0:
