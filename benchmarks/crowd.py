@@ -181,9 +181,9 @@ class _Crowd:
             assert s.prefilled
             del s.tokens[1:]
             s.pages.truncate(self._context)
-            s.length = self._context
+            s.num_computed_tokens = self._context
             if s.draft is not None:
-                s.draft_length = self._context
+                s.num_draft_computed_tokens = self._context
 
 
 if __name__ == "__main__":

@@ -113,14 +113,14 @@ def target_bytes_read(spec: TargetCheckpoint, kind: str, tokens: int) -> float:
     count, if all experts are equally probable.
     """
     outside = ("visual.", "embed_tokens.")
-    wanted = {n: r for n, r in spec.tensors.items() if not n.startswith(outside)}
+    inside = {n: r for n, r in spec.tensors.items() if not n.startswith(outside)}
     mixture = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)), None)
     touched = 1.0
     if mixture is not None:
         touched -= (1 - mixture.top_k / mixture.num_experts) ** tokens
     return sum(
         ref.num_bytes * packed_share(name, kind) * (touched if ".mlp.experts." in name else 1.0)
-        for name, ref in wanted.items()
+        for name, ref in inside.items()
     )
 
 

@@ -25,7 +25,7 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
@@ -55,7 +55,7 @@ class RandomPair:
         self, prefill_chunk: int, *, drafting: bool = True, max_batch_size: int | None = None
     ) -> Decoder:
         """Return a decoder over the pair, with fixed shapes."""
-        drafter = AutoregressiveDrafter(
+        drafter = EagleDrafter(
             self.draft,
             self.manifest,
             max_rows=prefill_chunk,

@@ -74,7 +74,9 @@ def backfilled(*, fixed: bool, batched: bool) -> list[DraftState]:
     assert all(len(s.deferred) == 5 for s in sequences)
     runs = [backfill.run(some) for some in ([sequences] if batched else [[s] for s in sequences])]
     assert sum(runs) == 15
-    assert all(not s.deferred and s.draft_length == s.length for s in sequences)
+    assert all(
+        not s.deferred and s.num_draft_computed_tokens == s.num_computed_tokens for s in sequences
+    )
     return [s.draft for s in sequences if s.draft]
 
 

@@ -128,5 +128,5 @@ def probe(
     if as_json:
         print_json(result.to_dict())
     else:
-        show(result.title, result.table(), *result.verdict_lines())
+        show(result.title, result.table(), *result.conclusion_lines())
     result.check()

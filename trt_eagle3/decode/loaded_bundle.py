@@ -23,7 +23,7 @@ from trt_eagle3.decode.policy.read import read_policy
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionEncoder, VisionRunner
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.tree import configured_tree
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.drafts.registry import manifest_from_dict
@@ -157,9 +157,7 @@ class LoadedBundle:
         """
         return self.sessions(self, graph, intermediates)
 
-    def decoder_over(
-        self, target: Session, drafter: AutoregressiveDrafter | None = None
-    ) -> Decoder:
+    def decoder_over(self, target: Session, drafter: EagleDrafter | None = None) -> Decoder:
         """Make a decoder over ``target``, a session of the target graph, with its own cache."""
         states = self._layer_states(target)
         runner = TargetRunner(target, states, self.embedding, self.spec.num_visual_levels)
@@ -231,7 +229,7 @@ class LoadedBundle:
         )
 
     @cached_property
-    def drafter(self) -> AutoregressiveDrafter | None:
+    def drafter(self) -> EagleDrafter | None:
         """The draft; None in a bundle without one."""
         manifest = self.manifest
         if manifest is None:
@@ -239,7 +237,7 @@ class LoadedBundle:
         d2t = self._read_d2t(manifest)
         fuse, draft = self.open_graph("fuse"), self.open_graph("draft")
         runner = DraftRunner(fuse, draft, self._layer_states(draft), self.draft_embedding, d2t)
-        return AutoregressiveDrafter(
+        return EagleDrafter(
             runner,
             manifest,
             max_rows=self.record.config.engine.prefill_chunk,

@@ -37,7 +37,7 @@ class DraftInputs:
 
     Attributes:
         logits: f32 [B, Vd] and features: [B, Hd] of the last committed rows.
-        lengths: int32 [B] rows that the draft holds.
+        num_computed_tokens: int32 [B] rows that the draft holds.
         roots: int64 [B] last accepted tokens.
         positions: int32 [B] rope positions at depth 1.
         state_inputs: where the draft's states lie, with room for the tree's draft rows.
@@ -46,7 +46,7 @@ class DraftInputs:
 
     logits: Tensor
     features: Tensor
-    lengths: Tensor
+    num_computed_tokens: Tensor
     roots: Tensor
     positions: Tensor
     state_inputs: Mapping[str, Tensor]
@@ -101,7 +101,7 @@ class TreeGrower:
             len(tokens), -1, -1
         )
         mask = own[..., :0]
-        for depth in range(tree.steps - 1):
+        for depth in range(tree.depth - 1):
             rows = frontier.parents[..., None]
             fed = features.gather(1, rows.expand(-1, -1, features.shape[2]))
             above = mask.gather(1, rows.expand(-1, -1, mask.shape[2])) if depth else mask
@@ -111,7 +111,7 @@ class TreeGrower:
                 logits = inputs.filter.level(logits, frontier.tokens, frontier.parents)
             frontier = candidates.add(frontier, *self._children(logits, tree.topk))
         kept, parents = candidates.keep(tree.num_nodes - 1)
-        seen = ancestors(parents, tree.steps)
+        seen = ancestors(parents, tree.depth)
         tokens = torch.cat([inputs.roots[:, None], kept], dim=1)
         return Proposal(tree, tokens, parents, seen.sum(dim=2) - 1, seen)
 
@@ -131,7 +131,9 @@ class TreeGrower:
         """
         batch, count = tokens.shape
         metadata = AttentionMetadata(
-            past=inputs.lengths + num_shared if num_shared else inputs.lengths,
+            past=inputs.num_computed_tokens + num_shared
+            if num_shared
+            else inputs.num_computed_tokens,
             counts=[count] * batch,
             state_inputs=inputs.state_inputs,
             mask=mask,

@@ -1,7 +1,7 @@
 """Recording: the inputs and outputs of an engine's graphs while it answers, without changing them.
 
 Shapes: B rows, S new tokens per row, M masked tail, R rows of logits, V vocab.
-Shapes: B rows, S new tokens per row, M masked tail, R rows wanted from the head, V vocab.
+Shapes: B rows, S new tokens per row, M masked tail, R rows of logits, V vocab.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.request import Request
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.tree import configured_tree
 from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.engine.bundle.record import BundleRecord
@@ -240,7 +240,7 @@ class RecordingEngine(LLM):
         return "bfloat16" if rounded else self.record.engine.dtype
 
     @property
-    def drafter(self) -> AutoregressiveDrafter | None:
+    def drafter(self) -> EagleDrafter | None:
         """The drafter of the draft's graphs; None without a draft."""
         return self.bundle.drafter
 

@@ -97,7 +97,7 @@ def read_proposals(s: CycleState, root: Tensor | None, reference: DraftReference
     """
     wrong = [*_read_rows(s, root, reference), *_read_nodes(s, root, reference)]
     count = len(s.cycle.rows) + max(0, len(s.nodes) - 1)
-    return Proposals(s.cycle.length, count, wrong)
+    return Proposals(s.cycle.num_rows, count, wrong)
 
 
 def _read_rows(s: CycleState, root: Tensor | None, reference: DraftReference) -> Iterator[str]:

@@ -168,7 +168,7 @@ class MismatchResult(_Part):
     expected_margin: _Number
     got_margin: _Number
     bound: float
-    verdict: Literal["tie", "failure"]
+    kind: Literal["tie", "failure"]
     first_tensor: str | None
 
 
@@ -353,7 +353,7 @@ class Report(_Part):
         found += [self.quantisation.line()] if self.quantisation else []
         found += [f"not applicable: {what}" for what in self.not_applicable]
         found += [f"not checked: {what}" for what in self.not_checked]
-        ties = sum(m.verdict == "tie" for m in self.mismatches)
+        ties = sum(m.kind == "tie" for m in self.mismatches)
         count, tokens = len(self.prompts), len(self.margins)
         asked = f"{count} prompt{'s' if count > 1 else ''}, {tokens} tokens"
         seconds = sum(self.seconds.values())

@@ -1,4 +1,4 @@
-"""The autoregressive drafter: EAGLE-3 and MTP, over the graphs ``fuse`` and ``draft``.
+"""EagleDrafter: EAGLE-3 and MTP drafts, over the graphs ``fuse`` and ``draft``.
 
 Shapes: B sequences of a padded batch, S rows of each, T tree nodes, D nodes of the deepest path, k
 aux layers, H target hidden, Hd draft hidden, Vd draft vocab, P pages.
@@ -38,7 +38,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.host_copy import to_device
 
 __all__ = [
-    "AutoregressiveDrafter",
+    "EagleDrafter",
     "draft_decode_position",
     "draft_positions",
     "put_draft_visual",
@@ -69,7 +69,7 @@ class _Prepared:
     proposal: Proposal
 
 
-class AutoregressiveDrafter:
+class EagleDrafter:
     """Implements ``Drafter``: each level of a tree takes one forward of the draft."""
 
     def __init__(
@@ -134,8 +134,8 @@ class AutoregressiveDrafter:
         # copies: the next run of the same shapes may overwrite a session's outputs
         kept, held = logits[:, 0].clone(), out[:, 0].clone()
         for i, s in enumerate(segments):
-            s.sequence.draft = DraftState(s.stop, kept, held, i)
-            s.sequence.draft_length = s.stop
+            s.sequence.draft = DraftState(kept, held, i)
+            s.sequence.num_draft_computed_tokens = s.stop
 
     def propose(
         self,
@@ -149,7 +149,9 @@ class AutoregressiveDrafter:
         if not all(speculates):
             kept = [tree.num_nodes if s else 1 for s in speculates]
             kept += [1] * (batch.size - len(kept))
-            num_kept = to_device(torch.tensor(kept, dtype=torch.int32), batch.lengths.device)
+            num_kept = to_device(
+                torch.tensor(kept, dtype=torch.int32), batch.num_computed_tokens.device
+            )
         ready, self._prepared = self._prepared, None
         proposal = None if ready is None else _reused(ready, sequences, tree, batch.size)
         if proposal is None:
@@ -165,9 +167,9 @@ class AutoregressiveDrafter:
         num_kept: Tensor | None,
     ) -> Proposal:
         filler = next(s.draft for s in sequences if s.draft)  # of rows that are masked or dropped
-        for s, wanted in zip(sequences, speculates, strict=True):
-            assert not wanted or s.draft_length == s.length, (
-                f"draft holds {s.draft_length} rows, target {s.length}"
+        for s, takes_tree in zip(sequences, speculates, strict=True):
+            assert not takes_tree or s.num_draft_computed_tokens == s.num_computed_tokens, (
+                f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
             )
         states = [s.draft or filler for s in sequences]
         states += [filler] * (batch.size - len(states))
@@ -189,10 +191,10 @@ class AutoregressiveDrafter:
             aux = aux.gather(1, paths.path[..., None].expand(-1, -1, aux.shape[2]))
         size, width = paths.path.shape
         nodes = _nodes(width, aux.device)
-        first = draft_decode_position(self.manifest, batch.lengths, batch.positions)
+        first = draft_decode_position(self.manifest, batch.num_computed_tokens, batch.positions)
         counts = paths.counts.int()
         metadata = AttentionMetadata(
-            past=batch.lengths,
+            past=batch.num_computed_tokens,
             counts=counts,
             state_inputs=batch.pages,
             mask=causal_mask_of(width, aux.device).expand(size, -1, -1),
@@ -204,7 +206,7 @@ class AutoregressiveDrafter:
         inputs = DraftInputs(
             logits=logits[:, 0].clone(),  # the next run may overwrite a session's outputs
             features=out.gather(1, end[..., None].expand(-1, -1, out.shape[2]))[:, 0],
-            lengths=batch.lengths + counts,
+            num_computed_tokens=batch.num_computed_tokens + counts,
             roots=paths.last.clamp(min=0),
             positions=first + counts,
             state_inputs=batch.pages,
@@ -222,10 +224,10 @@ class AutoregressiveDrafter:
         assert isinstance(output, _Output)
         for s, row in zip(sequences, rows, strict=True):
             if s.drafting:
-                s.draft = DraftState(s.length, output.logits, output.features, row)
-                s.draft_length = s.length
+                s.draft = DraftState(output.logits, output.features, row)
+                s.num_draft_computed_tokens = s.num_computed_tokens
         if output.proposal is not None:
-            batch_rows = BatchRows(sequences, [s.length for s in sequences], rows)
+            batch_rows = BatchRows(sequences, [s.num_computed_tokens for s in sequences], rows)
             self._prepared = _Prepared(batch_rows, output.proposal)
 
     def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
@@ -237,12 +239,14 @@ class AutoregressiveDrafter:
     ) -> None:
         """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
         proposal = self._grow_now(sequences, tree, batch, [s.drafting for s in sequences], None)
-        rows = BatchRows(sequences, [s.length for s in sequences], range(len(sequences)))
+        rows = BatchRows(
+            sequences, [s.num_computed_tokens for s in sequences], range(len(sequences))
+        )
         self._prepared = _Prepared(rows, proposal)
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
         """Propose trees for a batch of padding (``Drafter.dummy_proposal``)."""
-        m, device = self.manifest, batch.lengths.device
+        m, device = self.manifest, batch.num_computed_tokens.device
         logits = torch.zeros(batch.size, m.draft_vocab_size, device=device)
         features = torch.zeros(batch.size, m.hidden_size, dtype=dtype, device=device)
         proposal = self._grow(tree, batch, logits, features)
@@ -262,9 +266,11 @@ class AutoregressiveDrafter:
         inputs = DraftInputs(
             logits=logits,
             features=features,
-            lengths=batch.lengths,
+            num_computed_tokens=batch.num_computed_tokens,
             roots=batch.roots.long(),
-            positions=draft_decode_position(self.manifest, batch.lengths, batch.positions),
+            positions=draft_decode_position(
+                self.manifest, batch.num_computed_tokens, batch.positions
+            ),
             state_inputs=batch.pages,
             filter=DraftFilter(states, self.runner.target_ids)
             if DraftFilter.pays(states)
@@ -287,12 +293,15 @@ def draft_positions(manifest: DraftManifest, first_rows: Tensor, positions: Tens
     return found[:1].expand(3, -1, -1) if manifest.positions == "temporal" else found
 
 
-def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Count) -> _Count:
-    """Return the rope position of the draft row after ``length`` rows.
+def draft_decode_position(
+    manifest: DraftManifest, num_computed_tokens: _Count, position: _Count
+) -> _Count:
+    """Return the rope position of the draft row after ``num_computed_tokens`` rows.
 
     ``position``: the rope position of the same target row. Tensors hold several sequences.
     """
-    return (length if manifest.positions == "linear" else position) + manifest.position_shift
+    base = num_computed_tokens if manifest.positions == "linear" else position
+    return base + manifest.position_shift
 
 
 def put_draft_visual(
