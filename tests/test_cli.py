@@ -168,6 +168,7 @@ def test_generate_json_has_every_field(run: Run, bundle: Path, picture: Path) ->
             "prompt_tokens",
             "reused_tokens",
             "logprobs",
+            "prompt_logprobs",
             "finish_reason",
             "acceptance_length",
             "accepted_lengths",
