@@ -113,6 +113,7 @@ TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Chec
   p.prefetch_safe = a.prefetch_safe;
   p.window = a.window;
   p.anchor_window = a.anchor_window;
+  p.write_only = a.write_only;
   return p;
 }
 

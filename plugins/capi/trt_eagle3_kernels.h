@@ -127,6 +127,7 @@ typedef struct te3_tree_attention_args {
   int32_t prefetch_safe;    /* 1: caches, page_table, lengths are prefetch-safe (te3_linear_args) */
   int32_t window;           /* hides slots that are this far from a token's own, or farther; 0: none */
   int32_t anchor_window;    /* hides slots below past - anchor_window; 0: none */
+  int32_t write_only;       /* 1: only writes the new tokens; nothing is written to out */
 } te3_tree_attention_args;
 
 /* Bytes of device memory, aligned to 16, that te3_tree_attention needs besides its tensors;

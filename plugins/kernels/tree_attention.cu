@@ -40,8 +40,24 @@ cudaError_t run_fast(const TreeAttentionParams& p, const TreeRequest& request) {
   }
 }
 
+template <typename T, bool kFp8>
+cudaError_t write_rows(const TreeAttentionParams& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (p.head_dim % 8 == 0) return tree_write<T, kFp8>(p, stream);
+  }
+  tree_write_simple_kernel<T, kFp8><<<p.batch * p.num_new, 128, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
 cudaError_t dispatch(const TreeAttentionParams& p, const TreeRequest& request) {
   if (p.batch == 0 || p.num_new == 0) return cudaSuccess;
+  if (p.write_only != 0) {
+    if (request.bytes != nullptr) return cudaSuccess;
+    return with_dtype(p.dtype, [&](auto t) {
+      using T = decltype(t);
+      return p.kv_scales != nullptr ? write_rows<T, true>(p, request.stream) : write_rows<T, false>(p, request.stream);
+    });
+  }
   if (p.path != AttentionPath::kSimple && p.dtype != DType::kFloat32) {
     const cudaError_t error = run_fast(p, request);
     if (error != cudaErrorNotSupported || p.path != AttentionPath::kAuto) return error;

@@ -102,6 +102,13 @@ __global__ void __launch_bounds__(kThreads) tree_write_kernel(const TreeAttentio
   }
 }
 
+template <typename T, bool kFp8>
+cudaError_t tree_write(const TreeAttentionParams& p, cudaStream_t stream) {
+  const auto write = tree_write_kernel<T, kFp8, 128>;
+  const int row_packs = p.num_kv_heads * p.head_dim / 8;
+  return launch(Overlap::kYes, write, p.batch * p.num_new, 128, 0, 1, stream, p, row_packs);
+}
+
 // From this many new tokens on, a launch of its own writes them first, and tiles of new tokens load like the rest.
 constexpr int kWriteFirst = 256;
 
@@ -118,10 +125,7 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
   if (plan.workspace_bytes > request.workspace_bytes) return cudaErrorInvalidValue;
   const dim3 grid(plan.splits, p.batch * p.num_kv_heads, plan.row_tiles);
   if (p.num_new >= kWriteFirst) {
-    const int row_packs = p.num_kv_heads * p.head_dim / 8;
-    const auto write = tree_write_kernel<typename Tile::T, Tile::Fp8, 128>;
-    const cudaError_t error =
-        launch(Overlap::kYes, write, p.batch * p.num_new, 128, 0, 1, request.stream, p, row_packs);
+    const cudaError_t error = tree_write<typename Tile::T, Tile::Fp8>(p, request.stream);
     if (error != cudaSuccess) return error;
     p.written = 1;
     p.prefetch_safe = 0;  // that launch writes the cache

@@ -156,6 +156,22 @@ def test_tree_attention_of_an_odd_geometry_matches_float64(case: Case, cuda: tor
     check(case, cuda)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("case", CASES[::4] + PLAIN + PROMPTS[::4], ids=str)
+def test_write_only_writes_the_rows_and_nothing_else(
+    case: Case, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    case = case.of(dtype)
+    x = draw(case, seed=3, device=cuda)
+    wanted = expected_cache(case, x)
+    out = torch.full_like(x.q, torch.nan)
+    run(case, x, out, write_only=True)
+    integers = torch.int32 if dtype == torch.float32 else torch.int16
+    for cache, expected in zip((x.k_cache, x.v_cache), wanted, strict=True):
+        assert torch.equal(cache.view(integers), expected.view(integers))
+    assert out.isnan().all()
+
+
 @pytest.mark.parametrize("num_splits", [1, 2, 16, 64])
 @pytest.mark.parametrize("path", [AttentionPath.MMA, AttentionPath.WGMMA])
 @pytest.mark.parametrize("case", CASES, ids=str)

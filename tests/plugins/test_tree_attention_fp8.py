@@ -100,6 +100,21 @@ def test_tree_attention_fp8_of_a_crowd_matches_float64(
     check(case.of(dtype), cuda, prefetch_safe=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", CASES[::5] + PLAIN, ids=str)
+def test_write_only_writes_bytes_and_nothing_else(
+    case: Case, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    case, scales = case.of(dtype), draw_scales(case, cuda)
+    x = narrowed(draw(case, seed=3, device=cuda), case, scales)
+    wanted_k, wanted_v = expected_bytes(x, case, scales)
+    out = torch.full_like(x.q, torch.nan)
+    run(case, x, out, kv_scales=scales, write_only=True)
+    assert torch.equal(x.k_cache, wanted_k)
+    assert torch.equal(x.v_cache, wanted_v)
+    assert out.isnan().all()
+
+
 @pytest.mark.parametrize("case", CASES[::3] + PLAIN, ids=str)
 def test_tree_attention_fp8_in_float32_matches_float64(case: Case, cuda: torch.device) -> None:
     check(case.of(torch.float32), cuda)

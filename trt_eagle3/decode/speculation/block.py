@@ -223,7 +223,6 @@ class BlockDrafter:
         m, size, device = self.manifest, len(roots), roots.device
         num_drafts = tree.num_nodes - 1
         width = m.rows_of(num_drafts)
-        masks = torch.full((size, width - 1), m.mask_token_id, device=device)
         causal = causal_mask_of(width, device).expand(size, -1, -1)
         metadata = AttentionMetadata(
             past=lengths,
@@ -232,16 +231,15 @@ class BlockDrafter:
             mask=causal if m.is_causal else _whole_mask(width).expand(size, -1, -1),
             positions=_positions(lengths, width),
         )
-        tokens = torch.cat([roots[:, None], masks], dim=1)
+        tokens = functional.pad(roots[:, None], (0, width - 1), value=m.mask_token_id)
         logit_rows = torch.arange(m.first_head_row, width).expand(size, -1)
         inputs = tokens, metadata, causal, logit_rows
-        indices = lengths.long()[:, None] + torch.arange(1, num_drafts + 1, device=device)
         if allowed is None:
-            then, further = self._heads.continuation(roots, indices, sampling)
+            then, further = self._heads.continuation(roots, lengths, sampling)
             found = BlockDrafts.of(self.runner.forward_then(*inputs, then, further))
         else:
             outputs = self.runner.forward(*inputs)
-            found = self._heads.choose(outputs, roots, indices, sampling, allowed)
+            found = self._heads.choose(outputs, roots, lengths, sampling, allowed)
         chain = tree_proposal(tree, torch.cat([roots[:, None], found.tokens], dim=1))
         return replace(chain, drawn=_drawn(found, sampling))
 
@@ -258,8 +256,14 @@ def _drawn(found: BlockDrafts, sampling: DraftSampling | None) -> Drawn | None:
 
 def _positions(first: Tensor, width: int) -> Tensor:
     """Return rope positions int32 [3, B, width] from ``first`` int32 [B] on: sequence indices."""
-    rows = first[:, None] + torch.arange(width, dtype=torch.int32, device=first.device)
+    rows = first[:, None] + _offsets(width, first.device)
     return rows.expand(3, -1, -1)
+
+
+@lru_cache(maxsize=64)
+def _offsets(width: int, device: torch.device) -> Tensor:
+    """Return ``0, 1, ...`` int32 [width]. It is shared: read-only."""
+    return torch.arange(width, dtype=torch.int32, device=device)
 
 
 @lru_cache(maxsize=64)

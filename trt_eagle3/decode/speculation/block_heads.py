@@ -83,9 +83,11 @@ class BlockHeads:
         self._manifest = manifest
         self._weights = weights
         self._target_ids = target_ids
+        # the anchor's row, if it only advances the markov head's state
+        self._num_skipped = 1 - manifest.first_head_row if not manifest.anchor_row else 0
 
     def continuation(
-        self, roots: Tensor, indices: Tensor, sampling: DraftSampling | None
+        self, roots: Tensor, lengths: Tensor, sampling: DraftSampling | None
     ) -> tuple[Continuation, dict[str, Tensor]]:
         """Return ``choose`` without a grammar as work after a block's graph, and its tensors."""
         drawn = {} if sampling is None else vars(sampling)
@@ -94,17 +96,17 @@ class BlockHeads:
             outputs: Mapping[str, Tensor], further: Mapping[str, Tensor]
         ) -> dict[str, Tensor]:
             own = DraftSampling(**{name: further[name] for name in drawn}) if drawn else None
-            found = self.choose(outputs, further["roots"], further["indices"], own, None)
+            found = self.choose(outputs, further["roots"], further["lengths"], own, None)
             return found.fields()
 
         name = "drawn tokens" if drawn else "likeliest tokens"
-        return Continuation(name, choose), {"roots": roots, "indices": indices, **drawn}
+        return Continuation(name, choose), {"roots": roots, "lengths": lengths, **drawn}
 
     def choose(
         self,
         outputs: Mapping[str, Tensor],
         roots: Tensor,
-        indices: Tensor,
+        lengths: Tensor,
         sampling: DraftSampling | None,
         allowed: DraftFilter | None,
     ) -> BlockDrafts:
@@ -112,10 +114,12 @@ class BlockHeads:
 
         Args:
             outputs: ``logits`` f32 [B, R, Vd], and ``hidden`` [B, R, Hd] if a head reads it.
-            roots: int64 [B], the anchors. indices: int64 [B, N] sequence index of each draft.
+            roots: int64 [B], the anchors. lengths: int32 [B], their sequence indices.
             sampling: None if all sequences are greedy. allowed: masks tokens that grammars forbid.
         """
         logits, hidden = outputs["logits"], outputs.get("hidden")
+        count = logits.shape[1] - self._num_skipped
+        indices = lengths.long()[:, None] + torch.arange(1, count + 1, device=lengths.device)
         if not self._manifest.has_sequential_head and allowed is None:
             found = self._chosen(logits, indices, sampling)
         else:
@@ -143,7 +147,7 @@ class BlockHeads:
     ) -> Iterator[BlockDrafts]:
         """Yield the drafts of each row, from left to right."""
         m, before = self._manifest, roots
-        num_skipped = logits.shape[1] - indices.shape[1]
+        num_skipped = self._num_skipped
         markov = _Markov(m, self._weights) if m.markov else None
         selector = None
         if m.selector_rank and allowed is None:  # candidates do not depend on the tokens before

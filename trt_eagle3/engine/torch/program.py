@@ -123,7 +123,8 @@ def _steps(
     nodes: Sequence[onnx.NodeProto], device: torch.device, kept: set[str], byte_weights: set[str]
 ) -> tuple[Step, ...]:
     """Return the steps for ``nodes``; ``kept`` values stay. ``byte_weights``: see ``fused``."""
-    steps = [_step(node, device) for node in nodes]
+    read = kept.union(*(node.input for node in nodes))
+    steps = [_step(node, device, read) for node in nodes]
     if _packs(device):
         steps = fused(steps, kept, byte_weights)
     return tuple(with_lifetimes(steps, kept))
@@ -199,11 +200,14 @@ def _constants(proto: onnx.ModelProto, device: torch.device) -> dict[str, Tensor
     return {n: t if t.dtype == torch.int64 else t.to(device) for n, t in made.items()}
 
 
-def _step(node: onnx.NodeProto, device: torch.device) -> Step:
+def _step(node: onnx.NodeProto, device: torch.device, read: set[str]) -> Step:
+    """Return the step of ``node``. ``read``: values that are read anywhere."""
     functions = _own_ops(device.type) if node.domain == DOMAIN else _standard_ops(device.type)
     if node.op_type not in functions:
         raise UserError(f"{node.name}: the torch session does not support op {node.op_type}")
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type == "TreeAttention" and node.output[0] not in read:
+        attributes["write_only"] = True
     return Step(
         functions[node.op_type], tuple(node.input), tuple(node.output), attributes, op=node.op_type
     )

@@ -72,6 +72,7 @@ rounded to nearest even and clipped to 448.""",
         ),
         "window": (int, "hides slots that are this far from a token's own, or farther; 0: none"),
         "anchor_window": (int, "hides slots below past - anchor_window; 0: none"),
+        "write_only": (int, "1: only writes the new tokens; nothing is written to out"),
     },
     sizes="""
     int32_t batch;
@@ -110,10 +111,12 @@ def tree_attention(
     scale: float,
     window: int = 0,
     anchor_window: int = 0,
+    write_only: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write k, v into their cache slots, in place, and attend over past and tail.
 
-    ``window``, ``anchor_window``: 0 for the other forms.
+    ``window``, ``anchor_window``: 0 for the other forms. ``write_only``: nothing reads ``out``, so
+    its value is arbitrary.
     """
     import torch
     from torch.nn import functional
@@ -131,6 +134,8 @@ def tree_attention(
         tail=tail,
         page_size=page_size,
     )
+    if write_only:
+        return q, k_cache, v_cache
     slots = (page_table.long() * page_size)[..., None] + torch.arange(page_size, device=device)
     slots = slots.flatten(1)
     behind = torch.arange(slots.shape[1], device=device) - past_lengths.long()[:, None]
@@ -175,6 +180,7 @@ def tree_attention_call(
     prefetch_safe: bool = False,
     window: int = 0,
     anchor_window: int = 0,
+    write_only: bool = False,
 ) -> KernelCall[Tensor]:
     """Build the kernel call that writes the new tokens and attends over past and masked tail.
 
@@ -189,7 +195,7 @@ def tree_attention_call(
         workspace: uint8, for the splits; allocated if needed and not given.
         prefetch_safe: caches, page table and lengths are older than any launch that may still run
             (see ``linear``).
-        window, anchor_window: as for ``tree_attention``.
+        window, anchor_window, write_only: as for ``tree_attention``.
     Returns:
         T [N, Hq * D]; rows of padding tokens (i >= query_lengths[b]) are 0 and write no cache.
     Raises:
@@ -208,7 +214,8 @@ def tree_attention_call(
     caches, lengths = (k_cache, v_cache), (past_lengths, query_lengths)
     inputs = (q, k, v, *caches, *lengths, page_table, tree_mask, kv_scales, out)
     tensors = dict(zip(KERNEL.tensors, inputs, strict=True))
-    values = (page_size, scale, mask, path, num_splits, prefetch_safe, window, anchor_window)
+    geometry, forms = (page_size, scale, mask), (window, anchor_window, write_only)
+    values = (*geometry, path, num_splits, prefetch_safe, *forms)
     scalars = dict(zip(KERNEL.scalars, values, strict=True))
     return KernelCall(KERNEL, tensors, scalars, out, workspace)
 
@@ -219,6 +226,7 @@ def _node_call(
     scale: float,
     window: int = 0,
     anchor_window: int = 0,
+    write_only: bool = False,
     **geometry: int,
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
     """Build the call of a node. The tensors' shapes already have the geometry (head counts)."""
@@ -234,6 +242,7 @@ def _node_call(
         prefetch_safe=True,
         window=window,
         anchor_window=anchor_window,
+        write_only=write_only,
     )
     return KernelCall(KERNEL, call.tensors, call.scalars, (call.result, inputs[3], inputs[4]))
 
