@@ -83,7 +83,7 @@ class BlockDrafter:
             max_sequences=max_sequences,
             fixed_shapes=fixed_shapes,
         )
-        self._heads = heads
+        self.heads = heads
         self._prepared = PreparedTrees()
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ class BlockDrafter:
         logit_rows = torch.arange(m.first_head_row, width).expand(size, -1)
         logits, hidden = self.runner.forward(tokens, metadata, causal, logit_rows)
         indices = lengths.long()[:, None] + torch.arange(1, num_drafts + 1, device=device)
-        found = self._heads.choose(logits, hidden, roots, indices, sampling, allowed)
+        found = self.heads.choose(logits, hidden, roots, indices, sampling, allowed)
         chain = tree_proposal(tree, torch.cat([roots[:, None], found.tokens], dim=1))
         return replace(chain, drawn=_drawn(found, sampling))
 

@@ -36,7 +36,7 @@ from trt_eagle3.decode.speculation.draft_filter import DraftFilter
 from trt_eagle3.decode.speculation.draft_sampling import DraftSampling
 from trt_eagle3.drafts.block.manifest import BlockManifest
 
-__all__ = ["BlockDrafts", "BlockHeads"]
+__all__ = ["BlockDrafts", "BlockHeads", "RowScores"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,17 @@ class BlockDrafts:
     candidates: Tensor | None
     probs: Tensor | None
     confidence: Tensor | None
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """The values by which the token of a row is chosen, after the heads.
+
+    ``scores``: f32 [B, n] of the draft ids int64 [B, n] ``ids``; None: of all draft ids.
+    """
+
+    scores: Tensor
+    ids: Tensor | None
 
 
 class BlockHeads:
@@ -90,9 +101,10 @@ class BlockHeads:
             roots: int64 [B], the anchors. indices: int64 [B, N] sequence index of each draft.
             sampling: None if all sequences are greedy. allowed: masks tokens that grammars forbid.
         """
-        if not self._manifest.has_sequential_head and allowed is None:
+        m = self._manifest
+        if not m.has_sequential_head and m.confidence is None and allowed is None:
             return self._chosen(logits, indices, sampling)
-        parts = list(self._walk(logits, hidden, roots, indices, sampling, allowed))
+        parts = [p for _, p in self.walk(logits, hidden, roots, indices, sampling, allowed)]
         fields = zip(*((p.tokens, p.candidates, p.probs, p.confidence) for p in parts), strict=True)
         joined = (None if f[0] is None else torch.cat(f, dim=1) for f in fields)
         return BlockDrafts(*joined)  # type: ignore[arg-type]  # tokens are never None
@@ -106,7 +118,7 @@ class BlockHeads:
         ids, candidates, probs = sampling.draw(logits, indices)
         return BlockDrafts(self._target_ids(ids), self._target_ids(candidates), probs, None)
 
-    def _walk(
+    def walk(
         self,
         logits: Tensor,
         hidden: Tensor | None,
@@ -114,8 +126,11 @@ class BlockHeads:
         indices: Tensor,
         sampling: DraftSampling | None,
         allowed: DraftFilter | None,
-    ) -> Iterator[BlockDrafts]:
-        """Yield the drafts of each row, from left to right."""
+    ) -> Iterator[tuple[RowScores, BlockDrafts]]:
+        """Yield the scores and the drafts of each row, from left to right.
+
+        Arguments: as for ``choose``.
+        """
         markov = _Markov(self._manifest, self._weights) if self._manifest.markov else None
         before, num_skipped = roots, logits.shape[1] - indices.shape[1]
         no_parent = torch.zeros(1, dtype=torch.int64)
@@ -140,7 +155,8 @@ class BlockHeads:
                 scores, ids = self._selected(scores, before, h)
             found = self._of_row(scores, ids, indices[:, i : i + 1], sampling)
             before = found.tokens[:, 0]
-            yield BlockDrafts(found.tokens, found.candidates, found.probs, confidence)
+            drafts = BlockDrafts(found.tokens, found.candidates, found.probs, confidence)
+            yield RowScores(scores, ids), drafts
 
     def _of_row(
         self, scores: Tensor, ids: Tensor | None, indices: Tensor, sampling: DraftSampling | None
