@@ -228,7 +228,8 @@ class SpeculationConfig(Section):
     Attributes:
         mode: ``chain`` drafts one token per step; ``tree`` drafts a static tree; ``dynamic`` grows
             a tree from the draft's scores.
-        steps: draft steps per cycle, the length of the deepest path.
+        steps: draft steps per cycle, the length of the deepest path. Left out for a block draft:
+            the tokens of its trained block.
         topk: maximum children per node of a tree. In a dynamic tree also the nodes expanded at each
             level.
         num_draft_tokens: tokens verified per cycle, including the root (last accepted token). A

@@ -23,10 +23,16 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.config import BuildConfig, DraftConfig, EngineConfig, LimitsConfig
+from trt_eagle3.config import (
+    BuildConfig,
+    DraftConfig,
+    EngineConfig,
+    LimitsConfig,
+    SpeculationConfig,
+)
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
 from trt_eagle3.decode.speculation.tree import Tree, configured_tree
-from trt_eagle3.drafts.registry import find_draft
+from trt_eagle3.drafts.registry import find_draft, kind_of
 from trt_eagle3.engine.builder.calibration import Calibration
 from trt_eagle3.engine.builder.job import BuildJob, Engines, TreeSizes, Written
 from trt_eagle3.engine.builder.packed_savings import packed_savings
@@ -130,16 +136,15 @@ def build(
     """
     clock = _Clock(progress)
     clock.begin("checkpoints")
-    engine, tree = config.engine, configured_tree(config.speculation)
+    engine = config.engine
     with _tried(config_file, "target.checkpoint", config.target.checkpoint):
         path = resolve_checkpoint(config.target.checkpoint, config.target.revision)
     spec = read_target(path)
     _check_positions(config.limits, spec)
     with _tried(config_file, "draft.checkpoint", config.draft.checkpoint if config.draft else None):
         manifest = _read_draft(config.draft, spec)
-    if manifest:
-        _check_ranks(tree, manifest)
-        _check_tree_rows(tree, spec)
+    config = _with_chain(config, manifest)
+    tree = _checked_tree(config.speculation, spec, manifest)
     _check_weights(engine, spec, reference_weights)
     check_headers(ref.file for ref in _tensors(spec, manifest))
     if config.prompts:
@@ -356,6 +361,39 @@ def _check_positions(limits: LimitsConfig, spec: TargetCheckpoint) -> None:
             f"limits.max_seq_len: {length}, the target has {trained} positions "
             f"(max_position_embeddings of {spec.path / 'config.json'}). Lower it."
         )
+
+
+def _with_chain(config: BuildConfig, manifest: DraftManifest | None) -> BuildConfig:
+    """Return ``config``, its chain as long as a draft that proposes whole chains can make it."""
+    most = kind_of(manifest).chain_steps(manifest) if manifest else None
+    if manifest is None or most is None:
+        return config
+    speculation = config.speculation
+    if speculation.mode != "chain":
+        raise UserError(
+            f"speculation.mode: {speculation.mode}; {manifest.path} drafts chains only. "
+            "Set speculation.mode: chain."
+        )
+    if not speculation.model_fields_set & {"steps", "num_draft_tokens"}:
+        chain = speculation.model_copy(update={"steps": most})
+        return config.model_copy(update={"speculation": chain})
+    if speculation.steps > most:
+        raise UserError(
+            f"speculation.steps: {speculation.steps}; a block of {manifest.path} drafts at most "
+            f"{most} tokens. Lower it, or leave it out."
+        )
+    return config
+
+
+def _checked_tree(
+    speculation: SpeculationConfig, spec: TargetCheckpoint, manifest: DraftManifest | None
+) -> Tree | DynamicTree:
+    """Return the configured tree; raises if target or draft cannot run it."""
+    tree = configured_tree(speculation)
+    if manifest:
+        _check_ranks(tree, manifest)
+        _check_tree_rows(tree, spec)
+    return tree
 
 
 def _check_ranks(tree: Tree | DynamicTree, manifest: DraftManifest) -> None:

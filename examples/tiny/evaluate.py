@@ -67,7 +67,9 @@ class Pair:
             replace(e, ids=e.ids[: e.prompt_len], positions=e.positions[:, : e.prompt_len])
             for e in encoded
         ]
-        return collate(cut, self.vision_ids, self.end_id, MAX_NEW + self.num_drafts + 1).to(self.device)
+        return collate(cut, self.vision_ids, self.end_id, MAX_NEW + self.num_drafts + 1).to(
+            self.device
+        )
 
     def forward(self, batch: Batch) -> TargetOut:
         """The target's."""

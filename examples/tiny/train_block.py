@@ -24,18 +24,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from batch import Batch
 from block import BlockDraft, BlockShape, propose_block
 from evaluate import Pair, evaluate
 from export import rounded, save_dflash, save_dspark
 from model import Forward, target_forward
-from prompt import SPECIAL, train_bpe
+from prompt import train_bpe
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from train import STEP_DECAY, VOCAB_ROWS, Budget, Progress, batches, optimizer_for
+from train import STEP_DECAY, Budget, Progress, batches, optimizer_for
 from transformers import AutoModelForImageTextToText
 
-__all__ = ["States", "begun", "block_parser", "fit_block", "measured", "read_target", "stored_states"]
+__all__ = [
+    "States",
+    "begun",
+    "block_parser",
+    "fit_block",
+    "measured",
+    "read_target",
+    "stored_states",
+]
 
 MASK_ID = 640  # the first unused row, as Qwen3's drafts take one
 AUX_LAYERS = (1, 3, 6)

@@ -89,6 +89,10 @@ class DraftKind(Protocol):
         """Return the tensors that decoding reads outside the graphs, beside token table and d2t."""
         ...
 
+    def chain_steps(self, manifest: DraftManifest) -> int | None:
+        """Return the most tokens of its chains if it drafts only chains; None: any tree."""
+        ...
+
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
     ) -> dict[str, onnx.ModelProto]:

@@ -57,6 +57,9 @@ class _Block:
     def tables(self, manifest: DraftManifest) -> Collection[str]:
         return tuple(name for name in self.shapes(manifest) if name.startswith(_TABLES))
 
+    def chain_steps(self, manifest: DraftManifest) -> int | None:
+        return own(manifest).drafts_of(own(manifest).block_size)
+
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
     ) -> dict[str, onnx.ModelProto]:

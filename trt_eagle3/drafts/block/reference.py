@@ -255,7 +255,7 @@ class BlockReference:
         query = (position + torch.arange(num_rows))[:, None]
         before = torch.arange(num_context)
         context = (before < position).expand(num_rows, -1)
-        own = query.T <= query if spec.causal else torch.ones(num_rows, num_rows, dtype=torch.bool)
+        own = query >= query.T if spec.causal else torch.ones(num_rows, num_rows, dtype=torch.bool)
         if spec.window and self.manifest.window_rule == "row":
             context = context & (query - before < spec.window)
             own = own & ((query - query.T).abs() < spec.window)

@@ -70,6 +70,9 @@ class _Mtp:
     def tables(self, _manifest: DraftManifest, /) -> Collection[str]:
         return ()
 
+    def chain_steps(self, _manifest: DraftManifest, /) -> int | None:
+        return None
+
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
     ) -> dict[str, onnx.ModelProto]:
