@@ -67,6 +67,11 @@ class DraftRecord:
     cycles: list[Cycle]
     forwards: list[RecordedForward]
 
+    @property
+    def verified(self) -> bool:
+        """Whether a tree was drafted and verified."""
+        return any(c.verify is not None and len(c.rows) for c in self.cycles)
+
 
 def read_draft_forwards(forwards: Sequence[RecordedForward], prompt_len: int) -> DraftRecord:
     """Sort a speculative run into committed rows and cycles.

@@ -16,7 +16,7 @@ from trt_eagle3.parity.record.trace import rows_of
 from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows, KeysValues
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.proposals import CycleState, read_proposals
 
@@ -34,7 +34,7 @@ class DraftCycles:
 
     def __init__(
         self,
-        reference: DraftReference,
+        reference: AutoregressiveReference,
         expected: ExpectedAnswer,
         rows: Sequence[Committed],
         draft: ComparedDraft,

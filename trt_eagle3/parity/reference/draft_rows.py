@@ -16,14 +16,14 @@ from trt_eagle3.parity.record.cycles import Committed, DraftRecord, read_draft_f
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["committed_rows", "compare_drafts"]
 
 
 def compare_drafts(
-    reference: DraftReference,
+    reference: AutoregressiveReference,
     expected: Sequence[ExpectedAnswer],
     progress: Callable[[], object],
 ) -> tuple[list[ComparedDraft], AcceptanceCounts]:
@@ -51,7 +51,7 @@ def committed_rows(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
 
 
 def _compare_answer(
-    reference: DraftReference,
+    reference: AutoregressiveReference,
     e: ExpectedAnswer,
     rows: Sequence[Committed],
     draft: ComparedDraft,
@@ -71,7 +71,10 @@ def _compare_answer(
 
 
 def _compare_aux(
-    reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
+    reference: AutoregressiveReference,
+    e: ExpectedAnswer,
+    rows: Sequence[Committed],
+    draft: ComparedDraft,
 ) -> Tensor:
     """Compare aux rows and fused features; return the expected features [n, Hd]."""
     m = reference.manifest
@@ -87,7 +90,10 @@ def _compare_aux(
 
 
 def _compare_inputs(
-    reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
+    reference: AutoregressiveReference,
+    e: ExpectedAnswer,
+    rows: Sequence[Committed],
+    draft: ComparedDraft,
 ) -> tuple[Tensor, Tensor]:
     """Compare inputs; return the expected embeddings and positions of the rows."""
     embeds = reference.prompt_embeds(e.answer, rows[0].embeds.dtype)[: len(rows)]
@@ -100,7 +106,11 @@ def _compare_inputs(
 
 
 def _run_rows(
-    reference: DraftReference, features: Tensor, embeds: Tensor, positions: Tensor, first: int
+    reference: AutoregressiveReference,
+    features: Tensor,
+    embeds: Tensor,
+    positions: Tensor,
+    first: int,
 ) -> DraftRows:
     """Run step 0, from true features; logits of rows from ``first`` on."""
     mask = torch.ones(len(embeds), len(embeds), dtype=torch.bool).tril()

@@ -10,14 +10,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import AutoregressiveManifest, autoregressive
+from trt_eagle3.checkpoint.manifest import (
+    AutoregressiveManifest,
+    DraftManifest,
+    autoregressive,
+)
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.drafts.block.reference import BlockReference
 from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["AcceptanceCounts", "DraftReference"]
+__all__ = ["AcceptanceCounts", "AutoregressiveReference", "DraftReference"]
 
 
 @dataclass
@@ -43,16 +48,16 @@ class AcceptanceCounts:
 
 @dataclass(frozen=True)
 class DraftReference:
-    """The draft of a checkpoint with its tables."""
+    """The draft of a checkpoint with its tables, of any kind."""
 
-    draft: ReferenceDraft
+    draft: ReferenceDraft | BlockReference
     target: TargetReference
     speculation: SpeculationConfig
 
     @property
-    def manifest(self) -> AutoregressiveManifest:
+    def manifest(self) -> DraftManifest:
         """The manifest, read again from the checkpoint."""
-        return autoregressive(self.draft.manifest)
+        return self.draft.manifest
 
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[n, Hd] on the CPU: embeddings from the draft's own table or the target's."""
@@ -64,6 +69,18 @@ class DraftReference:
         """int64: target ids of draft ids."""
         d2t = self.draft.weights.get("d2t")
         return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+
+
+@dataclass(frozen=True)
+class AutoregressiveReference(DraftReference):
+    """A draft that predicts one token per step."""
+
+    draft: ReferenceDraft
+
+    @property
+    def manifest(self) -> AutoregressiveManifest:
+        """The manifest, read again from the checkpoint."""
+        return autoregressive(self.draft.manifest)
 
     def prompt_embeds(self, answer: RecordedAnswer, dtype: torch.dtype) -> Tensor:
         """[P + A - 1, Hd]: row t has token t + 1, or the manifest's choice at image rows."""
