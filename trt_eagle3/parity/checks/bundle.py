@@ -149,7 +149,7 @@ def check_tables(e: Evidence, m: Measurements) -> None:
 
     These are the token tables and the draft's ids.
     """
-    engine, drafting = e.engine, e.drafting and e.drafting.reference
+    engine, drafting = e.engine, e.drafting.reference if e.drafting else None
     size = engine.spec.vocab_size
     _check_table(m, "token table", size, engine.embedding.lookup, e.reference.embed)
     if drafting is None or e.record.target_ids is None:

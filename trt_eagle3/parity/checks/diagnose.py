@@ -139,7 +139,7 @@ def _inside(m: Measurement, evidence: Evidence, slack: float) -> Errors:
     if m.check in {"vision.embeds", "vision.deepstack"}:
         return _inside_vision(expected, evidence)
     if m.check in {"draft.features", "draft.logits"} and evidence.drafting is not None:
-        return evidence.drafting.inside(evidence.record, expected, evidence.drafts[at])
+        return evidence.drafting.inside(evidence.record, expected)
     return _inside_target(m, expected, evidence, slack)
 
 

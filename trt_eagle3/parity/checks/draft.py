@@ -68,7 +68,7 @@ def check_proposals(e: Evidence, m: Measurements) -> None:
             detail = f"{p.wrong[0]}: {p.rule}" if p.wrong else ""
             row = p.row if p.wrong else None
             m.add(len(p.wrong), draft.case, "proposals", row, detail, compared=p.count)
-    if not any(draft.record.verified for draft in e.drafts):
+    if not any(draft.verified for draft in e.drafts):
         detail = "no tree was drafted and verified: speculation was not checked"
         m.add(float("inf"), "", "proposals", None, detail, compared=0)
 

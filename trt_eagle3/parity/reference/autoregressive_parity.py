@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.metrics import errors_or_infinite
-from trt_eagle3.parity.record.cycles import Committed, DraftRecord
+from trt_eagle3.parity.record.cycles import Committed, read_draft_forwards
 from trt_eagle3.parity.record.engine import replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.record import Record
@@ -36,10 +36,9 @@ class AutoregressiveParity:
     ) -> tuple[list[ComparedDraft], AcceptanceCounts]:
         return compare_drafts(self.reference, expected, progress)
 
-    def inside(self, record: Record, e: ExpectedAnswer, draft: ComparedDraft) -> Errors:
+    def inside(self, record: Record, e: ExpectedAnswer) -> Errors:
         """Yield errors of the draft's first prompt forward, computed from the engine's inputs."""
-        assert isinstance(draft.record, DraftRecord), type(draft.record)
-        found = draft.record
+        found = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
         forwards = [f for f in found.forwards if int(f.inputs["past_lengths"].max()) == 0][:1]
         rows = [found.committed[i] for i in range(len(embeds_of(forwards)))]
         expected = self._run_committed(rows, e)

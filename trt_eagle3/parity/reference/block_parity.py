@@ -57,22 +57,22 @@ class BlockParity:
         found, acceptance = [], AcceptanceCounts()
         for e in expected:
             blocks = read_blocks(e.answer.speculative_forwards)
-            compared = ComparedDraft(e.answer.name, blocks)
+            compared = ComparedDraft(e.answer.name, blocks.verified)
             run = _Run.of(self, e, blocks)
             if run.rows:
-                _Comparison(self, record, e, run, compared).fill(acceptance)
+                _Comparison(self, record, e, run, compared).fill(blocks, acceptance)
             found.append(compared)
             progress()
         return found, acceptance
 
-    def inside(self, record: Record, e: ExpectedAnswer, draft: ComparedDraft) -> Errors:
+    def inside(self, record: Record, e: ExpectedAnswer) -> Errors:
         """Yield errors inside the block graph, over all blocks of the answer."""
-        assert isinstance(draft.record, BlockRecord), type(draft.record)
-        run = _Run.of(self, e, draft.record)
+        blocks = read_blocks(e.answer.speculative_forwards)
+        run = _Run.of(self, e, blocks)
         names = list(run.expected[0].intermediates) if run.expected else []
         if record.engine.dtype == torch.float16:
             names = [name for name in names if not name.endswith(_IN_STREAM)]
-        replayed = replay_blocks(record, draft.record, len(run.rows), names)
+        replayed = replay_blocks(record, blocks, len(run.rows), names)
         for name, (ours, theirs) in _paired(run, replayed, names).items():
             yield name, errors_or_infinite(ours, theirs)
 
@@ -181,15 +181,14 @@ class _Comparison:
         embeds = parity.reference.target.embed(self._known).cpu()
         self._table = embeds.to(record.engine.dtype)
 
-    def fill(self, acceptance: AcceptanceCounts) -> None:
+    def fill(self, blocks: BlockRecord, acceptance: AcceptanceCounts) -> None:
         self._compare_inputs()
         names = [f"layers.{i}.post_attention_layernorm" for i in range(self._m.num_layers)]
         names += [f"layers.{i}.input_layernorm" for i in range(1, self._m.num_layers)]
-        assert isinstance(self._draft.record, BlockRecord)
-        rows = len(self._run.rows)
-        replayed = replay_blocks(self._record, self._draft.record, rows, [*sorted(names), "norm"])
+        names = [*sorted(names), "norm"]
+        replayed = replay_blocks(self._record, blocks, len(self._run.rows), names)
         self._compare_context(replayed.context)
-        for name, pair in _paired(self._run, replayed, [*sorted(names), "norm"]).items():
+        for name, pair in _paired(self._run, replayed, names).items():
             self._draft.features.append(self._errors(name, *pair))
         self._compare_outputs()
         for (_, block), rows_ in zip(self._run.cycles, self._run.expected, strict=True):
@@ -258,8 +257,8 @@ class _Comparison:
         if theirs.confidence is not None:
             found = torch.tensor([row.confidence for row in ours], dtype=torch.float64)
             wanted = theirs.confidence.cpu()[:, None]
-            errors = row_errors(found[:, None], wanted)
-            draft.confidence.append(RowErrors(draft.case, "confidence", errors, block.length))
+            by_draft = row_errors(found[:, None], wanted)
+            draft.confidence.append(RowErrors(draft.case, "confidence", by_draft, block.length))
         verified = self._verified(block, ours)
         first = len(rows.logits) - len(ours)
         draft.tokens += [

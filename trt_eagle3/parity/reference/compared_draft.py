@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.metrics import Compared, RowErrors, row_errors
-from trt_eagle3.parity.record.blocks import BlockRecord
-from trt_eagle3.parity.record.cycles import DraftRecord
 
 __all__ = ["ComparedDraft", "DraftedToken", "Proposals", "logit_errors"]
 
@@ -52,9 +50,10 @@ class DraftedToken:
 
 @dataclass
 class ComparedDraft:
-    """One answer's draft rows, compared; ``record``: the rows as the engine ran them.
+    """One answer's draft rows, compared.
 
     Attributes:
+        verified: whether drafts were verified.
         aux, fused, features, logits: errors of committed rows, then of drafted rows by step; of
             block drafts those of the rows of blocks.
         context: errors of keys and values of a block draft's context rows.
@@ -64,7 +63,7 @@ class ComparedDraft:
     """
 
     case: str
-    record: DraftRecord | BlockRecord
+    verified: bool
     aux: list[RowErrors] = field(default_factory=list)
     fused: list[RowErrors] = field(default_factory=list)
     features: list[RowErrors] = field(default_factory=list)

@@ -32,7 +32,7 @@ class DraftParity(Protocol):
         """Compare every answer's draft rows, and count accepted proposals by position."""
         ...
 
-    def inside(self, record: Record, e: ExpectedAnswer, draft: ComparedDraft) -> Errors:
+    def inside(self, record: Record, e: ExpectedAnswer) -> Errors:
         """Yield errors of the tensors inside the draft's graph, from the engine's own inputs."""
         ...
 

@@ -31,10 +31,10 @@ def compare_drafts(
     found, acceptance = [], AcceptanceCounts()
     for e in expected:
         record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
-        draft = ComparedDraft(e.answer.name, record)
+        draft = ComparedDraft(e.answer.name, record.verified)
         rows = committed_rows(e, record)
         if rows:
-            _compare_answer(reference, e, rows, draft, acceptance)
+            _compare_answer(reference, e, record, rows, draft, acceptance)
         found.append(draft)
         progress()
     return found, acceptance
@@ -53,6 +53,7 @@ def committed_rows(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
 def _compare_answer(
     reference: AutoregressiveReference,
     e: ExpectedAnswer,
+    record: DraftRecord,
     rows: Sequence[Committed],
     draft: ComparedDraft,
     acceptance: AcceptanceCounts,
@@ -63,7 +64,7 @@ def _compare_answer(
     found = _run_rows(reference, features, embeds, positions, first)
     _compare_rows(rows, found, first, draft)
     logits = found.logits.cpu()  # rows from ``first`` on
-    cycles = [c for c in draft.record.cycles if first < c.length <= len(rows)]
+    cycles = [c for c in record.cycles if first < c.length <= len(rows)]
     states = [
         CycleState(c, found.features[c.length - 1], logits[c.length - 1 - first]) for c in cycles
     ]
