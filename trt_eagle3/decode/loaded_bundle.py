@@ -247,7 +247,7 @@ class LoadedBundle:
         )
         rows, sequences = self.record.config.engine.prefill_chunk, self.limits.max_batch_size
         if isinstance(manifest, BlockManifest):
-            tables = {n: self._read_tensor(n) for n in kind_of(manifest).tables(manifest)}
+            tables = {n: self.read_draft_tensor(n) for n in kind_of(manifest).tables(manifest)}
             own_mask = tables.get("mask_embedding")
             block = BlockRunner(first, second, states, table, manifest, d2t, own_mask)
             return BlockDrafter(
@@ -281,7 +281,7 @@ class LoadedBundle:
         with unreplaced(self.path, self.record):
             return EmbeddingTable(ref, self.dtype, self.device)
 
-    def _read_tensor(self, name: str) -> Tensor:
+    def read_draft_tensor(self, name: str) -> Tensor:
         """Read a tensor of the draft to the device, in the compute type."""
         assert self.manifest is not None
         with unreplaced(self.path, self.record):

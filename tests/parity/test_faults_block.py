@@ -1,0 +1,53 @@
+"""Faults of block drafts are caught and named; without one, all checks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.parity.caught import BLOCK, assert_caught
+from tests.parity.conftest import BLOCKS, inspect
+from tests.parity.faults import FAULTS
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.reference.chain_acceptance import _emitted
+
+
+@pytest.mark.parametrize("name", BLOCK)
+def test_planted_fault_is_caught_and_named(
+    name: str,
+    block_bundle: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert_caught(name, block_bundle(FAULTS[name].bundle), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_without_a_fault_no_gate_fails(
+    name: str, block_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = inspect(RecordingEngine(block_bundle(name)), monkeypatch, own_sources=True)
+    assert found.diagnosis is None
+    of_drafts = {n: m.status for n, m in found.recorder.items() if n.startswith("draft.")}
+    absent = {"draft.fuse", *(["draft.confidence"] if name == "dflash2" else [])}
+    assert of_drafts == {
+        **dict.fromkeys(of_drafts, "passed"),
+        **dict.fromkeys(absent, "not_applicable"),
+    }
+
+
+def test_acceptance_of_the_reference_is_the_engines(
+    block_bundle: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RecordingEngine(block_bundle("dspark"))
+    evidence = inspect(engine, monkeypatch, own_sources=True).evidence
+    assert sum(evidence.acceptance.engine) > 2
+    assert evidence.acceptance.engine == evidence.acceptance.reference
+    assert evidence.drafting is not None
+    (expected,) = evidence.expected
+    steps = evidence.drafting.reference.speculation.steps
+    emitted = _emitted(evidence.drafting.accepted(expected, steps).tolist(), steps)
+    assert len(emitted) >= 2
+    assert emitted == list(expected.answer.accepted_lengths)[: len(emitted)]
