@@ -95,11 +95,11 @@ def main(size: str, context: int, tokens: int, rounds: int, quantised: bool) -> 
         products = _products(root)
         steps = {name: [float("inf")] * len(_ROWS) for name in (*engines, _PRODUCTS)}
         for _ in range(rounds):
-            found, wanted = _transformers(model, ids, tokens)
+            found, expected = _transformers(model, ids, tokens)
             theirs = max(theirs, found)
             for name, (decode, step) in engines.items():
                 found, decoded = _decoded(decode, ids, tokens)
-                if name == _FLOAT32 and decoded != wanted:
+                if name == _FLOAT32 and decoded != expected:
                     raise CheckFailedError("the two sides emitted different tokens")
                 speed[name] = max(speed[name], found)
                 _shorten(steps[name], partial(step, context), rounds)

@@ -23,7 +23,7 @@ from benchmarks.device_time import DeviceTime, device_time
 from benchmarks.drawn_packed import kv_dtype_option, weights_option
 from benchmarks.host_time import HostTime
 from benchmarks.random_pair import RandomPair, random_pair
-from benchmarks.synthetic import size_option
+from benchmarks.synthetic import draft_option, size_option
 from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
@@ -31,7 +31,7 @@ from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.speculation.tree import AnyTree, static_tree
 from trt_eagle3.io.run_command import run_command
 
-__all__ = ["main"]
+__all__ = ["Crowd", "main"]
 
 _ROOM = 256  # tokens after the context
 _WARM = 8  # steps before the first measured one
@@ -54,6 +54,7 @@ _WARM = 8  # steps before the first measured one
 )
 @click.option("--cycles", default=40, show_default=True, help="Steps per median.")
 @click.option("--page-size", default=16, show_default=True)
+@draft_option
 @weights_option
 @kv_dtype_option
 @click.option("--temperature", default=0.0, show_default=True)
@@ -67,6 +68,7 @@ def main(
     depths: tuple[int, ...],
     cycles: int,
     page_size: int,
+    draft: str,
     weights: str,
     kv_dtype: KVDtype,
     temperature: float,
@@ -79,7 +81,8 @@ def main(
     if temperature > 0.0:
         sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     times = Table(
-        f"{size}, {weights}, KV {kv_dtype}, context {context}, temperature {temperature:g}",
+        f"{size}, {draft}, {weights}, KV {kv_dtype}, context {context}, "
+        f"temperature {temperature:g}",
         *(f"B {batch}" for batch in batches),
     )
     longest = Table("case", "kernel", "us a step", "launches")
@@ -93,9 +96,10 @@ def main(
             max_batch_size=max(batches),
             weights=weights,
             kv_dtype=kv_dtype,
+            draft=draft,
         )
         for steps in depths:
-            crowd = _Crowd(pair, context, max(batches), steps, sampling)
+            crowd = Crowd(pair, context, max(batches), steps, sampling)
             found: dict[int, float] = {}
             for batch in sorted(batches, reverse=True):
                 crowd.shrink(batch)
@@ -123,7 +127,7 @@ def _parts(us: dict[str, float]) -> str:
     return ", ".join(f"{part} {taken:.0f}" for part, taken in ordered if taken >= 0.5)
 
 
-class _Crowd:
+class Crowd:
     """Sequences that decode in one batch, rewound before every measurement."""
 
     def __init__(
@@ -181,9 +185,9 @@ class _Crowd:
             assert s.prefilled
             del s.tokens[1:]
             s.pages.truncate(self._context)
-            s.length = self._context
+            s.num_computed_tokens = self._context
             if s.draft is not None:
-                s.draft_length = self._context
+                s.num_draft_computed_tokens = self._context
 
 
 if __name__ == "__main__":

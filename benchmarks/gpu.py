@@ -28,6 +28,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.forward.runner import AttentionMetadata, causal_mask
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.engine.runtime.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.io.run_command import run_command
@@ -113,14 +114,14 @@ def target_bytes_read(spec: TargetCheckpoint, kind: str, tokens: int) -> float:
     count, if all experts are equally probable.
     """
     outside = ("visual.", "embed_tokens.")
-    wanted = {n: r for n, r in spec.tensors.items() if not n.startswith(outside)}
+    inside = {n: r for n, r in spec.tensors.items() if not n.startswith(outside)}
     mixture = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)), None)
     touched = 1.0
     if mixture is not None:
         touched -= (1 - mixture.top_k / mixture.num_experts) ** tokens
     return sum(
         ref.num_bytes * packed_share(name, kind) * (touched if ".mlp.experts." in name else 1.0)
-        for name, ref in wanted.items()
+        for name, ref in inside.items()
     )
 
 
@@ -172,9 +173,10 @@ def _print_profile(pair: RandomPair, context: int, tokens: int) -> None:
 def _draft_ms(pair: RandomPair, context: int) -> float:
     metadata, hidden = _metadata(pair, context, 1), pair.manifest.hidden_size
     embeds, features = torch.randn(2, 1, hidden, dtype=torch.bfloat16, device=_DEVICE)
-    return median_ms(
-        lambda: pair.draft.forward(embeds[None], features[None], metadata, torch.arange(1)[None])
-    )
+    drafter = pair.open_drafter(max_rows=512, max_sequences=1, fixed_shapes=True)
+    assert isinstance(drafter, EagleDrafter)
+    forward, row = drafter.runner.forward, torch.arange(1)[None]
+    return median_ms(lambda: forward(embeds[None], features[None], metadata, row))
 
 
 def _cycle_ms(pair: RandomPair, context: int, steps: int) -> float:

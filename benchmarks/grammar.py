@@ -67,9 +67,9 @@ _SHARES = ("none", "one", "all", "kept")
 class _Fixed(FilterTrial):
     """Filters drafts by the grammar, or does not, whatever the gain."""
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, *, filters: bool) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.filters = filters
 
     def add(self, forbidden: float, num_tokens: int, *, filtered: bool) -> None:
         """Ignore the sample."""
@@ -167,7 +167,7 @@ class _Case:
             if i < num_grammars:
                 sampling = SamplingParams(grammar=_GRAMMAR, max_tokens=_ROOM)
                 grammar = self._matcher()
-                grammar.trial = _Fixed(wanted=share == "kept")
+                grammar.trial = _Fixed(filters=share == "kept")
             drafting = self._tree is not None
             scheduler.add(self._pair.sequence(_CONTEXT, sampling, grammar, drafting=drafting))
         while scheduler.waiting or any(not s.prefilled for s in scheduler.running):

@@ -15,7 +15,7 @@ import torch
 from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
 from trt_eagle3.decode.memory.state import LayerStates
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.step import stepper
 from trt_eagle3.decode.step.stepper import Stepper
@@ -38,7 +38,7 @@ _PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "replay": ((torch.cuda.CUDAGraph, "replay"),),
     "accept": ((stepper, "verify"),),
     "commit": ((LayerStates, "commit"),),
-    "extend": ((AutoregressiveDrafter, "extend"),),
+    "extend": ((EagleDrafter, "extend"),),
     "wait": ((Readback, "wait"),),
     "step": ((Stepper, "step"),),
 }

@@ -52,7 +52,7 @@ class LoadTarget:
 @click.option("--rate", "rates", multiple=True, type=float, help="Poisson arrivals per second.")
 @click.option("--pause", default=0.2, show_default=True, help="Mean seconds before a request.")
 @click.option("--prompts", "file", type=click.Path(path_type=Path), help="Default: random ones.")
-@click.option("--pictures", default=0.3, show_default=True, help="Share of requests with an image.")
+@click.option("--images", default=0.3, show_default=True, help="Share of requests with an image.")
 @click.option("--requests", "count", type=click.IntRange(1), help="Per round.  [default: 3 each]")
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(2), default=256, show_default=True)
@@ -65,7 +65,7 @@ def main(
     clients: Sequence[int],
     rates: Sequence[float],
     file: Path | None,
-    pictures: float,
+    images: float,
     max_tokens: int,
     max_words: int,
     api_key: str | None,
@@ -75,7 +75,7 @@ def main(
     """Send the same requests under the same loads to all servers, and print their latencies."""
     bodies = body_source(
         read_questions(file) if file else None,
-        pictures=pictures,
+        images=images,
         max_tokens=max_tokens,
         max_words=max_words,
     )

@@ -5,7 +5,9 @@ They time decoding without a checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,19 +16,20 @@ from torch import Tensor
 
 from benchmarks.drawn_packed import draw_packed
 from benchmarks.synthetic import write_draft, write_target
-from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.manifest import AutoregressiveManifest
+from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig, KVDtype
-from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.forward.runner import TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.drafter import Drafter
+from trt_eagle3.decode.speculation.open import open_drafter
 from trt_eagle3.decode.step.decoder import Decoder
+from trt_eagle3.drafts.registry import find_draft, kind_of
 from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.program import Weight
@@ -42,12 +45,15 @@ _DEVICE: Literal["cpu", "cuda"] = "cuda"
 
 @dataclass(frozen=True)
 class RandomPair:
-    """Runners over random weights, and the pages that their caches share."""
+    """A target's runner and a draft over random weights, and the pages that their caches share.
+
+    ``open_drafter``: takes the keyword arguments of ``open_drafter``.
+    """
 
     spec: TargetCheckpoint
-    manifest: AutoregressiveManifest
+    manifest: DraftManifest
     target: TargetRunner
-    draft: DraftRunner
+    open_drafter: Callable[..., Drafter]
     pool: PagePool
     max_seq_len: int
 
@@ -55,16 +61,10 @@ class RandomPair:
         self, prefill_chunk: int, *, drafting: bool = True, max_batch_size: int | None = None
     ) -> Decoder:
         """Return a decoder over the pair, with fixed shapes."""
-        drafter = AutoregressiveDrafter(
-            self.draft,
-            self.manifest,
-            max_rows=prefill_chunk,
-            max_sequences=max_batch_size,
-            fixed_shapes=True,
-        )
+        shapes = {"max_rows": prefill_chunk, "max_sequences": max_batch_size, "fixed_shapes": True}
         return Decoder(
             self.target,
-            drafter if drafting else None,
+            self.open_drafter(**shapes) if drafting else None,
             max_seq_len=self.max_seq_len,
             prefill_chunk=prefill_chunk,
             fixed_shapes=True,
@@ -97,6 +97,7 @@ def random_pair(
     max_sequences: int = 0,
     weights: str = "bfloat16",
     kv_dtype: KVDtype = "compute",
+    draft: str = "eagle3",
 ) -> RandomPair:
     """Open a pair of ``size`` (benchmarks/synthetic.py) in bfloat16, with its graphs in ``folder``.
 
@@ -104,7 +105,7 @@ def random_pair(
         max_batch_size: the caches hold so many sequences of ``max_seq_len`` tokens.
         max_sequences: recurrent states of so many sequences, if they are more (and shorter).
         weights: format of the target's projections, one of ``PACKED_KINDS``.
-        kv_dtype: as ``engine.kv_dtype``.
+        kv_dtype: as ``engine.kv_dtype``. draft: one of ``draft_option``.
     """
 
     def read(expr: WeightExpr, _root: Path, device: torch.device) -> Weight:
@@ -112,9 +113,10 @@ def random_pair(
         return _random(expr, device) if packed is None else packed
 
     write_target(folder / "target", size)
-    write_draft(folder / "draft", size)
+    write_draft(folder / "draft", size, kind=draft)
     spec = read_target(folder / "target")
-    manifest = read_draft(folder / "draft", spec)
+    manifest = find_draft(str(folder / "draft"), spec, {})
+    kind = kind_of(manifest)
     engine = EngineConfig(
         backend="torch",
         device=_DEVICE,
@@ -134,14 +136,23 @@ def random_pair(
     held = max(max_batch_size, max_sequences)
     target_states, draft_states = (
         layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE, held)
-        for name in ("target", "draft")
+        for name in ("target", kind.graph_names[-1])
     )
     embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
     target = TargetRunner(sessions["target"], target_states, embedding, spec.num_visual_levels)
     whole = manifest.draft_vocab_size == spec.vocab_size
     d2t = None if whole else torch.arange(manifest.draft_vocab_size, device=_DEVICE)
-    draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_states, embedding, d2t)
-    return RandomPair(spec, manifest, target, draft, pool, max_seq_len)
+    shapes = {name: manifest.tensors[name].shape for name in kind.tables(manifest)}
+    opened = partial(
+        open_drafter,
+        manifest,
+        [sessions[name] for name in kind.graph_names],
+        draft_states,
+        embedding,
+        {name: _drawn(shape, torch.bfloat16, _DEVICE) for name, shape in shapes.items()},
+        d2t,
+    )
+    return RandomPair(spec, manifest, target, opened, pool, max_seq_len)
 
 
 class _RandomTable(EmbeddingTable):
@@ -156,7 +167,10 @@ class _RandomTable(EmbeddingTable):
 
 
 def _random(expr: WeightExpr, device: torch.device) -> Tensor:
+    return _drawn(expr.shape, expr.dtype.torch, device)
+
+
+def _drawn(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Draw weights of a trained model's size: norms near one, matrices of unit gain."""
-    shape = expr.shape
-    drawn = torch.randn(shape, dtype=expr.dtype.torch, device=device)
+    drawn = torch.randn(shape, dtype=dtype, device=device)
     return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5

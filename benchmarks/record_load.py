@@ -49,7 +49,7 @@ FIELDS = (
     "prefilling",  # sequences in prefill
 )
 _PAUSE_S = 0.2  # mean, before each request of a client; as in benchmarks.served_load
-_PICTURES = 0.3  # share of the requests with an image; as in benchmarks.served_load
+_IMAGE_SHARE = 0.3  # share of the requests with an image; as in benchmarks.served_load
 _MAX_TOKENS = 256
 _TURN = 24  # steps of each tree under the alternating policy
 
@@ -151,7 +151,9 @@ async def _serve(engine: LLM, requests: Iterator[Request], clients: int, seconds
 def _requests(salt: int) -> Iterator[Request]:
     """Yield requests with the same sizes in every run, and contents that depend on ``salt``."""
     for seed in itertools.count():
-        bodies = drawn_bodies(256, seed=seed, salt=salt, pictures=_PICTURES, max_tokens=_MAX_TOKENS)
+        bodies = drawn_bodies(
+            256, seed=seed, salt=salt, images=_IMAGE_SHARE, max_tokens=_MAX_TOKENS
+        )
         for body in bodies:
             yield request_of(body, speculation=True)
 
@@ -189,16 +191,16 @@ def main(
                 (lengths[-1], (None, trees[-1]), True),
             ]
             runs += [(length, (tree,), True) for length in lengths for tree in trees[1:]]
-            for length, wanted, admits in runs:
+            for length, served_trees, admits in runs:
                 if time.perf_counter() - start > limit:
                     break
-                policy.serve(wanted, admits=admits)
+                policy.serve(served_trees, admits=admits)
                 rate = acceptance_rate(length, chain) if length > 1 else 0.0
                 before = time.perf_counter()
                 with simulated_acceptance(rate):
                     tokens = asyncio.run(_serve(engine, _requests(next(served)), count, seconds))
                 rows = policy.rows
-                nodes = tuple(t.num_nodes if t else 1 for t in wanted)
+                nodes = tuple(t.num_nodes if t else 1 for t in served_trees)
                 taken = time.perf_counter() - before
                 traces.append(Trace(count, length, chain, admits, nodes, tokens, taken, rows))
                 drafted = [row for row in rows if row[3] > 1]

@@ -50,7 +50,7 @@ Runs = Mapping[tuple[int, bool], Sequence[Run]]
 @click.option("--length", type=float, help="Simulated acceptance length of a chain of 3.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--prompts", "file", type=click.Path(path_type=Path), help="Default: random ones.")
-@click.option("--pictures", default=0.3, show_default=True, help="Share of requests with an image.")
+@click.option("--images", default=0.3, show_default=True, help="Share of requests with an image.")
 @click.option("--max-words", default=MAX_WORDS, show_default=True, help="Words of a random prompt.")
 @click.option("--max-tokens", default=256, show_default=True, help="Tokens of an answer.")
 def main(
@@ -60,7 +60,7 @@ def main(
     length: float | None,
     rounds: int,
     file: Path | None,
-    pictures: float,
+    images: float,
     max_words: int,
     max_tokens: int,
 ) -> None:
@@ -68,7 +68,7 @@ def main(
     questions = read_questions(file) if file else None
     bodies = body_source(
         questions,
-        pictures=pictures,
+        images=images,
         max_tokens=max_tokens,
         max_words=max_words,
     )

@@ -17,7 +17,7 @@ from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.decode.speculation.verify import Wanted, verify
+from trt_eagle3.decode.speculation.verify import LogitsForm, verify
 from trt_eagle3.decode.step import stepper
 
 __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]
@@ -56,20 +56,20 @@ def simulated_acceptance(rate: float, *, seed: int = 0) -> Iterator[None]:
     generators: dict[torch.device, torch.Generator] = {}
 
     def simulated(
-        wanted: Wanted,
+        logits_form: LogitsForm,
         samplers: Sequence[Sampler],
         proposal: Proposal,
         reduced: Tensor,
         masks: TreeMasks,
     ) -> AcceptedPaths:
-        if wanted is Wanted.TOKENS and proposal.tree.num_nodes > 1:
+        if logits_form is LogitsForm.TOKENS and proposal.tree.num_nodes > 1:
             assert proposal.is_chain, "acceptance is simulated for chains"
             device, shape = reduced.device, reduced[:, 1:].shape
             chance = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
             right = torch.rand(shape, generator=chance, device=device) < rate
             agreed = torch.where(right, proposal.tokens[:, 1:], reduced[:, :-1])
             reduced = torch.cat([agreed, reduced[:, -1:]], 1)
-        return verify(wanted, samplers, proposal, reduced, masks)
+        return verify(logits_form, samplers, proposal, reduced, masks)
 
     with patch.object(stepper, "verify", simulated):
         yield

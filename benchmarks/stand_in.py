@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.policy.protocol import Policy
-from trt_eagle3.decode.speculation.verify import Wanted
+from trt_eagle3.decode.speculation.verify import LogitsForm
 from trt_eagle3.engine.runtime.session import Capabilities, Reduction, Session, with_picked_rows
 from trt_eagle3.host_copy import Readback
 from trt_eagle3.spec import StateSpec
@@ -209,7 +209,7 @@ class StandInSession(Session):
         drawn = torch.randint(len(self._ids), (size, num_rows), generator=self._draw)
         tokens = self._ids[drawn]
         outputs = {"logits": tokens}
-        if reduced.get("logits") != Wanted.TOKENS.reduction:
+        if reduced.get("logits") != LogitsForm.TOKENS.reduction:
             zeros = torch.zeros(size, num_rows, self._vocab_size)
             outputs["logits"] = zeros.scatter_(2, tokens[..., None], 1.0)
         if self._aux_size:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from trt_eagle3.decode.core import EngineCore
-from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetInputs, TargetRunner
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
@@ -37,7 +37,7 @@ class TracedStep:
         prompt_rows: rows of prompts, padding included.
         batch: decoding sequences, padding included.
         drafted: drafted tokens that each of them verifies.
-        pictures: prompts whose images were encoded.
+        images: prompts whose images were encoded.
         mixed: prompts and sequences in one forward.
     """
 
@@ -47,14 +47,14 @@ class TracedStep:
     prompt_rows: int = 0
     batch: int = 0
     drafted: int = 0
-    pictures: int = 0
+    images: int = 0
     mixed: bool = False
 
     @property
     def kind(self) -> str:
         """The kind of the step: its work and its approximate size."""
         parts = []
-        if self.pictures:
+        if self.images:
             parts.append("images")
         if self.prompt_rows:
             parts.append(f"prompts {_up_to(self.prompt_rows, _ROWS)}")
@@ -132,7 +132,9 @@ class StepTrace:
 
     def _traced_mixed(self, true: Any) -> Any:
         @wraps(true)
-        def mixed(runner: TargetRunner, prompts: Rows, steps: Rows, reduce: Any) -> Any:
+        def mixed(
+            runner: TargetRunner, prompts: TargetInputs, steps: TargetInputs, reduce: Any
+        ) -> Any:
             rows = prompts.embeds.shape[:2].numel() + self._now.prompt_rows
             batch, width = steps.embeds.shape[:2]
             self._now = replace(
@@ -145,7 +147,7 @@ class StepTrace:
     def _traced_encode(self, true: Any) -> Any:
         @wraps(true)
         def encode(*args: Any) -> Any:
-            self._now = replace(self._now, pictures=self._now.pictures + 1)
+            self._now = replace(self._now, images=self._now.images + 1)
             return true(*args)
 
         return encode

@@ -12,12 +12,11 @@ from typing import Any
 import click
 import torch
 
+from benchmarks.synthetic_block import BLOCK_DRAFTS, Tensors, block_draft
 from benchmarks.synthetic_hybrid import HYBRID_SIZES, hybrid_config
 from trt_eagle3.dtype import dtype_of_safetensors
 
-__all__ = ["SIZES", "size_option", "write_draft", "write_target"]
-
-Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+__all__ = ["SIZES", "draft_option", "size_option", "write_draft", "write_target"]
 
 _VOCAB = 151936
 _DRAFT_VOCAB = 32000
@@ -46,6 +45,13 @@ size_option = click.option(
     default="8b",
     show_default=True,
     help="Geometry (benchmarks/synthetic.py).",
+)
+draft_option = click.option(
+    "--draft",
+    type=click.Choice(["eagle3", *BLOCK_DRAFTS]),
+    default="eagle3",
+    show_default=True,
+    help="Kind and block size of the draft (benchmarks/synthetic_block.py).",
 )
 
 
@@ -137,15 +143,23 @@ def _vision_language(size: str, num_layers: int | None) -> tuple[Any, Any]:
     return config, model_class
 
 
-def write_draft(directory: Path, size: str, num_layers: int | None = None) -> None:
-    """Write an EAGLE-3 draft for ``size`` in SpecForge's layout: zeros and a vocabulary map.
+def write_draft(
+    directory: Path, size: str, num_layers: int | None = None, kind: str = "eagle3"
+) -> None:
+    """Write a draft for ``size``: zeros, and a vocabulary map.
 
-    ``num_layers``: of the target.
+    ``num_layers``: of the target. ``kind``: ``eagle3`` (SpecForge's layout) or a block draft's.
     """
     hidden, layers, heads, kv_heads, inner, vocab = _draft_size(size)
     layers = num_layers or layers
+    directory.mkdir(parents=True, exist_ok=True)
+    if kind in BLOCK_DRAFTS:
+        config, tensors = block_draft(kind, hidden, layers, inner, vocab)
+        _write_sparse(directory / "model.safetensors", tensors, {})
+        (directory / "config.json").write_text(json.dumps(config, indent=2))
+        return
     q, kv = heads * 128, kv_heads * 128
-    shapes: Shapes = {
+    shapes: Tensors = {
         "fc.weight": ("BF16", (hidden, 3 * hidden)),
         "midlayer.self_attn.q_proj.weight": ("BF16", (q, 2 * hidden)),
         "midlayer.self_attn.k_proj.weight": ("BF16", (kv, 2 * hidden)),
@@ -164,9 +178,8 @@ def write_draft(directory: Path, size: str, num_layers: int | None = None) -> No
     }
     kept = torch.zeros(vocab, dtype=torch.bool)
     kept[:_DRAFT_VOCAB] = True
-    directory.mkdir(parents=True, exist_ok=True)
     _write_sparse(directory / "model.safetensors", shapes, {"t2d": kept.numpy().tobytes()})
-    config: dict[str, Any] = {
+    config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": hidden,
@@ -195,7 +208,7 @@ def _draft_size(size: str) -> tuple[int, int, int, int, int, int]:
     return hidden, layers, heads, kv_heads, inner, _VOCAB
 
 
-def _write_sparse(file: Path, shapes: Shapes, data: Mapping[str, bytes]) -> None:
+def _write_sparse(file: Path, shapes: Tensors, data: Mapping[str, bytes]) -> None:
     """Write a safetensors file of zeros that occupies only its header and ``data``'s tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -27,7 +27,7 @@ from benchmarks.lowering import lowered
 from benchmarks.synthetic import SIZES, write_target
 from benchmarks.tensorrt_engine import build_beside_weights, build_line
 from benchmarks.timing import matmul_rate, median_ms
-from benchmarks.vision_tower import Pictures, Tower, tower_flops
+from benchmarks.vision_tower import ImageBatch, Tower, tower_flops
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.runtime.session import Session
@@ -54,7 +54,7 @@ class _Row:
 
     tower: str
     engine: str
-    pictures: Pictures
+    images: ImageBatch
     patches: int
     error: float
     floor_ms: float
@@ -67,7 +67,7 @@ class _Row:
         return (
             self.tower,
             self.engine,
-            str(self.pictures),
+            str(self.images),
             str(self.patches),
             ms,
             f"{self.floor_ms:.2f}",
@@ -119,7 +119,7 @@ def main(
     if odd := [side for side in sides if side % _BLOCK]:
         raise UserError(f"--side: expected multiples of {_BLOCK}, got {odd[0]}")
     rate = matmul_rate()
-    pictures = [Pictures(1, side) for side in sorted(sides)] + [Pictures(4, min(sides))]
+    images = [ImageBatch(1, side) for side in sorted(sides)] + [ImageBatch(4, min(sides))]
     rows: list[_Row] = []
     lines = [
         f"float16 products {rate / 1e12:.0f} TFLOP/s; {torch.cuda.get_device_name()}; random "
@@ -127,7 +127,7 @@ def main(
     ]
     for size in sizes:
         with tempfile.TemporaryDirectory() as name, torch.inference_mode():
-            bench = _Bench(size, Path(name), pictures, level, timing_cache, rate)
+            bench = _Bench(size, Path(name), images, level, timing_cache, rate)
             found = bench.rows(lowering=lowering)
             for row in found:
                 print(*row.cells(), sep="  ", flush=True)
@@ -148,7 +148,7 @@ class _Bench:
         self,
         size: str,
         folder: Path,
-        pictures: Sequence[Pictures],
+        images: Sequence[ImageBatch],
         level: int | None,
         timing_cache: Path,
         rate: float,
@@ -157,7 +157,7 @@ class _Bench:
         self.lines: list[str] = []
         self._size = size
         self._folder = folder
-        self._pictures = pictures
+        self._images = images
         self._level = level
         self._timing_cache = timing_cache
         self._rate = rate
@@ -166,26 +166,26 @@ class _Bench:
     def rows(self, *, lowering: bool) -> Iterator[_Row]:
         """Yield rows as they are measured."""
         tower = self._tower
-        tower.expect(self._pictures)
+        tower.expect(self._images)
         torch.cuda.empty_cache()  # the builder needs it
-        yield from self._measure("torch session", tower.session("float16"), self._pictures)
+        yield from self._measure("torch session", tower.session("float16"), self._images)
         model = tower.graph("float16")
         ready = trt_export(model)
         write_drawn(ready, self._folder / WEIGHTS_FILE)
-        yield from self._measure_engine("plugin", model, ready.model, self._pictures)
+        yield from self._measure_engine("plugin", model, ready.model, self._images)
         if lowering:
             standard = lowered(ready.model, onnx.TensorProto.FLOAT16)
-            yield from self._measure_engine("lowering", model, standard, self._pictures[:1])
+            yield from self._measure_engine("lowering", model, standard, self._images[:1])
 
     def _measure_engine(
         self,
         kind: str,
         model: onnx.ModelProto,
         exported: onnx.ModelProto,
-        pictures: Sequence[Pictures],
+        images: Sequence[ImageBatch],
     ) -> Iterator[_Row]:
         torch.cuda.empty_cache()
-        config = self._config(pictures)
+        config = self._config(images)
         spec, most = self._tower.spec, config.limits.max_visual_tokens
         ranges = tower_of(spec).ranges(spec.require_vision(), most)
         profiles = graph_profiles(
@@ -202,13 +202,13 @@ class _Bench:
             return
         tokens = config.limits.max_visual_tokens
         self._note(build_line(f"{self._size}, {kind}, max_visual_tokens {tokens}", built, memory))
-        yield from self._measure(f"TensorRT, {kind}", session, pictures)
+        yield from self._measure(f"TensorRT, {kind}", session, images)
 
     def _measure(
-        self, engine: str, session: Session, pictures: Sequence[Pictures]
+        self, engine: str, session: Session, images: Sequence[ImageBatch]
     ) -> Iterator[_Row]:
         vision = self._tower.spec.require_vision()
-        for each in pictures:
+        for each in images:
             patches = each.patches(vision)
             floor = 1e3 * tower_flops(vision, [patches // each.count] * each.count) / self._rate
             error = self._tower.error(session, each, torch.float16)
@@ -217,10 +217,10 @@ class _Bench:
             ms = median_ms(partial(session.run, inputs)) if right else None
             yield _Row(self._size, engine, each, patches, error, floor, ms)
 
-    def _config(self, pictures: Sequence[Pictures]) -> BuildConfig:
+    def _config(self, images: Sequence[ImageBatch]) -> BuildConfig:
         """Return a config with limits for the largest of these images."""
         vision = self._tower.spec.require_vision()
-        most = max(each.patches(vision) for each in pictures) // vision.spatial_merge_size**2
+        most = max(each.patches(vision) for each in images) // vision.spatial_merge_size**2
         engine = {"backend": "tensorrt", "tensorrt": {"optimization_level": self._level}}
         target = {"checkpoint": self._size}
         limits = {"max_visual_tokens": most}

@@ -59,7 +59,7 @@ _QUALITY = 85
 
 
 def body_source(
-    questions: Sequence[Question] | None, *, pictures: float, max_tokens: int, max_words: int
+    questions: Sequence[Question] | None, *, images: float, max_tokens: int, max_words: int
 ) -> Bodies:
     """Return a source of request bodies: ``questions`` in turn, or random bodies without them."""
 
@@ -70,7 +70,7 @@ def body_source(
             count,
             seed=seed,
             salt=salt,
-            pictures=pictures,
+            images=images,
             max_tokens=max_tokens,
             max_words=max_words,
         )
@@ -83,7 +83,7 @@ def drawn_bodies(
     *,
     seed: int,
     salt: int = 0,
-    pictures: float,
+    images: float,
     max_tokens: int,
     max_words: int = MAX_WORDS,
 ) -> list[Body]:
@@ -92,14 +92,12 @@ def drawn_bodies(
     Args:
         seed: of lengths and sizes.
         salt: of contents. A server that has seen another salt can reuse nothing.
-        pictures: the share of bodies with an image.
+        images: the share of bodies with an image.
         max_tokens: most tokens of an answer.
         max_words: most words of a prompt.
     """
     draw = random.Random(seed)
-    return [
-        _drawn(draw, f"{seed}/{salt}/{i}", pictures, max_tokens, max_words) for i in range(count)
-    ]
+    return [_drawn(draw, f"{seed}/{salt}/{i}", images, max_tokens, max_words) for i in range(count)]
 
 
 def question_bodies(questions: Sequence[Question], count: int, *, max_tokens: int) -> list[Body]:
@@ -117,12 +115,12 @@ def question_bodies(questions: Sequence[Question], count: int, *, max_tokens: in
     return [_body(content, max_tokens) for content in islice(cycle(contents), count)]
 
 
-def _drawn(draw: random.Random, key: str, pictures: float, max_tokens: int, max_words: int) -> Body:
+def _drawn(draw: random.Random, key: str, images: float, max_tokens: int, max_words: int) -> Body:
     words = draw.choices(_WORDS, k=min(draw.randint(*draw.choice(_PROMPT_WORDS)), max_words))
     number = crc32(key.encode())
     content = [_text(f"{number:010}: {' '.join(words)}. What follows?")]
     size = draw.choice(_SIDES), draw.choice(_SIDES)
-    if draw.random() < pictures:
+    if draw.random() < images:
         content.insert(0, _part(_drawn_uri(size, number)))
     body = _body(content, min(draw.randint(*_ANSWER_TOKENS), max_tokens))
     return {**body, "ignore_eos": True}

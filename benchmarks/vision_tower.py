@@ -23,11 +23,11 @@ from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.spec import VisionSpec
 
-__all__ = ["Pictures", "Tower", "tower_flops"]
+__all__ = ["ImageBatch", "Tower", "tower_flops"]
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageBatch:
     """``count`` square images of ``side`` pixels."""
 
     count: int
@@ -52,7 +52,7 @@ class Tower:
         self.spec = spec
         self._folder = folder
         self._device = device
-        self._expected: dict[Pictures, dict[str, Tensor]] = {}
+        self._expected: dict[ImageBatch, dict[str, Tensor]] = {}
 
     def graph(self, dtype: str) -> onnx.ModelProto:
         """Return the vision graph over the checkpoint's weights."""
@@ -64,33 +64,33 @@ class Tower:
         file.write_bytes(self.graph(dtype).SerializeToString())
         return TorchSession(file, REFERENCE_ROOT, device=self._device, read_weight=read_drawn)
 
-    def inputs(self, pictures: Pictures, dtype: torch.dtype) -> dict[str, Tensor]:
+    def inputs(self, images: ImageBatch, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the graph's inputs.
 
         They are random patches [n, patch_dim] that float16 represents, and the rows of the images'
         grids.
         """
         vision = self.spec.require_vision()
-        side = pictures.side // vision.patch_size
-        grid = torch.tensor([[1, side, side]] * pictures.count)
+        side = images.side // vision.patch_size
+        grid = torch.tensor([[1, side, side]] * images.count)
         rows = vision_rows(
             grid, vision.spatial_merge_size, round(vision.num_position_embeddings**0.5)
         )
-        generator = torch.Generator(self._device).manual_seed(pictures.count * pictures.side)
-        shape = (pictures.patches(vision), vision.patch_dim)
+        generator = torch.Generator(self._device).manual_seed(images.count * images.side)
+        shape = (images.patches(vision), vision.patch_dim)
         patches = torch.randn(shape, generator=generator, device=self._device).half()
         named = {"patches": patches.to(dtype), **rows.inputs()}
         return {name: tensor.to(self._device) for name, tensor in named.items()}
 
-    def expect(self, pictures: Sequence[Pictures]) -> None:
+    def expect(self, images: Sequence[ImageBatch]) -> None:
         """Compute the float32 outputs that ``error`` compares with; then release the weights."""
         session = self.session("float32")
-        for each in pictures:
+        for each in images:
             self._expected[each] = session.run(self.inputs(each, torch.float32))
 
-    def error(self, session: Session, pictures: Pictures, dtype: torch.dtype) -> float:
+    def error(self, session: Session, images: ImageBatch, dtype: torch.dtype) -> float:
         """Return the largest relative error of any output (``parity.metrics.relative_error``)."""
-        found, expected = session.run(self.inputs(pictures, dtype)), self._expected[pictures]
+        found, expected = session.run(self.inputs(images, dtype)), self._expected[images]
         assert found.keys() == expected.keys(), f"expected {list(expected)}, got {list(found)}"
         return max(relative_error(found[name].float(), value) for name, value in expected.items())
 

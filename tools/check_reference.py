@@ -60,7 +60,7 @@ _PAIRS = """
 ## Pairs of options
 
 `options.tokens` compares answers that combine options. The table counts the answers that have both
-features of a pair, in a validation of a bundle that takes pictures, has a prefix cache and runs out
+features of a pair, in a validation of a bundle that takes images, has a prefix cache and runs out
 of pages. On the diagonal stands a feature alone.
 
 """

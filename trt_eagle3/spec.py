@@ -93,11 +93,6 @@ class AttentionSpec:
     output_gate: bool = False
 
     @property
-    def out_width(self) -> int:
-        """Columns of the output projection."""
-        return self.q_width
-
-    @property
     def q_proj_width(self) -> int:
         """Rows of q_proj."""
         return self.q_width * (2 if self.output_gate else 1)
@@ -152,11 +147,6 @@ class GatedDeltaSpec:
     def v_width(self) -> int:
         """Channels of all value heads."""
         return self.num_v_heads * self.value_dim
-
-    @property
-    def out_width(self) -> int:
-        """Columns of the output projection."""
-        return self.v_width
 
     @property
     def channels(self) -> int:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make demo` shows once the bundle stands: that it computes what PyTorch computes, then answers about pictures.
+# What `make demo` shows once the bundle stands: that it computes what PyTorch computes, then answers about images.
 set -euo pipefail
 bundle=${1:-engines/tiny}
 images=examples/tiny/images

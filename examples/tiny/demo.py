@@ -1,4 +1,4 @@
-"""Write the demo pictures: held-out scenes that no training batch contained."""
+"""Write the demo images: held-out scenes that no training batch contained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEMO_SEED = 7
 
 
 def _first(kind: Kind, phrase: str, num_frames: int = 0) -> Example:
-    """The first held-out example of ``kind`` whose answer has ``phrase`` on pictures of at least
+    """The first held-out example of ``kind`` whose answer has ``phrase`` on images of at least
     96 pixels a side.
     """
     for example in examples("heldout", DEMO_SEED, 1000, (kind,)):

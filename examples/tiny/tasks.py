@@ -50,7 +50,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Plan:
-    """An example before its pictures are drawn: ``draw`` returns (images, frames)."""
+    """An example before its images are drawn: ``draw`` returns (images, frames)."""
 
     key: str
     prompt: str

@@ -1,4 +1,4 @@
-"""Make the tiny pair from nothing: tokenizer, Qwen3-VL target, EAGLE-3 draft, demo pictures,
+"""Make the tiny pair from nothing: tokenizer, Qwen3-VL target, EAGLE-3 draft, demo images,
 figures.
 
     python examples/tiny/train.py --output examples/tiny

@@ -66,6 +66,10 @@ TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Chec
               [&] { return "path: unknown " + std::to_string(a.path); });
   check->that(a.num_splits >= 0,
               [&] { return "num_splits: must not be negative, got " + std::to_string(a.num_splits); });
+  check->that(a.window >= 0 && a.anchor_window >= 0 && (a.window == 0 || a.anchor_window == 0), [&] {
+    return "window, anchor_window: expected one positive at most, got " + std::to_string(a.window) + " and " +
+           std::to_string(a.anchor_window);
+  });
   check->that(a.scale > 0.0f && std::isfinite(a.scale),  // what is hidden scores -inf before it is scaled
               [&] { return "scale: must be positive, got " + std::to_string(a.scale); });
   check->that(batch * heads_kv <= 65535,
@@ -107,6 +111,8 @@ TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Chec
   p.path = static_cast<AttentionPath>(a.path);
   p.num_splits = a.num_splits;
   p.prefetch_safe = a.prefetch_safe;
+  p.window = a.window;
+  p.anchor_window = a.anchor_window;
   return p;
 }
 

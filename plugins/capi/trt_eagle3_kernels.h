@@ -125,6 +125,8 @@ typedef struct te3_tree_attention_args {
   int32_t path;             /* te3_path; only for tests and measurements, as num_splits */
   int32_t num_splits;       /* 0: chosen from the shapes */
   int32_t prefetch_safe;    /* 1: caches, page_table, lengths are prefetch-safe (te3_linear_args) */
+  int32_t window;           /* hides slots that are this far from a token's own, or farther; 0: none */
+  int32_t anchor_window;    /* hides slots below past - anchor_window; 0: none */
 } te3_tree_attention_args;
 
 /* Bytes of device memory, aligned to 16, that te3_tree_attention needs besides its tensors;

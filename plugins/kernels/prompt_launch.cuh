@@ -36,7 +36,7 @@ inline int prompt_box_rows(const TreeAttentionParams& p) {
 // Where it has a unit of work for every multiprocessor: a unit is never split.
 template <typename Tile>
 bool prompt_pays(const TreeAttentionParams& p, const Chip& chip) {
-  if (prompt_box_rows(p) == 0) return false;
+  if (prompt_box_rows(p) == 0 || p.window > 0 || p.anchor_window > 0) return false;
   if (p.path == AttentionPath::kPrompt) return true;
   const int64_t units = static_cast<int64_t>(p.batch) * p.num_kv_heads * prompt_row_tiles<Tile>(p);
   return p.path == AttentionPath::kAuto && p.num_splits == 0 && p.num_new >= kPromptRows && units >= chip.sms;

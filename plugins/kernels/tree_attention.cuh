@@ -84,7 +84,8 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   // prefetch_safe, also the first tiles themselves, before the new tokens are there.
   int first_slots[Tile::Stages];
   const auto find_slot = [&](int stage, int stride) {
-    const int worker = (split + stage * stride) * Tile::Groups + threadIdx.x / Tile::GroupThreads;
+    const int worker =
+        first_tile<Tile>(b) + (split + stage * stride) * Tile::Groups + threadIdx.x / Tile::GroupThreads;
     const int row = threadIdx.x % Tile::GroupThreads;
     first_slots[stage] = row < Tile::Tokens ? cache_slot(p, b.sequence, worker * Tile::Tokens + row) : 0;
   };
@@ -107,6 +108,7 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
     }
     return;
   }
+  if (b.kv_begin > 0) find_slot(0, 0);  // the first lookup took the lengths for 0
   const int in_use = splits_in_use<Tile>(b, num_splits);
   if (split >= in_use) {  // but for its share of the new tokens there is nothing to do
     if (prefetch) {

@@ -13,11 +13,18 @@ struct TreeBlock {
   int past, first_new, kv_end;  // slot of new token 0; one past the last slot that any row sees
   int queries;                  // tokens that are not padding
   int cached;                   // slots below this one are in the cache when the kernel starts
+  int kv_begin, clear_begin;    // the first slot that any row sees; that all of them see
   float k_scale, v_scale;       // of the head's bytes, where the cache is FP8
 };
 
 __device__ __forceinline__ int token_of(const TreeAttentionParams& p, int row) {
   return p.group_inverse == 0 ? row : __umulhi(row, p.group_inverse);
+}
+
+// The first slot that token `token` sees: what lies before is outside the window.
+__device__ __forceinline__ int first_seen(const TreeAttentionParams& p, const TreeBlock& b, int token) {
+  if (p.window > 0) return max(b.first_new + token - p.window + 1, 0);
+  return p.anchor_window > 0 ? max(b.past - p.anchor_window, 0) : 0;
 }
 
 // Which rows; their lengths come later, so that what does not depend on those is asked for at the same time.
@@ -40,7 +47,15 @@ __device__ __forceinline__ void set_lengths(const TreeAttentionParams& p, TreeBl
   b.first_new = b.past + p.tail - p.num_new;
   const int last = p.mask == MaskKind::kCausal ? min(b.queries, token_of(p, b.row0 + b.rows - 1) + 1) : b.queries;
   b.kv_end = min(b.first_new + last, p.pages_per_row * p.page_size);
+  b.kv_begin = first_seen(p, b, token_of(p, b.row0));
+  b.clear_begin = first_seen(p, b, token_of(p, b.row0 + b.rows - 1));
   b.cached = p.written != 0 ? min(b.first_new + b.queries, p.pages_per_row * p.page_size) : b.first_new;
+}
+
+// The tile of slots with which a block begins; those before are outside every row's window.
+template <typename Tile>
+__device__ __forceinline__ int first_tile(const TreeBlock& b) {
+  return b.kv_begin / Tile::Tokens;
 }
 
 // How many of a launch's splits take part in a block's rows. A launch is planned for as many slots as the page table
@@ -48,7 +63,8 @@ __device__ __forceinline__ void set_lengths(const TreeAttentionParams& p, TreeBl
 // merged.
 template <typename Tile>
 __device__ __forceinline__ int splits_in_use(const TreeBlock& b, int num_splits) {
-  const int rounds = max(1, ceil_div(b.kv_end, Tile::Tokens * Tile::Groups));
+  const int slots = b.kv_end - first_tile<Tile>(b) * Tile::Tokens;
+  const int rounds = max(1, ceil_div(slots, Tile::Tokens * Tile::Groups));
   return ceil_div(rounds, ceil_div(rounds, num_splits));
 }
 
@@ -156,15 +172,19 @@ __device__ __forceinline__ void mask_scores(const TreeAttentionParams& p, const 
   const int token = token_of(p, b.row0 + min(row, b.rows - 1));
   const bool causal = p.mask == MaskKind::kCausal;
   const int clear = causal ? b.first_new + token + 1 : b.past;
+  const int begin = first_seen(p, b, token);
+  const int end = p.window > 0 ? min(b.kv_end, b.first_new + token + p.window) : b.kv_end;
   const int width = ceil_div(p.tail, 32);
   const uint32_t* shown = words + (token - token_of(p, b.row0)) * width;
 #pragma unroll
   for (int j = 0; j < kTiles; j += 4) {
     uint32_t bits = causal ? 0 : mask_bits(shown, width, position + j * 8 - b.past);
     const int cleared = min(max(clear - position - j * 8, 0), 32);  // of these 32 columns
-    const int held = min(max(b.kv_end - position - j * 8, 0), 32);
+    const int held = min(max(end - position - j * 8, 0), 32);
+    const int hidden = min(max(begin - position - j * 8, 0), 32);
     bits |= cleared == 32 ? ~0u : (1u << cleared) - 1;
     bits &= held == 32 ? ~0u : (1u << held) - 1;
+    bits = hidden == 32 ? 0 : bits & ~((1u << hidden) - 1);
     bits >>= lane_column;
 #pragma unroll
     for (int i = 0; i < 8 && j + i / 2 < kTiles; ++i) {

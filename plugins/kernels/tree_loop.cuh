@@ -118,7 +118,7 @@ struct TreeLoop {
   }
 
   __device__ __forceinline__ void mask_tile(Scores& scores, int tile) const {
-    if ((tile + 1) * Tile::Tokens <= clear_end) return;
+    if ((tile + 1) * Tile::Tokens <= clear_end && tile * Tile::Tokens >= b.clear_begin) return;
     const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -215,7 +215,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
       shared_address(shared) + Tile::QueryOffset,
       group,
       thread,
-      split * Tile::Groups + group,
+      first_tile<Tile>(b) + split * Tile::Groups + group,
       num_splits * Tile::Groups,
       ceil_div(b.kv_end, Tile::Tokens),
       p.mask == MaskKind::kCausal ? min(b.kv_end, b.first_new + token_of(p, b.row0) + 1) : b.past,

@@ -79,8 +79,14 @@ __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionPar
 #pragma unroll
   for (int i = 0; i < kMax; ++i) query[i] = i * 32 + lane < p.head_dim ? to_float(q[i * 32 + lane]) * scale : 0.0f;
   float m = -INFINITY, d = 0.0f;
-  const int end = min(causal ? first_new + token + 1 : first_new + queries, p.pages_per_row * p.page_size);
-  for (int position = warp; position < end; position += kWarps) {
+  int begin = 0, end = min(causal ? first_new + token + 1 : first_new + queries, p.pages_per_row * p.page_size);
+  if (p.window > 0) {
+    begin = max(first_new + token - p.window + 1, 0);
+    end = min(end, first_new + token + p.window);
+  } else if (p.anchor_window > 0) {
+    begin = max(past - p.anchor_window, 0);
+  }
+  for (int position = begin + warp; position < end; position += kWarps) {
     if (!causal && position >= past && mask[position - past] == 0) continue;
     const int64_t row = (simple_slot(p, sequence, position) * p.num_kv_heads + kv_head) * p.head_dim;
     float value[kMax], score = 0.0f;

@@ -14,7 +14,7 @@
 namespace trt_eagle3 {
 namespace {
 
-enum { kNumHeads, kNumKVHeads, kPageSize, kScale, kComputeType, kSettled, kKVType };
+enum { kNumHeads, kNumKVHeads, kPageSize, kScale, kComputeType, kSettled, kKVType, kWindow, kAnchorWindow };
 enum { kQ, kK, kV, kKCache, kVCache, kPastLengths, kQueryLengths, kPageTable, kTreeMask, kKVScales };
 
 constexpr int64_t kNumbers = 4;  // of an FP8 cache, in an int32
@@ -80,7 +80,9 @@ class TreeAttention final : public Description {
                      {"scale", true, true},
                      {"compute_type", false, false},
                      {"prefetch_safe", false, false},
-                     {"kv_type", false, false}},
+                     {"kv_type", false, false},
+                     {"window", false, false},
+                     {"anchor_window", false, false}},
                     {{"q", 2},
                      {"k", 2},
                      {"v", 2},
@@ -217,6 +219,8 @@ class TreeAttention final : public Description {
     args.out = output_of(call, 0);
     args.page_size = v[kPageSize].integer;
     args.scale = v[kScale].real;
+    args.window = v[kWindow].integer;
+    args.anchor_window = v[kAnchorWindow].integer;
     // Caches, lengths and pages are older than the engine's first launch, but a builder may put a copy of one right
     // before this launch, and nothing says here whether it did: whoever made the engine has looked, and says so by this
     // attribute. While building, and where the caches are copied below, they are not.

@@ -99,7 +99,7 @@ def test_vllm_is_told_to_draft_with_a_head_of_the_target_itself() -> None:
 def test_vllm_is_stepped_with_so_many_in_flight_and_given_the_bundle_s_draft(
     bundle: Path, tmp_path: Path
 ) -> None:
-    """A stand-in for vLLM: a prompt's answer is its number of words, every picture a hundred."""
+    """A stand-in for vLLM: a prompt's answer is its number of words, every image a hundred."""
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
     prompts = [{"prompt": "one two three"}, {"prompt": "one two", "images": ["a.png"]}]
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))

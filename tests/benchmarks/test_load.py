@@ -46,7 +46,7 @@ def bodies(count: int, seed: int, salt: int) -> Sequence[Body]:
         patch.setattr(traffic, "_PROMPT_WORDS", ((2, 6),))
         patch.setattr(traffic, "_SIDES", (64,))
         patch.setattr(traffic, "_ANSWER_TOKENS", (4, 9))
-        return drawn_bodies(count, seed=seed, salt=salt, pictures=0.5, max_tokens=18)
+        return drawn_bodies(count, seed=seed, salt=salt, images=0.5, max_tokens=18)
 
 
 async def both(site: Site) -> LoadReport:

@@ -32,15 +32,15 @@ def test_kinds_that_took_longest_come_first() -> None:
     assert found[2].median_ms == pytest.approx(5.0)
 
 
-def test_request_of_a_body_has_its_text_and_its_picture() -> None:
-    (with_picture,) = drawn_bodies(1, seed=3, pictures=1.0, max_tokens=9, max_words=20)
-    request = request_of(with_picture, speculation=False)
+def test_request_of_a_body_has_its_text_and_its_image() -> None:
+    (with_image,) = drawn_bodies(1, seed=3, images=1.0, max_tokens=9, max_words=20)
+    request = request_of(with_image, speculation=False)
     assert request.prompt_text.endswith("What follows?")
     assert bytes(request.images[0])[:2] == b"\xff\xd8", "a JPEG"  # type: ignore[arg-type]
     assert (request.sampling.max_tokens, request.speculation) == (9, False)
     assert request.sampling.ignore_eos
-    del with_picture["ignore_eos"]
-    assert not request_of(with_picture, speculation=True).sampling.ignore_eos
+    del with_image["ignore_eos"]
+    assert not request_of(with_image, speculation=True).sampling.ignore_eos
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_step_and_token_of_a_load_is_counted(bundle: Path) -> None:
-    bodies = drawn_bodies(4, seed=0, pictures=0.5, max_tokens=20, max_words=30)
+    bodies = drawn_bodies(4, seed=0, images=0.5, max_tokens=20, max_words=30)
     requests = [request_of(body, speculation=False) for body in bodies]
     with open_engine(bundle) as engine:
         found: ServedLoad = measure(engine, requests, Load(2, pause_s=0.01))
@@ -58,7 +58,7 @@ def test_every_step_and_token_of_a_load_is_counted(bundle: Path) -> None:
     assert found.run.num_tokens == sum(body["max_tokens"] for body in bodies)
     assert len(found.run.first) == 4
     assert not trace.steps
-    assert sum(step.pictures for step in found.steps) == sum(
+    assert sum(step.images for step in found.steps) == sum(
         len(body["messages"][0]["content"]) - 1 for body in bodies
     )
     # one token of each answer is its prompt's
@@ -91,7 +91,7 @@ def test_both_sides_of_a_load_are_served_in_turn(
     for name, value in (("_PAUSE_S", 0.01), ("_FEWEST", 4), ("_PER_CLIENT", 2)):
         monkeypatch.setattr(served_load, name, value)
     words = ["--clients", "2", "--speculation", "both", "--rounds", "2", "--max-tokens", "6"]
-    result = CliRunner().invoke(main, [str(bundle), *words, "--max-words", "20", "--pictures", "0"])
+    result = CliRunner().invoke(main, [str(bundle), *words, "--max-words", "20", "--images", "0"])
     assert result.exit_code == 0, result.output
     sides = [line for line in result.output.splitlines() if line in ("plain", "speculative")]
     assert sides == ["speculative", "plain", "plain", "speculative"]

@@ -29,7 +29,7 @@ def accepted() -> list[int]:
         sequence = pair().sequence(prompts()[index], pool, drafting=True)
         scheduler.add(sequence)
         while sequence.num_tokens < MAX_SEQ_LEN - 5:
-            found += [len(e.tokens) for e in scheduler.step() if e.steps]
+            found += [len(e.tokens) for e in scheduler.step() if e.tree_depth]
         scheduler.remove(sequence)
     return found
 

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.drawn_weights import write_drawn
 from benchmarks.lowering import lowered
-from benchmarks.vision_tower import Pictures, Tower, tower_flops
+from benchmarks.vision_tower import ImageBatch, Tower, tower_flops
 from tests.graph.test_trt_export import run
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import TARGET
@@ -27,7 +27,7 @@ from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 from trt_eagle3.spec import StateSpec
 
-PICTURES = Pictures(3, 64)  # 16 patches each
+IMAGES = ImageBatch(3, 64)  # 16 patches each
 
 
 class Exported(Session):
@@ -49,7 +49,7 @@ class Exported(Session):
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory: pytest.TempPathFactory) -> Tower:
     made = Tower(read_target(TARGET), tmp_path_factory.mktemp("tower"), "cpu")
-    made.expect([PICTURES])
+    made.expect([IMAGES])
     return made
 
 
@@ -81,7 +81,7 @@ def exchange_axes(model: onnx.ModelProto) -> None:
 
 
 def show_neighbours(model: onnx.ModelProto) -> None:
-    """Four patches of each picture are the one's before it."""
+    """Four patches of each image are the one's before it."""
     late = numpy_helper.from_array(np.array([0, 4, 4, 0], dtype=np.int32), "late")
     model.graph.initializer.append(late)
     nodes = [node for node in model.graph.node if node.op_type == "VisionAttention"]
@@ -101,15 +101,13 @@ def exchange_weights(model: onnx.ModelProto) -> None:
 
 
 def test_exported_tower_with_written_weights_is_the_reference(tower: Tower, tmp_path: Path) -> None:
-    assert (
-        tower.error(Exported(exported(tower, tmp_path), tmp_path), PICTURES, torch.float16) < 3e-3
-    )
+    assert tower.error(Exported(exported(tower, tmp_path), tmp_path), IMAGES, torch.float16) < 3e-3
 
 
 def test_lowered_tower_is_the_reference(tower: Tower, tmp_path: Path) -> None:
     standard = lowered(exported(tower, tmp_path, "float32"), TensorProto.FLOAT)
     assert not any(node.domain for node in standard.graph.node)
-    assert tower.error(Standard(standard, tmp_path), PICTURES, torch.float32) < FLOAT32_TOLERANCE
+    assert tower.error(Standard(standard, tmp_path), IMAGES, torch.float32) < FLOAT32_TOLERANCE
 
 
 def test_lowered_float16_tower_is_sound_onnx(tower: Tower, tmp_path: Path) -> None:
@@ -125,7 +123,7 @@ def test_tower_with_a_planted_fault_is_far_from_the_reference(
 ) -> None:
     model = exported(tower, tmp_path)
     fault(model)
-    assert tower.error(Exported(model, tmp_path), PICTURES, torch.float16) > 0.1
+    assert tower.error(Exported(model, tmp_path), IMAGES, torch.float16) > 0.1
 
 
 def test_not_a_number_is_no_match(tower: Tower) -> None:
@@ -139,11 +137,11 @@ def test_not_a_number_is_no_match(tower: Tower) -> None:
             found = tower.session("float32").run(inputs)
             return {name: tensor / (tensor != tensor.max()) for name, tensor in found.items()}
 
-    assert tower.error(Spoilt(), PICTURES, torch.float32) == float("inf")
+    assert tower.error(Spoilt(), IMAGES, torch.float32) == float("inf")
 
 
 def test_flops_are_those_that_torch_counts(tower: Tower) -> None:
-    session, inputs = tower.session("float32"), tower.inputs(PICTURES, torch.float32)
+    session, inputs = tower.session("float32"), tower.inputs(IMAGES, torch.float32)
     # which counts no fused attention
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         session.run(inputs)

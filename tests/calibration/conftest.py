@@ -31,7 +31,7 @@ MAX_LEN = 512
 
 
 def write_prompts(file: Path, split: str, seed: int, count: int) -> Path:
-    """A prompt file of ``count`` questions, one on each line, their pictures beside it."""
+    """A prompt file of ``count`` questions, one on each line, their images beside it."""
     lines = []
     for number, example in enumerate(examples(split, seed, count)):
         entry: dict[str, object] = {"prompt": example.prompt, "answer": example.answer}

@@ -26,7 +26,7 @@ from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.engine.builder.calibration import Calibration, ChannelScales, folds_of_layer
 from trt_eagle3.engine.builder.weight_quantiser import quantise_target
 from trt_eagle3.families.registry import family_of, read_target
-from trt_eagle3.parity.record.workload import picture
+from trt_eagle3.parity.record.workload import draw_image
 from trt_eagle3.parity.reference.dequantise import read_values
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.prompt_file import Question
@@ -210,7 +210,7 @@ def test_every_gate_holds_of_a_calibrated_build(tmp_path: Path) -> None:
     engine = {"prefill_chunk": 64, "backend": "torch", "weights": "int4", "kv_dtype": "fp8"}
     config = config_of(tmp_path / "target", tmp_path / "draft", tmp_path, engine=engine)
     bundle = build(config, calibration=QUESTIONS).path
-    asked = [Question("What is this?", [picture(1, (72, 100))])]
+    asked = [Question("What is this?", [draw_image(1, (72, 100))])]
     found = validate_pair(bundle, asked, made_from=read_target(tmp_path / "target"))
     assert failed(found) == []
     assert found.recorder["weights.made"].taken

@@ -26,9 +26,9 @@ class Recomputed:
         visual = torch.zeros(self.num_rows, dtype=torch.bool)
         visual[:num_prompt] = prompt.visual_rows
         embeds = run.pair.tables[0].lookup(self.tokens[: self.num_rows])
-        embeds[visual] = prompt.visual_embeds
+        embeds[visual] = prompt.vision.embeds
         positions = self.positions[:, : self.num_rows]
-        self.target = run.pair.target.states(embeds, positions, visual, prompt.visual_levels)
+        self.target = run.pair.target.states(embeds, positions, visual, prompt.vision.visual_levels)
         m, draft = run.manifest, run.pair.draft
         self.features = draft.fuse(self.target.aux(m.aux_layers, m.aux_pre_deepstack))
         self.embeds = self._draft_embeds(visual)
@@ -46,7 +46,7 @@ class Recomputed:
             for image, row in enumerate(visual.nonzero().flatten().tolist()):
                 slot = row - 1 if m.image_rows_rotated else row
                 if slot >= 0:
-                    embeds[slot] = self.run.prompt.visual_embeds[image]
+                    embeds[slot] = self.run.prompt.vision.embeds[image]
         return embeds
 
     def draft_positions(self, rows: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ class Recomputed:
         """Draft logits after the root and each inner node of a proposal, and the inner nodes in
         order.
         """
-        tree, length, draft = proposal.tree, proposal.length, self.run.pair.draft
-        logits, out = {0: self.logits[length - 1]}, {0: self.out[length - 1]}
+        tree, num_rows, draft = proposal.tree, proposal.num_rows, self.run.pair.draft
+        logits, out = {0: self.logits[num_rows - 1]}, {0: self.out[num_rows - 1]}
         rows: list[int] = []  # inner nodes so far; each level runs them all anew
         for level in tree.levels:
             grown = [node for node in level if node in tree.parents]
@@ -74,15 +74,15 @@ class Recomputed:
             rows += grown
             ahead = self.run.pair.tables[1].lookup(torch.tensor([proposal.tokens[n] for n in rows]))
             features = torch.stack([out[tree.parents[n]] for n in rows])
-            places = self.draft_positions(length + tree.depths[rows] - 1)
-            mask = torch.ones(length + len(rows), length + len(rows), dtype=torch.bool).tril()
-            mask[length:, length:] = torch.tensor(
+            places = self.draft_positions(num_rows + tree.depths[rows] - 1)
+            mask = torch.ones(num_rows + len(rows), num_rows + len(rows), dtype=torch.bool).tril()
+            mask[num_rows:, num_rows:] = torch.tensor(
                 [[_descends(tree.parents, a, b) for b in rows] for a in rows]
             )
-            positions = torch.cat([self.draft_positions(torch.arange(length)), places], dim=1)
+            positions = torch.cat([self.draft_positions(torch.arange(num_rows)), places], dim=1)
             found, fed = draft.forward(
-                torch.cat([self.embeds[:length], ahead]),
-                torch.cat([self.features[:length], features]),
+                torch.cat([self.embeds[:num_rows], ahead]),
+                torch.cat([self.features[:num_rows], features]),
                 positions,
                 mask,
             )

@@ -20,15 +20,20 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target, random_target
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, Rows, TargetRunner
+from trt_eagle3.decode.forward.runner import (
+    AttentionMetadata,
+    DraftRunner,
+    TargetInputs,
+    TargetRunner,
+)
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.speculation import grow as grow_module
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter, LastRow
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, Frontier
+from trt_eagle3.decode.speculation.eagle import EagleDrafter, LastRow
 from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step.decoder import Decoder
@@ -45,7 +50,8 @@ PAGE_SIZE, NUM_PAGES, PREFILL_CHUNK = 4, 25, 5
 
 @dataclass
 class Recorder:
-    """What a run did: root logits by row, states by committed length, and every proposal."""
+    """What a run did: root logits by row, states with their number of rows, and every
+    proposal."""
 
     roots: list[tuple[int, Tensor]] = field(default_factory=list)
     states: list[tuple[int, LastRow]] = field(default_factory=list)
@@ -54,9 +60,9 @@ class Recorder:
 
 @dataclass
 class Proposal:
-    """A tree filled after ``length`` rows; ``logits``: of its inner nodes, level by level."""
+    """A tree filled after ``num_rows`` rows; ``logits``: of its inner nodes, level by level."""
 
-    length: int
+    num_rows: int
     tree: Tree
     tokens: list[int]
     logits: list[Tensor]
@@ -80,7 +86,9 @@ class RecordingTarget(TargetRunner):
         self.recorder.roots.append((int(metadata.past[0] + logit_rows[0, 0]), logits[0, 0]))
         return reduce(logits) if reduce else logits, aux
 
-    def forward_mixed(self, prompts: Rows, steps: Rows, reduce: Reduction | None) -> Any:
+    def forward_mixed(
+        self, prompts: TargetInputs, steps: TargetInputs, reduce: Reduction | None
+    ) -> Any:
         return self.forward(*vars(prompts).values()), self.forward(*vars(steps).values(), reduce)
 
 
@@ -106,7 +114,7 @@ class RecordingGrower(TreeGrower):
         self._draft.level_logits = []
         with patch.object(grow_module, "Candidates", RecordingCandidates):
             proposal = super().grow(tree, inputs)
-        length, logits = int(inputs.lengths[0]), [*self._draft.level_logits]
+        num_rows, logits = int(inputs.num_computed_tokens[0]), [*self._draft.level_logits]
         if isinstance(tree, Tree):
             whole, tokens = tree, proposal.tokens[0].tolist()
         else:
@@ -115,11 +123,11 @@ class RecordingGrower(TreeGrower):
             logits = [
                 rows[order] for rows, order in zip(logits, candidates.orders[:-1], strict=True)
             ]
-        self._recorder.proposals.append(Proposal(length, whole, tokens, logits))
+        self._recorder.proposals.append(Proposal(num_rows, whole, tokens, logits))
         return proposal
 
 
-class RecordingDrafter(AutoregressiveDrafter):
+class RecordingDrafter(EagleDrafter):
     """``recorder``: of its proposals, and of the states of the first sequence."""
 
     def __init__(
@@ -135,7 +143,9 @@ class RecordingDrafter(AutoregressiveDrafter):
 
     def keep(self, sequences: Any, *args: Any) -> None:
         super().keep(sequences, *args)
-        self._recorder.states += [(s.draft_length, s.draft) for s in sequences if s.draft]
+        self._recorder.states += [
+            (s.num_draft_computed_tokens, s.draft) for s in sequences if s.draft
+        ]
 
 
 class RecordingCandidates(Candidates):

@@ -1,6 +1,6 @@
 """A recurrent layer beside the tiny pair's target: its state is a running hash of the rows.
 
-Shapes: B sequences, S rows of each, M masked tail, R rows wanted from the head, V vocab.
+Shapes: B sequences, S rows of each, M masked tail, R rows of logits, V vocab.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trt_eagle3.decode.policy.protocol import BatchState
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.schedule.emission import Emission
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.decoder import Decoder
@@ -44,7 +44,7 @@ def follow(state: bytes, row: Tensor) -> bytes:
 
 
 class HashStates:
-    """Implements ``PerSequenceStates``: an entry is a hash of all rows so far, in order."""
+    """In place of ``RecurrentStates``: an entry is a hash of all rows so far, in order."""
 
     max_tree_nodes = 64
 
@@ -170,7 +170,7 @@ def _noise(state: bytes) -> Tensor:
     return torch.tensor(list(blake2b(state, digest_size=VOCAB).digest())) * (_NOISE / 255)
 
 
-class GuessingDrafter(AutoregressiveDrafter):
+class GuessingDrafter(EagleDrafter):
     """Puts what will be emitted into some path of a tree, for the tiny draft is rarely right."""
 
     def propose(self, sequences: Sequence[SequenceState], *args: Any) -> Proposal:
@@ -236,11 +236,13 @@ class CheckedScheduler(Scheduler):
     def check(self) -> None:
         assert set(self.recurrent.entries) == set(self.running), "entries of others"
         for s in self.running:
-            assert self.recurrent.content(s) == self.true_state(s), f"state after {s.length} rows"
+            assert self.recurrent.content(s) == self.true_state(s), (
+                f"state after {s.num_computed_tokens} rows"
+            )
 
     @staticmethod
     def true_state(sequence: SequenceState) -> bytes:
-        embeds = pair().tables[0].lookup(sequence.ids(0, sequence.length))
+        embeds = pair().tables[0].lookup(sequence.ids(0, sequence.num_computed_tokens))
         prompt: Prompt = sequence.prompt
         prompt.put_visual(embeds, 0)
         state = b""

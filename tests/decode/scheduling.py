@@ -59,7 +59,7 @@ def prompts_of(pair: Pair, layouts: Sequence[list[Any]]) -> tuple[Prompt, ...]:
     for layout in layouts:
         prompt = make_prompt(pair, layout, seed=1)
         counts = [part[0] * part[1] for part in layout if isinstance(part, tuple)]
-        rows = prompt.visual_embeds.split(counts)
+        rows = prompt.vision.embeds.split(counts)
         media = tuple((r.numpy().tobytes(), len(r)) for r in rows)
         found.append(dataclasses.replace(prompt, media=media))
     return tuple(found)

@@ -12,7 +12,7 @@ from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.speculation.accept import Accepted, AcceptedPaths
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.decode.speculation.verify import Wanted, take_draws, verify, wanted_of
+from trt_eagle3.decode.speculation.verify import LogitsForm, logits_form_of, take_draws, verify
 
 __all__ = ["Stub", "verify_step"]
 
@@ -34,11 +34,11 @@ class Stub:
 def verify_step(stubs: Sequence[Stub], proposal: Proposal, logits: Tensor) -> list[Accepted]:
     """What ``stubs`` emit, the first rows of ``proposal`` and of ``logits`` f32 [B, T, V]."""
     samplers = [s.sampler for s in stubs]
-    masks, wanted = TreeMasks(samplers, proposal), wanted_of(samplers)
-    reduced = logits if wanted.reduction is None else wanted.reduction(logits)
-    paths = verify(wanted, samplers, proposal, reduced, masks)
-    found = AcceptedPaths.unpacked(paths.packed().tolist(), proposal.tree.steps)[: len(stubs)]
-    if wanted is Wanted.FLOAT32:
+    masks, logits_form = TreeMasks(samplers, proposal), logits_form_of(samplers)
+    reduced = logits if logits_form.reduction is None else logits_form.reduction(logits)
+    paths = verify(logits_form, samplers, proposal, reduced, masks)
+    found = AcceptedPaths.unpacked(paths.packed().tolist(), proposal.tree.depth)[: len(stubs)]
+    if logits_form is LogitsForm.FLOAT32:
         num_best = [s.sampling.logprobs for s in samplers]
         logprobs = LogprobsReadback(num_best, logits, paths.path, paths.tokens)
         found = [replace(a, logprobs=logprobs.wait(i, len(a.tokens))) for i, a in enumerate(found)]

@@ -37,25 +37,25 @@ class TableDraft:
     """
 
     def __init__(
-        self, table: Table, lengths: Sequence[int], positions: Sequence[int], shift: int = 0
+        self, table: Table, num_rows: Sequence[int], positions: Sequence[int], shift: int = 0
     ) -> None:
         """``shift``: target ids are draft ids plus this."""
         self.embedding = _Tokens()
         self.rows_run = 0
         self._table = table
-        self._lengths, self._positions = lengths, positions
+        self._num_rows, self._positions = num_rows, positions
         self._shift = shift
         self._paths: list[Path] = [()]  # by the number that stands in the features
-        self._slots: list[dict[int, Path]] = [{} for _ in lengths]
-        self._pages = torch.arange(len(lengths), dtype=torch.int32)[:, None]
+        self._slots: list[dict[int, Path]] = [{} for _ in num_rows]
+        self._pages = torch.arange(len(num_rows), dtype=torch.int32)[:, None]
 
     def inputs(self, roots: Sequence[int]) -> DraftInputs:
         """The sequences after their last committed rows."""
-        batch = len(self._lengths)
+        batch = len(self._num_rows)
         return DraftInputs(
             logits=torch.stack([self._table(b, ()) for b in range(batch)]),
             features=torch.zeros(batch, 1),
-            lengths=torch.tensor(self._lengths, dtype=torch.int32),
+            num_computed_tokens=torch.tensor(self._num_rows, dtype=torch.int32),
             roots=torch.tensor(roots),
             positions=torch.tensor(self._positions, dtype=torch.int32),
             state_inputs={"page_table": self._pages},
@@ -92,7 +92,7 @@ class TableDraft:
         first, tail = int(metadata.past[b]), metadata.mask.shape[2]
         written = self._slots[b]
         written[first + tail - embeds.shape[1] + i] = path
-        unmasked = range(self._lengths[b], first)  # every row of this run sees them
+        unmasked = range(self._num_rows[b], first)  # every row of this run sees them
         masked = [first + j for j in range(tail) if metadata.mask[b, i, j]]
         visible = sorted(written[slot] for slot in [*unmasked, *masked])
         assert visible == [path[:n] for n in range(1, len(path) + 1)], (
@@ -135,7 +135,7 @@ def brute_force(table: Table, b: int, tree: DynamicTree, shift: int = 0) -> list
 
     level = children(Node((), 0.0))
     considered = list(level)
-    for _ in range(tree.steps - 1):
+    for _ in range(tree.depth - 1):
         frontier = sorted(level, key=lambda node: -node.score)[: tree.topk]
         level = [child for node in frontier for child in children(node)]
         considered += level

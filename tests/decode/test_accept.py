@@ -71,7 +71,7 @@ def proposal_of(tokens: list[list[int]], parents: list[list[int]]) -> Proposal:
 
 def check(paths: AcceptedPaths, tree: AnyTree, expected: list[Walk]) -> list[int]:
     """Each row accepts what is ``expected``; returns how many random numbers each used."""
-    found = AcceptedPaths.unpacked(paths.packed().tolist(), tree.steps)
+    found = AcceptedPaths.unpacked(paths.packed().tolist(), tree.depth)
     every = zip(paths.path.tolist(), paths.counts.tolist(), found, strict=True)
     assert [Walk(tuple(path[:count]), a.tokens) for path, count, a in every] == expected
     assert paths.last.tolist() == [walk.tokens[-1] for walk in expected]
@@ -361,5 +361,5 @@ def test_logits_that_are_not_finite_emit_nothing() -> None:
         count = tree.num_nodes
         proposal = tree_proposal(tree, torch.tensor([[9, 0, 1][:count]] * 3))
         paths = accept_greedy(proposal, greedy_tokens(logits[:, :count]))
-        found = AcceptedPaths.unpacked(paths.packed().tolist(), tree.steps)
+        found = AcceptedPaths.unpacked(paths.packed().tolist(), tree.depth)
         assert [bool(a.tokens) for a in found] == [True, count == 1, False]

@@ -15,8 +15,8 @@ import torch
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE
 from tests.decode.scheduling import CHAIN, MAX_SEQ_LEN, make_scheduler, pair, prompts
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.speculation.autoregressive import LastRow
 from trt_eagle3.decode.speculation.backfill import DraftBackfill
+from trt_eagle3.decode.speculation.eagle import LastRow
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.decode.warm_up import run_backfills
 from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN
@@ -74,7 +74,9 @@ def backfilled(*, fixed: bool, batched: bool) -> list[LastRow]:
     assert all(len(s.deferred) == 5 for s in sequences)
     runs = [backfill.run(some) for some in ([sequences] if batched else [[s] for s in sequences])]
     assert sum(runs) == 15
-    assert all(not s.deferred and s.draft_length == s.length for s in sequences)
+    assert all(
+        not s.deferred and s.num_draft_computed_tokens == s.num_computed_tokens for s in sequences
+    )
     return [s.draft for s in sequences if s.draft]
 
 

@@ -560,7 +560,7 @@ def test_metrics_show_what_the_last_cycle_drafted(
     assert now.plain_cycles == (drafted == 0)
 
 
-def test_request_whose_pictures_are_looked_at_counts(
+def test_request_whose_images_are_looked_at_counts(
     engine: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode_images, counted = VisionEncoder.encode, list[int]()
@@ -577,7 +577,7 @@ def test_request_whose_pictures_are_looked_at_counts(
     assert counted == [1]
 
 
-def test_text_does_not_wait_while_pictures_are_prepared(
+def test_text_does_not_wait_while_images_are_prepared(
     engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare, ready = PromptPreprocessor.run, threading.Event()
@@ -589,12 +589,12 @@ def test_text_does_not_wait_while_pictures_are_prepared(
 
     monkeypatch.setattr(PromptPreprocessor, "run", slowly)
     image = Image.new("RGB", (64, 64), "red")
-    pictures = [
+    images = [
         engine.submit(Request("What is this?", images=[image], sampling=TWO)) for _ in range(4)
     ]
     assert engine.generate(PROMPTS[0]).text == expected[0]
     ready.set()
-    assert {answer.finish().finish_reason for answer in pictures} == {"length"}
+    assert {answer.finish().finish_reason for answer in images} == {"length"}
 
 
 def decoders_at_work(engine: LLM) -> int:
@@ -702,7 +702,7 @@ def test_request_that_no_thread_prepares_is_refused_and_not_counted(
     settle(engine)
 
 
-def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LLM) -> None:
+def test_cancelled_request_is_answered_while_its_images_are_decoded(engine: LLM) -> None:
     """As ``max_request_s`` and clients that hang up cancel it."""
     engine.submit(picture_of(SMALL)).finish()
     answer = engine.submit(picture_of(SLOW))
@@ -716,7 +716,7 @@ def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LL
     settle(engine)
 
 
-def test_pictures_of_one_client_hold_nobody_else(engine: LLM) -> None:
+def test_images_of_one_client_hold_nobody_else(engine: LLM) -> None:
     engine.submit(picture_of(SMALL)).finish()
     slow = [engine.submit(picture_of(SLOW, "greedy")) for _ in range(4)]
     wait_for(lambda: decoders_at_work(engine) > 1)
@@ -745,7 +745,7 @@ def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(
     answer = engine.submit(picture_of(SLOW))
     wait_for(lambda: decoders_at_work(engine) == 1)
     assert engine.generate(PROMPTS[0]).text == expected[0]
-    assert not answer.over, "steps wait for nobody's pictures"
+    assert not answer.over, "steps wait for nobody's images"
     answered.set()
     with pytest.raises(UserError, match=r"not decoded within 0\.3 s"):
         answer.finish()

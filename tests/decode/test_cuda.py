@@ -188,13 +188,13 @@ def test_prompts_whose_draft_was_captured_are_drafted_for_alike(
 
 
 @pytest.mark.parametrize("name", ["float32", "adaptive", "tree", "dynamic"])
-def test_prompts_admitted_together_keep_their_pictures(engines: dict[str, LLM], name: str) -> None:
-    """Small pictures of one shape go through one captured graph, whose outputs the next ones
+def test_prompts_admitted_together_keep_their_images(engines: dict[str, LLM], name: str) -> None:
+    """Small images of one shape go through one captured graph, whose outputs the next ones
     overwrite.
     """
-    pictures = sorted(examples("heldout", 12, 24, kinds=("image",)), key=lambda e: e.images[0].size)
+    images = sorted(examples("heldout", 12, 24, kinds=("image",)), key=lambda e: e.images[0].size)
     asked = [
-        Request(e.prompt, list(e.images), sampling=SamplingParams(max_tokens=64)) for e in pictures
+        Request(e.prompt, list(e.images), sampling=SamplingParams(max_tokens=64)) for e in images
     ]
     alone = [engines["cpu"].submit(request).finish().token_ids for request in asked]
     for _ in range(3):  # shapes seen, captured
@@ -261,7 +261,7 @@ def waits() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("drafting", [True, False])
 def test_a_prefill_waits_for_nothing(engines: dict[str, LLM], drafting: bool) -> None:
-    """Neither pictures, nor their rows, nor the draft over them: a step may still run."""
+    """Neither images, nor their rows, nor the draft over them: a step may still run."""
     engine = engines["bfloat16"]
     bundle, pool = engine.bundle, engine._started().pool
     prepare, vision = bundle.preprocessor(), bundle.vision_encoder()

@@ -29,10 +29,10 @@ from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, TargetIds
 from trt_eagle3.decode.memory.kv_cache import KVCache
 from trt_eagle3.decode.request.prompt import Prompt
-from trt_eagle3.decode.speculation import autoregressive
+from trt_eagle3.decode.speculation import eagle
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.speculation.proposal import tree_proposal
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
@@ -67,7 +67,7 @@ BUSHY = Tree.from_paths(
 )
 WIDE = Tree.from_paths([(i,) for i in range(8)] + [(i, j) for i in range(3) for j in range(4)])
 LATE = Tree.from_paths([(0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (2, 1, 1)])
-DYNAMIC = DynamicTree(steps=3, topk=3, num_nodes=10)
+DYNAMIC = DynamicTree(depth=3, topk=3, num_nodes=10)
 TREES = {"chain": CHAIN, "bushy": BUSHY, "wide": WIDE, "late": LATE, "dynamic": DYNAMIC}
 TEXT = [9]
 IMAGES = [3, (2, 3), 2, (2, 2), 3]
@@ -145,20 +145,24 @@ def test_trees_of_these_tests_do_get_accepted_and_need_compaction(
 
 def lose_extend_rows(patch: Any) -> None:
     """The draft keeps the rows that it drafted from its own features; only the last is extended."""
-    extend = AutoregressiveDrafter.extend
+    extend = EagleDrafter.extend
 
     def last_only(
         self: Any, batch: DeviceBatch, proposal: Any, paths: AcceptedPaths, aux: Any, **options: Any
     ) -> Any:
         skip = int(paths.counts[0]) - 1
-        late = replace(batch, lengths=batch.lengths + skip, positions=batch.positions + skip)
+        late = replace(
+            batch,
+            num_computed_tokens=batch.num_computed_tokens + skip,
+            positions=batch.positions + skip,
+        )
         one = torch.ones_like(paths.counts)
         tokens, node = paths.tokens[:, skip : skip + 1], int(paths.path[0, skip])
         last = replace(paths, counts=one, tokens=tokens, path=torch.zeros_like(tokens))
         alone = tree_proposal(Tree.root_only(), proposal.tokens[:, :1])
         return extend(self, late, alone, last, aux[:, [node]], **options)
 
-    patch.setattr(AutoregressiveDrafter, "extend", last_only)
+    patch.setattr(EagleDrafter, "extend", last_only)
 
 
 def roll_features(patch: Any) -> None:
@@ -168,7 +172,7 @@ def roll_features(patch: Any) -> None:
 
 def stale_features(patch: Any) -> None:
     """Rows of verified tokens get the draft's own last features instead of the target's."""
-    forward, fuse, extend = DraftRunner.forward, DraftRunner.fuse, AutoregressiveDrafter.extend
+    forward, fuse, extend = DraftRunner.forward, DraftRunner.fuse, EagleDrafter.extend
     last: dict[str, Any] = {"extends": False}
 
     def noted(self: DraftRunner, *args: Any) -> Any:
@@ -188,7 +192,7 @@ def stale_features(patch: Any) -> None:
 
     patch.setattr(DraftRunner, "forward", noted)
     patch.setattr(DraftRunner, "fuse", stale)
-    patch.setattr(AutoregressiveDrafter, "extend", extended)
+    patch.setattr(EagleDrafter, "extend", extended)
 
 
 def lose_rope_delta(owner: type, method: str) -> Callable[[Any], None]:
@@ -199,7 +203,8 @@ def lose_rope_delta(owner: type, method: str) -> Callable[[Any], None]:
 
         def wrong(self: Any, *args: Any, **options: Any) -> Any:
             lost = [
-                replace(x, positions=x.lengths) if isinstance(x, DeviceBatch) else x for x in args
+                replace(x, positions=x.num_computed_tokens) if isinstance(x, DeviceBatch) else x
+                for x in args
             ]
             return original(self, *lost, **options)
 
@@ -220,9 +225,9 @@ def mix_slot_and_position(patch: Any) -> None:
 def shift_draft_position(by: Callable[[int, int], int]) -> Callable[[Any], None]:
     def plant(patch: Any) -> None:
         patch.setattr(
-            autoregressive,
+            eagle,
             "draft_decode_position",
-            lambda _m, length, position: by(length, position),
+            lambda _m, num_rows, position: by(num_rows, position),
         )
 
     return plant
@@ -237,8 +242,8 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
         lambda patch: patch.setattr(KVCache, "move", lambda *_: None),
     ),
     "rope delta lost in verify": ("target", lose_rope_delta(Stepper, "_rows")),
-    "rope delta lost in extend": ("extend", lose_rope_delta(AutoregressiveDrafter, "extend")),
-    "rope delta lost in propose": ("tree", lose_rope_delta(AutoregressiveDrafter, "_grow")),
+    "rope delta lost in extend": ("extend", lose_rope_delta(EagleDrafter, "extend")),
+    "rope delta lost in propose": ("tree", lose_rope_delta(EagleDrafter, "_grow")),
     "draft position off by one": ("tree", shift_draft_position(lambda _, position: position + 1)),
     "slot taken from position": ("target", mix_slot_and_position),
     "tree mask lost": (
@@ -361,7 +366,7 @@ def test_run_decodes_plainly_once_the_tree_no_longer_fits(pairs: Callable[[str],
     pair = pairs("3d")
     prompt = make_prompt(pair, TEXT, seed=1)
     done = run(pair, prompt, WIDE, num_tokens=1000, max_seq_len=50)
-    assert all(proposal.length + WIDE.num_nodes < 50 for proposal in done.recorder.proposals)
+    assert all(proposal.num_rows + WIDE.num_nodes < 50 for proposal in done.recorder.proposals)
     first_plain = 1 + len(done.recorder.proposals)
     assert 1 < first_plain < len(done.passes)
     assert {len(tokens) for tokens in done.passes[first_plain:]} == {1}

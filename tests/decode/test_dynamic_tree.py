@@ -32,7 +32,7 @@ class Case:
     tree: DynamicTree
     rows: Tensor
     salt: int
-    lengths: tuple[int, ...]
+    num_rows: tuple[int, ...]
     positions: tuple[int, ...]
 
     def table(self, b: int, path: Path) -> Tensor:
@@ -40,8 +40,8 @@ class Case:
         return self.rows[hash((self.salt, b, *path)) % len(self.rows)]
 
     def propose(self, tree: DynamicTree | Tree) -> Proposal:
-        draft = TableDraft(self.table, self.lengths, self.positions, SHIFT)
-        roots = [10 + b for b in range(len(self.lengths))]
+        draft = TableDraft(self.table, self.num_rows, self.positions, SHIFT)
+        roots = [10 + b for b in range(len(self.num_rows))]
         made = TreeGrower(draft).grow(tree, draft.inputs(roots))
         assert draft.rows_run == tree.num_draft_rows
         return made
@@ -70,7 +70,7 @@ def check(case: Case) -> None:
     them.
     """
     made = case.propose(case.tree)
-    for b in range(len(case.lengths)):
+    for b in range(len(case.num_rows)):
         paths = paths_of(made.tokens[b], made.parents[b])
         assert paths == brute_force(case.table, b, case.tree, SHIFT)
         assert int(made.tokens[b, 0]) == 10 + b
@@ -95,7 +95,7 @@ def test_dynamic_tree_of_any_table_is_what_brute_force_builds(case: Case) -> Non
 def test_static_tree_takes_the_ranks_of_its_shape_after_every_path(case: Case) -> None:
     paths = [(0,), (2,), (0, 1), (2, 0), (2, 3), (2, 0, 0), (2, 3, 1)]
     made = case.propose(Tree.from_paths(paths))
-    for b in range(len(case.lengths)):
+    for b in range(len(case.num_rows)):
         expected: dict[Path, Path] = {(): ()}
         for path in sorted(paths, key=lambda path: (len(path), path)):
             above = expected[path[:-1]]
@@ -156,7 +156,7 @@ def test_draft_that_overflows_still_proposes_a_tree(bad: float, where: Path) -> 
     def table(_: int, path: Path) -> Tensor:
         return rows[int(path == where)]
 
-    draft = TableDraft(table, EQUAL.lengths, EQUAL.positions, SHIFT)
+    draft = TableDraft(table, EQUAL.num_rows, EQUAL.positions, SHIFT)
     made = TreeGrower(draft).grow(EQUAL.tree, draft.inputs([10, 11]))
     for b in range(2):
         paths = paths_of(made.tokens[b], made.parents[b])

@@ -21,10 +21,10 @@ ONE, OTHER = (cast(SequenceState, object()) for _ in range(2))
 
 def test_joined_emissions_have_every_token_once_in_order() -> None:
     first = Emission(ONE, (5,), begins=True)
-    cycle = Emission(ONE, (6, 7), full=True, steps=3)
-    beside = Emission(OTHER, (8,), steps=0)
+    cycle = Emission(ONE, (6, 7), full=True, tree_depth=3)
+    beside = Emission(OTHER, (8,), tree_depth=0)
     assert joined([first, beside, cycle]) == [
-        Emission(ONE, (5, 6, 7), begins=True, full=True, steps=3),
+        Emission(ONE, (5, 6, 7), begins=True, full=True, tree_depth=3),
         beside,
     ]
 
@@ -33,15 +33,18 @@ def test_joined_emission_keeps_the_error_of_the_cycle() -> None:
     error = EngineFailedError("no numbers")
     (found,) = joined([Emission(ONE, (5,), begins=True), Emission(ONE, (), error=error)])
     assert (found.tokens, found.begins, found.error) == ((5,), True, error)
-    assert [(p.tokens, p.steps) for p in found.parts] == [((5,), None)]
+    assert [(p.tokens, p.tree_depth) for p in found.parts] == [((5,), None)]
 
 
 def test_parts_are_those_of_each_forward_and_only_the_last_is_full() -> None:
-    found = Emission(ONE, (5, 6, 7), begins=True, full=True, steps=2).parts
-    assert [(p.tokens, p.steps, p.full) for p in found] == [((5,), None, False), ((6, 7), 2, True)]
+    found = Emission(ONE, (5, 6, 7), begins=True, full=True, tree_depth=2).parts
+    assert [(p.tokens, p.tree_depth, p.full) for p in found] == [
+        ((5,), None, False),
+        ((6, 7), 2, True),
+    ]
     alone = Emission(ONE, (5,), begins=True, full=True).parts
-    assert [(p.tokens, p.steps, p.full) for p in alone] == [((5,), None, True)]
-    assert [p.tokens for p in Emission(ONE, (6, 7), steps=2).parts] == [(6, 7)]
+    assert [(p.tokens, p.tree_depth, p.full) for p in alone] == [((5,), None, True)]
+    assert [p.tokens for p in Emission(ONE, (6, 7), tree_depth=2).parts] == [(6, 7)]
     assert Emission(ONE, (), error=EngineFailedError("no numbers")).parts == []
 
 

@@ -16,8 +16,8 @@ def run(trial: FilterTrial, trees: int, *, forbidden: float, as_is: int, kept: i
     """
     found = []
     for _ in range(trees):
-        found.append(trial.wanted)
-        filtered = trial.wanted
+        found.append(trial.filters)
+        filtered = trial.filters
         trial.add(0.0 if filtered else forbidden, kept if filtered else as_is, filtered=filtered)
     return found
 
@@ -47,4 +47,4 @@ def test_trial_in_a_batch_that_keeps_no_draft_stays_wanted() -> None:
     trial = FilterTrial()
     for _ in range(50):
         trial.add(0.9, 1, filtered=False)
-    assert trial.wanted
+    assert trial.filters

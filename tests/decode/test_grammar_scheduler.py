@@ -79,7 +79,7 @@ def sequence(
     if sampling.grammar is not None:
         early = {"min_tokens": sampling.min_tokens, "ignore_eos": sampling.ignore_eos}
         state = GrammarState(matcher(sampling.grammar).deep_copy(), [END], VOCAB, **early)
-        state.trial.wanted = index % 4 == 0  # some drafts are kept to it from the beginning
+        state.trial.filters = index % 4 == 0  # some drafts are kept to it from the beginning
     return SequenceState(prompts()[index], pool, VOCAB, sampling, drafting, state, [END])
 
 
@@ -166,7 +166,7 @@ def test_sampled_answers_obey_their_grammar_and_come_again(tree: str, ahead: boo
         asked = [sequence(i, pool, True, {**options, "seed": i}) for i in (0, 1, 3)]
         for s in asked:
             assert s.sampler.grammar is not None
-            s.sampler.grammar.trial.wanted = wanted
+            s.sampler.grammar.trial.filters = wanted
         run(asked, pool, TREES[tree])
         found.append([answer_of(s) for s in asked])
     assert found[0] == found[1]
@@ -183,7 +183,7 @@ def test_filtered_drafts_are_accepted_more_often(monkeypatch: pytest.MonkeyPatch
         asked = [sequence(0, pool, True), sequence(4, pool, True)]
         for s in asked:
             assert s.sampler.grammar is not None
-            s.sampler.grammar.trial.wanted = wanted
+            s.sampler.grammar.trial.filters = wanted
         with pytest.MonkeyPatch.context() as patch:
             calls = count_calls(patch, TreeMasks, "compute")
             run(asked, pool, TREES["chain"])

@@ -98,7 +98,7 @@ def test_what_has_no_room_has_nothing() -> None:
     pool, prefixes = full_of_prefixes(4)
     manager, s = PageManager(states(), prefixes), sequence(6, pool, drafting=False)
     assert not manager.begin(s, 5 * PAGE_SIZE)
-    assert (s.length, len(s.pages.held)) == (0, 0)
+    assert (s.num_computed_tokens, len(s.pages.held)) == (0, 0)
     assert manager.begin(s, 2 * PAGE_SIZE)
     assert len(s.pages.held) == 2
     manager.release(s)

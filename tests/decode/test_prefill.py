@@ -49,7 +49,7 @@ def test_first_tokens_are_those_of_prompts_that_end() -> None:
 
 def test_first_tokens_of_logits_that_are_not_finite_are_none() -> None:
     ends, other = ending()
-    other.length = 8
+    other.num_computed_tokens = 8
     logits = logits_of(3, 7)
     logits[0][5] = torch.nan
     FirstTokens([(ends, 9), (other, 9)], logits).append()
@@ -124,7 +124,7 @@ def test_next_chunk_is_launched_before_first_tokens_are_read(
     assert [e.sequence for e in emissions] == [last, first]  # once, with a step of both
     assert [e.begins for e in emissions] == [True, False]
     assert [len(e.parts) for e in emissions] == [2, 1]
-    assert all(e.steps == CHAIN.steps for e in emissions)
+    assert all(e.tree_depth == CHAIN.depth for e in emissions)
     assert events == ["launch", "launch", "read", "read"]
 
 

@@ -20,7 +20,7 @@ from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.segment import Segment
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.engine.torch.capture.draft_pieces import DraftPieces
 from trt_eagle3.engine.torch.session import TorchSession
 
@@ -65,7 +65,7 @@ def answers_of(path: Path, *, captured: bool) -> list[tuple[tuple[int, ...], tup
         core = engine._started()
         if captured:
             drafter = bundle.decoder.drafter
-            assert isinstance(drafter, AutoregressiveDrafter)
+            assert isinstance(drafter, EagleDrafter)
             session = drafter.runner._draft
             assert isinstance(session, TorchSession)
             assert core.pool.table_len is not None

@@ -95,7 +95,7 @@ def test_lists_may_be_none_and_become_tuples() -> None:
     assert sampling.stop == ("a",)
 
 
-def test_pictures_of_messages_stand_in_the_messages() -> None:
+def test_images_of_messages_stand_in_the_messages() -> None:
     with pytest.raises(
         UserError, match="images and videos: expected none beside a list of messages"
     ):

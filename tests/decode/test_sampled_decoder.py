@@ -22,8 +22,8 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
 from trt_eagle3.decode.speculation.dynamic_tree import DynamicTree
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.spec import RopeSpec
@@ -33,7 +33,7 @@ TREES: dict[str, AnyTree | None] = {
     "plain": None,
     "chain": Tree.from_paths([(0,), (0, 0), (0, 0, 0)]),
     "static tree": Tree.from_paths([(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0)]),
-    "dynamic tree": DynamicTree(steps=3, topk=3, num_nodes=10),
+    "dynamic tree": DynamicTree(depth=3, topk=3, num_nodes=10),
 }
 LAYOUTS: dict[str, list[Any]] = {"text": [9], "image": [3, (2, 2), 2]}
 SAMPLING = SamplingParams(
@@ -62,7 +62,7 @@ def decoder(pair: Pair) -> Decoder:
     draft = DraftRunner(
         sessions["fuse"], sessions["draft"], states["draft"], pair.tables[1], pair.d2t
     )
-    drafter = AutoregressiveDrafter(draft, m, max_rows=PREFILL_CHUNK)
+    drafter = EagleDrafter(draft, m, max_rows=PREFILL_CHUNK)
     return Decoder(target, drafter, max_seq_len=96, prefill_chunk=PREFILL_CHUNK)
 
 
@@ -72,9 +72,9 @@ def logits_after(pair: Pair, prompt: Prompt, answer: Sequence[int]) -> list[floa
     visual = torch.zeros(len(tokens), dtype=torch.bool)
     visual[: len(prompt.token_ids)] = prompt.visual_rows
     embeds = pair.tables[0].lookup(tokens)
-    embeds[visual] = prompt.visual_embeds
+    embeds[visual] = prompt.vision.embeds
     positions = prompt.positions(0, len(tokens)).long()
-    states = pair.target.states(embeds, positions, visual, prompt.visual_levels)
+    states = pair.target.states(embeds, positions, visual, prompt.vision.visual_levels)
     return states.logits[-1].tolist()  # type: ignore[no-any-return]
 
 
@@ -94,7 +94,7 @@ def answers(
     for s in batch:
         s.pages.reserve(len(prompt.token_ids))
     while not batch[0].prefilled:
-        step = min(PREFILL_CHUNK, batch[0].num_prefill - batch[0].length)
+        step = min(PREFILL_CHUNK, batch[0].num_prefill - batch[0].num_computed_tokens)
         decoder.prefiller.run([(s, step) for s in batch]).append()
     cycles = 0
     while lacking := [s for s in batch if len(s.tokens) < count]:

@@ -33,7 +33,7 @@ from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.schedule import scheduler as scheduler_module
 from trt_eagle3.decode.speculation.accept import NO_TOKEN
-from trt_eagle3.decode.speculation.verify import Wanted, verify
+from trt_eagle3.decode.speculation.verify import LogitsForm, verify
 from trt_eagle3.decode.step import prefill, stepper
 from trt_eagle3.decode.step.prefill import FirstTokens, Prefiller
 from trt_eagle3.errors import DeviceMemoryError, EngineFailedError
@@ -85,9 +85,9 @@ def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
         scheduler.step()
     scheduler.add(long)
     for _ in range(-(-33 // PREFILL_CHUNK)):
-        before = long.length
+        before = long.num_computed_tokens
         assert [e.sequence for e in scheduler.step() if e.sequence is short] == [short]
-        assert long.length - before <= PREFILL_CHUNK
+        assert long.num_computed_tokens - before <= PREFILL_CHUNK
     assert long.prefilled
 
 
@@ -259,7 +259,7 @@ def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch
     assert pool.num_used == 0
 
 
-def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() -> None:
+def test_cycles_wait_for_one_prompts_images_at_a_time_and_nobody_keeps_them() -> None:
     expected = {i: solo(i) for i in (2, 1, 5)}
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     encoder = Encoding()
@@ -298,10 +298,12 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
                 row[1] = value
         return FirstTokens(chunks, logits)
 
-    def overflow(wanted: Wanted, samplers: Any, proposal: Any, reduced: Any, *rest: Any) -> Any:
-        assert wanted is Wanted.TOKENS
+    def overflow(
+        logits_form: LogitsForm, samplers: Any, proposal: Any, reduced: Any, *rest: Any
+    ) -> Any:
+        assert logits_form is LogitsForm.TOKENS
         reduced[[s is bad.sampler for s in samplers], -1] = NO_TOKEN  # as of any such logits
-        return verify(wanted, samplers, proposal, reduced, *rest)
+        return verify(logits_form, samplers, proposal, reduced, *rest)
 
     scheduler.add(good)
     while not good.prefilled:
@@ -332,7 +334,7 @@ def test_step_for_nobody_but_lagging_readers_does_nothing() -> None:
     s.backpressured = True
     assert scheduler.idle
     assert scheduler.step() == []
-    assert s.length == PREFILL_CHUNK
+    assert s.num_computed_tokens == PREFILL_CHUNK
 
 
 def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:

@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
     def nobody_writes_into_a_page_of_others(self) -> None:
         for asked in getattr(self, "asked", []):
             s = asked.sequence
-            own = s.pages.held[s.length // PAGE_SIZE :]
+            own = s.pages.held[s.num_computed_tokens // PAGE_SIZE :]
             assert all(self.pool.owners(page) == 1 for page in own)
 
     @invariant()
@@ -129,10 +129,10 @@ class Machine(RuleBasedStateMachine):
         for asked in getattr(self, "asked", []):
             s = asked.sequence
             if s.drafting:
-                assert s.draft_length + len(s.deferred) == s.length
-            assert s.draft is None or s.draft_length
+                assert s.num_draft_computed_tokens + len(s.deferred) == s.num_computed_tokens
+            assert s.draft is None or s.num_draft_computed_tokens
             if s not in self.scheduler.running:
-                assert (s.length, len(s.pages.held), s.draft) == (0, 0, None)
+                assert (s.num_computed_tokens, len(s.pages.held), s.draft) == (0, 0, None)
 
     def teardown(self) -> None:
         """Without pressure everybody gets an answer, and every page comes back."""

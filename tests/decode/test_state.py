@@ -34,7 +34,7 @@ from trt_eagle3.decode.memory.state import LayerStates, PagedStates, Prefix, lay
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.step.prefill import Prefiller
 from trt_eagle3.errors import EngineFailedError, UserError
 from trt_eagle3.spec import StateSpec
@@ -235,14 +235,14 @@ def test_cancelled_and_failed_sequences_leave_nothing(monkeypatch: pytest.Monkey
 def test_prefill_that_is_run_again_commits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft runs out of memory after the target's forward; each prompt is then tried alone."""
     expected = [alone(i) for i in (0, 3)]
-    prefill = AutoregressiveDrafter.prefill
+    prefill = EagleDrafter.prefill
 
-    def narrow(self: AutoregressiveDrafter, rows: PromptRows, *args: Any) -> None:
+    def narrow(self: EagleDrafter, rows: PromptRows, *args: Any) -> None:
         if len(rows.segments) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         prefill(self, rows, *args)
 
-    monkeypatch.setattr(AutoregressiveDrafter, "prefill", narrow)
+    monkeypatch.setattr(EagleDrafter, "prefill", narrow)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(HashStates(0), None, lambda _: CHAIN)
     scheduler._decoder.prefill_chunk = 64  # both in one forward
@@ -337,12 +337,14 @@ def _snapshot_of_another_page(patch: pytest.MonkeyPatch) -> None:
 
 def _save_anywhere(patch: pytest.MonkeyPatch) -> None:
     """Chunks end anywhere, and what is saved there passes for the last page's end."""
-    patch.setattr(PageManager, "chunk_end", lambda _, s, n: min(s.length + n, s.num_prefill))
+    patch.setattr(
+        PageManager, "chunk_end", lambda _, s, n: min(s.num_computed_tokens + n, s.num_prefill)
+    )
 
     def save(self: PageManager, sequences: list[SequenceState]) -> None:
         for s in sequences:
-            if s.length >= PAGE_SIZE and (snapshot := self._snapshot(s)) is not None:
-                stale = s.snapshots.pop(s.length // PAGE_SIZE, None)
+            if s.num_computed_tokens >= PAGE_SIZE and (snapshot := self._snapshot(s)) is not None:
+                stale = s.snapshots.pop(s.num_computed_tokens // PAGE_SIZE, None)
                 if stale:
                     stale.release()
                 s.keep_snapshot(snapshot)

@@ -36,7 +36,7 @@ from trt_eagle3.decode.policy.speculation import SpeculationPolicy
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.speculation import backfill
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import TreeGrower
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.step import stepper
@@ -222,14 +222,16 @@ def test_drafts_of_sequences_without_a_tree_are_backfilled_one_after_the_other(
         scheduler.add(s)
     num_backfilled = 0
     while len(asked[0].tokens) < 24:
-        before = [s.draft_length for s in asked]
+        before = [s.num_draft_computed_tokens for s in asked]
         scheduler.step()
-        grown = [s.draft_length > n for s, n in zip(asked, before, strict=True)]
+        grown = [s.num_draft_computed_tokens > n for s, n in zip(asked, before, strict=True)]
         num_backfilled += sum(grown) if all(before) else 0
         assert sum(grown) <= 1 or not all(before)
         assert all(len(s.deferred) <= 8 for s in asked)
     assert num_backfilled >= 6
-    assert all(s.draft_length + len(s.deferred) == s.length for s in asked)
+    assert all(
+        s.num_draft_computed_tokens + len(s.deferred) == s.num_computed_tokens for s in asked
+    )
 
 
 @pytest.mark.parametrize("tree", [name for name in TREES if TREES[name]])
@@ -248,7 +250,9 @@ def test_sequences_without_a_draft_share_steps_with_those_that_draft(
     while scheduler.running or scheduler.waiting:
         for emission in scheduler.step():
             assert emission.error is None
-            assert emission.steps in ((None, 0) if not emission.sequence.drafting else ANY_STEPS)
+            assert emission.tree_depth in (
+                (None, 0) if not emission.sequence.drafting else ANY_STEPS
+            )
             if len(emission.sequence.tokens) >= MAX_TOKENS or emission.full:
                 scheduler.remove(emission.sequence)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
@@ -261,7 +265,7 @@ def test_sequence_without_draft_goes_on_where_those_that_draft_are_cancelled(
 ) -> None:
     """A step is in flight for both, after which the next trees were to be proposed."""
     monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", 1)
-    monkeypatch.setattr(AutoregressiveDrafter, "waits_for_host", lambda *_: True)
+    monkeypatch.setattr(EagleDrafter, "waits_for_host", lambda *_: True)
     scheduler, asked = shared_steps(0)
     while min(len(s.tokens) for s in asked) < 3:
         scheduler.step()
@@ -305,7 +309,7 @@ def test_tokens_are_on_their_way_before_the_draft_works(
     """The host has them while the device extends and proposes, and launches the next step then."""
     monkeypatch.setattr(stepper, "_LAUNCHED_AHEAD", many)
     scheduler, _, done = decoding(CHAIN, monkeypatch)
-    done.watch(monkeypatch, (Readback, "__init__"), (AutoregressiveDrafter, "extend"))
+    done.watch(monkeypatch, (Readback, "__init__"), (EagleDrafter, "extend"))
     for _ in range(3):
         scheduler.step()
     assert [n for n in done if n in ("__init__", "extend")] == ["__init__", "extend"] * 3

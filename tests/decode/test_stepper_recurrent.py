@@ -225,7 +225,7 @@ def test_widths_that_change_by_live_cost_change_nothing_that_is_said(
 
     def timed(*args: Any) -> Any:
         done = step(*args)
-        drafted.append(done.tree.steps if done.tree else 0)
+        drafted.append(done.tree.depth if done.tree else 0)
         clock.now += 0.01 + 0.02 * abs(drafted[-1] - cheap)
         return done
 

@@ -42,7 +42,7 @@ DRAFT = TARGET + torch.randn(VOCAB, VOCAB, generator=_NOISE)
 SHAPES: dict[str, AnyTree] = {
     "chain": Tree.from_paths([(0,), (0, 0), (0, 0, 0)]),
     "static tree": Tree.from_paths([(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
-    "dynamic tree": DynamicTree(steps=3, topk=3, num_nodes=10),
+    "dynamic tree": DynamicTree(depth=3, topk=3, num_nodes=10),
 }
 TREE = SHAPES["static tree"]
 GARBAGE = math.nan  # logits of what is not verified

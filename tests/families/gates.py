@@ -9,7 +9,7 @@ from tests.parity.conftest import OPTIONAL, without
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.multimodal import Video
 from trt_eagle3.parity.record.engine import RecordingEngine
-from trt_eagle3.parity.record.workload import Case, _frames, picture
+from trt_eagle3.parity.record.workload import Case, _frames, draw_image
 from trt_eagle3.parity.reference.sources import read_sources
 from trt_eagle3.parity.report.summary import Findings
 from trt_eagle3.parity.run import Validation
@@ -25,8 +25,8 @@ def questions(frame_side: int) -> list[Question]:
     """
     video = Video(_frames(8, (frame_side, frame_side)), fps=7.0)
     return [
-        Question("What is this?", [picture(1, (72, 100))]),
-        Question("What moves, and where?", [picture(2, (40, 64))], videos=[video]),
+        Question("What is this?", [draw_image(1, (72, 100))]),
+        Question("What moves, and where?", [draw_image(2, (40, 64))], videos=[video]),
     ]
 
 

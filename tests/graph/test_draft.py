@@ -61,7 +61,7 @@ def open_draft(manifest: Eagle3Manifest) -> DraftRunner:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class DrawnRows:
     """Drafting of ``parents`` after a prompt; positions are random, so that no axis can stand
     for another.
     """
@@ -72,7 +72,7 @@ class Rows:
     positions: Tensor
 
     @classmethod
-    def draw(cls, m: Eagle3Manifest, parents: Sequence[int], seed: int) -> Rows:
+    def draw(cls, m: Eagle3Manifest, parents: Sequence[int], seed: int) -> DrawnRows:
         generator = torch.Generator().manual_seed(seed)
         count = PROMPT_ROWS + len(parents)
         return cls(
@@ -192,7 +192,7 @@ def test_draft_variant_over_a_cache_equals_recomputation(
     variant: str, parents: Sequence[int], tmp_path: Path
 ) -> None:
     draft = random_draft(tmp_path, **VARIANTS[variant])
-    rows = Rows.draw(draft.manifest, parents, seed=1)
+    rows = DrawnRows.draw(draft.manifest, parents, seed=1)
     assert rows.error(open_draft(draft.manifest), draft) < FLOAT32_TOLERANCE
 
 
@@ -229,7 +229,7 @@ def test_draft_of_any_combination_equals_recomputation(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         draft = random_draft(Path(directory), **fields)
-        rows = Rows.draw(draft.manifest, parents, fields["seed"])
+        rows = DrawnRows.draw(draft.manifest, parents, fields["seed"])
         assert rows.error(open_draft(draft.manifest), draft) < FLOAT32_TOLERANCE
 
 
@@ -252,7 +252,7 @@ DEVIATIONS: dict[str, Any] = {
 def test_draft_deviation_in_one_field_is_caught(field: str, tmp_path: Path) -> None:
     draft = random_draft(tmp_path, num_layers=2)
     wrong = dataclasses.replace(draft.manifest, **{field: DEVIATIONS[field]})
-    rows = Rows.draw(draft.manifest, TREE, seed=1)
+    rows = DrawnRows.draw(draft.manifest, TREE, seed=1)
     assert rows.error(open_draft(draft.manifest), draft) < FLOAT32_TOLERANCE
     assert rows.error(open_draft(wrong), draft) > FAULT_FLOOR
 
@@ -271,7 +271,7 @@ def test_draft_deviation_in_one_field_is_caught(field: str, tmp_path: Path) -> N
 )
 def test_draft_deviation_in_rope_is_caught(rope: RopeSpec, tmp_path: Path) -> None:
     draft = random_draft(tmp_path, rope=RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1)))
-    rows = Rows.draw(draft.manifest, TREE, seed=1)
+    rows = DrawnRows.draw(draft.manifest, TREE, seed=1)
     assert (
         rows.error(open_draft(dataclasses.replace(draft.manifest, rope=rope)), draft) > FAULT_FLOOR
     )
@@ -291,4 +291,6 @@ def test_draft_with_two_tensors_swapped_is_caught(left: str, right: str, tmp_pat
     wrong = dataclasses.replace(
         draft.manifest, tensors={**tensors, left: tensors[right], right: tensors[left]}
     )
-    assert Rows.draw(draft.manifest, TREE, seed=1).error(open_draft(wrong), draft) > FAULT_FLOOR
+    assert (
+        DrawnRows.draw(draft.manifest, TREE, seed=1).error(open_draft(wrong), draft) > FAULT_FLOOR
+    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.checkpoint.drafts import Geometry, target_spec
 from tests.checkpoint.test_draft import KINDS
-from tests.graph.test_draft import CHAIN, PAGE_SIZE, TREE, Rows
+from tests.graph.test_draft import CHAIN, PAGE_SIZE, TREE, DrawnRows
 from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest
@@ -68,6 +68,6 @@ def test_draft_of_every_producer_equals_plain_pytorch(
     geometry = options.get("geometry") or Geometry()
     manifest = read_draft(tmp_path / "draft", target_spec(geometry), cache=tmp_path / "cache")
     manifest, weights = with_target_head(manifest, weights, tmp_path / "head")
-    rows = Rows.draw(manifest, parents, seed=2)
+    rows = DrawnRows.draw(manifest, parents, seed=2)
     runner = open_runner(manifest, manifest.tensors["lm_head.weight"], backend, tmp_path)
     assert rows.error(runner, Eagle3Reference(manifest, weights)) < FLOAT32_TOLERANCE

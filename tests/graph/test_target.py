@@ -58,7 +58,7 @@ class OneSequence:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TargetRows:
     """A prompt of ``NUM_ROWS`` rows with visual ones in the middle; ``deepstack`` [L, S, H] is
     zero at text rows.
     """
@@ -98,7 +98,7 @@ class Rows:
         )
 
 
-def rows_of(spec: TargetCheckpoint, seed: int) -> Rows:
+def rows_of(spec: TargetCheckpoint, seed: int) -> TargetRows:
     generator = torch.Generator().manual_seed(seed)
     hidden = spec.hidden_size
     visual = torch.zeros(NUM_ROWS, dtype=torch.bool)
@@ -108,7 +108,7 @@ def rows_of(spec: TargetCheckpoint, seed: int) -> Rows:
     )
     positions = torch.arange(NUM_ROWS).expand(3, -1).clone()
     positions[1:, VISUAL] = 3 + torch.randint(0, 40, (2, 6), generator=generator)
-    return Rows(
+    return TargetRows(
         torch.randn(NUM_ROWS, hidden, generator=generator), positions.int(), visual, visual_levels
     )
 

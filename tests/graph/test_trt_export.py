@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from tests.graph.plugin_schemas import plugin_schemas
 from tests.moe import save_qwen3_moe
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import DRAFT, TARGET
@@ -26,7 +27,7 @@ from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.ops import DOMAIN, OPS, PLUGINS
-from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, plugin_schemas
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.graph.residual import WIDE_SCALE
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, TrtExport, float32_nodes, trt_export
 from trt_eagle3.parity.metrics import relative_error
@@ -49,12 +50,8 @@ def graphs(dtype: str = "float16", residual: str = "compute") -> dict[str, onnx.
 
 @pytest.fixture(autouse=True)
 def schemas() -> Iterator[None]:
-    made = plugin_schemas()
-    for schema in made:
-        onnx.defs.register_schema(schema)
-    yield
-    for schema in made:
-        onnx.defs.deregister_schema(schema.name, schema.since_version, schema.domain)
+    with plugin_schemas():
+        yield
 
 
 def written(ready: TrtExport, folder: Path) -> Path:

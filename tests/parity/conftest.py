@@ -26,7 +26,7 @@ from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record import options
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.options import HOT_SEEDS, option_sets
-from trt_eagle3.parity.record.workload import Case, picture
+from trt_eagle3.parity.record.workload import Case, draw_image
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.report import plots
 from trt_eagle3.parity.report.summary import Findings
@@ -226,7 +226,7 @@ def inspect(
         cases.append(case("once more"))
     if "batch" in looks:
         cases += [
-            Case(f"picture {i}", "image", Question("What is this?", [picture(i)]))
+            Case(f"picture {i}", "image", Question("What is this?", [draw_image(i)]))
             for i in (5, 6, 7)
         ]
     patch.setattr(sampling_check, "_DRAWS", 1000)

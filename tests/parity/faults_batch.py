@@ -99,15 +99,15 @@ BATCH: Mapping[str, Fault] = {
         _same_page,
         looks=("batch",),
     ),
-    "pictures alike": Fault(
-        "prompts that differ in their picture alone share their pages",
+    "images alike": Fault(
+        "prompts that differ in their image alone share their pages",
         "batch.tokens",
         "tokens",
         _blind,
         looks=("batch",),
     ),
-    "pictures overwritten": Fault(
-        "the pictures of a prompt that is not prefilled yet are overwritten by the next one's of "
+    "images overwritten": Fault(
+        "the images of a prompt that is not prefilled yet are overwritten by the next one's of "
         "the same size",
         "batch.tokens",
         "tokens",

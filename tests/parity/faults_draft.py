@@ -23,7 +23,7 @@ from tests.parity.planting import Planted, Seam, Tensors
 from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.speculation import verify
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
@@ -77,13 +77,13 @@ def _always_accepted(p: Planted) -> None:
 
 
 def _extended_late(p: Planted) -> None:
-    true = AutoregressiveDrafter.extend
+    true = EagleDrafter.extend
 
-    def extend(self: AutoregressiveDrafter, batch: DeviceBatch, *args: Any, **options: Any) -> Any:
+    def extend(self: EagleDrafter, batch: DeviceBatch, *args: Any, **options: Any) -> Any:
         late = replace(batch, positions=batch.positions + 1)
         return true(self, late, *args, **options)
 
-    p.patch.setattr(AutoregressiveDrafter, "extend", extend)
+    p.patch.setattr(EagleDrafter, "extend", extend)
 
 
 def _first_step_late(p: Planted) -> None:

@@ -48,14 +48,14 @@ def _biased(p: Planted) -> None:
     p.patch.setattr(verify, "accept_sampled", lenient)
 
 
-def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+def _change_bonus(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
     """Sampled trees get other bonus tokens:
 
-    ``change(verdict, logits [B, T, V], mask [B, T, T])``, wherever judged.
+    ``change(result, logits [B, T, V], mask [B, T, T])``, wherever it is verified.
     """
     true = sampling.verify_results
 
-    def verdicts(
+    def changed_results(
         samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor, *allowed: Any
     ) -> Any:
         found = true(samplers, logits, tokens, parents, mask, *allowed)
@@ -64,7 +64,7 @@ def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> No
         return dataclasses.replace(found, bonus=change(found, logits, mask))
 
     for module in (sampling, verify):
-        p.patch.setattr(module, "verify_results", verdicts)
+        p.patch.setattr(module, "verify_results", changed_results)
 
 
 def _kept_mass(p: Planted) -> None:
@@ -76,7 +76,7 @@ def _kept_mass(p: Planted) -> None:
         probs = sampling.target_probs(logits.flatten(0, 1), options)
         return torch.multinomial(probs, 1, generator=generator).view(mask.shape[:2])
 
-    _verdicts(p, draw)
+    _change_bonus(p, draw)
 
 
 def _without_min_p(p: Planted) -> None:
@@ -109,7 +109,7 @@ def _colder_first(p: Planted) -> None:
 
 def _greedy_below(p: Planted) -> None:
     """Bonus tokens below the first level of a tree are the likeliest."""
-    _verdicts(
+    _change_bonus(
         p,
         lambda found, logits, mask: torch.where(
             mask.sum(dim=-1) > 2, logits.argmax(dim=-1), found.bonus

@@ -21,7 +21,7 @@ from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record import answers, options
 from trt_eagle3.parity.record.engine import RecordingEngine
-from trt_eagle3.parity.record.workload import Case, bundled_cases, picture
+from trt_eagle3.parity.record.workload import Case, bundled_cases, draw_image
 from trt_eagle3.parity.reference.sources import read_sources
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.pipeline import build
@@ -38,13 +38,13 @@ ENGINES = [
     {"backend": "torch", "dtype": "bfloat16"},
     {"backend": "torch", "dtype": "float16"},
 ]
-FRAMES = [picture(40 + step, (64, 96)) for step in range(3)]
+FRAMES = [draw_image(40 + step, (64, 96)) for step in range(3)]
 QUESTIONS = (
     Question("Why is the sky blue?"),
-    Question("Что это? \U0001f30a", [picture(30, (70, 90))]),
-    Question("What changed?", [picture(31), picture(32, (64, 192))]),
+    Question("Что это? \U0001f30a", [draw_image(30, (70, 90))]),
+    Question("What changed?", [draw_image(31), draw_image(32, (64, 192))]),
     Question("Describe the video.", videos=[FRAMES]),
-    Question("Both.", [picture(33, (33, 40))], [FRAMES]),
+    Question("Both.", [draw_image(33, (33, 40))], [FRAMES]),
 )
 
 

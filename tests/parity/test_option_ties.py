@@ -23,19 +23,19 @@ from trt_eagle3.parity.record.options import HOT_SEEDS
 CHECK = "options.tokens"
 
 
-def verdict(choice: Choice, expected: int, got: int, dtype: str = "bfloat16") -> str:
+def kind_of(choice: Choice, expected: int, got: int, dtype: str = "bfloat16") -> str:
     m: Measurements = recorder_of(dtype)[CHECK]
-    return find_mismatch(m, "a", 0, choice, (expected, got), lambda ids: f"<{ids[0]}>").verdict
+    return find_mismatch(m, "a", 0, choice, (expected, got), lambda ids: f"<{ids[0]}>").kind
 
 
 def test_tie_is_one_among_allowed_tokens() -> None:
     row = torch.tensor([8.0, 1.0, 0.9, -3.0])
     allowed = row.masked_fill(torch.tensor([True, False, False, False]), -torch.inf)
-    assert verdict(Choice(row), 1, 2) == "failure"
-    assert verdict(Choice(row, allowed), 1, 2) == "tie"
-    assert verdict(Choice(row, allowed), 1, 2, "float32") == "failure"
-    assert verdict(Choice(row, allowed), 1, 3) == "failure"
-    assert verdict(Choice(row, allowed), 1, 0) == "failure", "a forbidden token"
+    assert kind_of(Choice(row), 1, 2) == "failure"
+    assert kind_of(Choice(row, allowed), 1, 2) == "tie"
+    assert kind_of(Choice(row, allowed), 1, 2, "float32") == "failure"
+    assert kind_of(Choice(row, allowed), 1, 3) == "failure"
+    assert kind_of(Choice(row, allowed), 1, 0) == "failure", "a forbidden token"
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.9, "tie"), (1.1, "failure")])
@@ -44,17 +44,17 @@ def test_bound_is_that_of_the_raw_logits_and_scores_are_compared(
 ) -> None:
     bound = 0.3 * float(sizes(LOGITS[:1]))
     scores = torch.tensor([5.0, 5.0 - share * bound, -50.0, -50.0])
-    assert verdict(Choice(LOGITS[0], scores), 0, 1) == expected
+    assert kind_of(Choice(LOGITS[0], scores), 0, 1) == expected
 
 
 @pytest.mark.parametrize(("rare", "expected"), [(2e-4, "tie"), (5e-5, "failure")])
 def test_drawn_token_deep_in_the_tail_is_a_failure(rare: float, expected: str) -> None:
     probs = torch.tensor([0.6, 0.4 - rare, rare, 0.0], dtype=torch.float64)
     choice = Choice(LOGITS[0], probs=probs)
-    assert verdict(choice, 0, 1) == "tie"
-    assert verdict(choice, 0, 2) == expected
-    assert verdict(choice, 0, 1, "float32") == "failure", "drafts do not round in float32"
-    assert verdict(choice, 0, 3) == "failure", "a token that cannot be drawn"
+    assert kind_of(choice, 0, 1) == "tie"
+    assert kind_of(choice, 0, 2) == expected
+    assert kind_of(choice, 0, 1, "float32") == "failure", "drafts do not round in float32"
+    assert kind_of(choice, 0, 3) == "failure", "a token that cannot be drawn"
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.multimodal import ModelInputs, Processor, Video
 from trt_eagle3.parity.checks.registry import CHECKS
-from trt_eagle3.parity.record.workload import picture
+from trt_eagle3.parity.record.workload import draw_image
 from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
 from trt_eagle3.parity.reference.target import load_reference
 from trt_eagle3.prompts.prompt_file import Question
 
-FRAMES = [picture(seed, (64, 96)) for seed in range(5)]
+FRAMES = [draw_image(seed, (64, 96)) for seed in range(5)]
 
 
 def the_reference() -> Qwen3VLReference:
@@ -51,9 +51,9 @@ def failures(ours: ModelInputs, theirs: ReferenceInputs | None) -> list[str]:
     "question",
     [
         Question("Ünï \U0001f30a 海"),
-        Question("a", [picture(1), picture(2, (31, 77))]),
+        Question("a", [draw_image(1), draw_image(2, (31, 77))]),
         Question("a", videos=[FRAMES]),
-        Question("a", [picture(1)], [FRAMES[:2], Video(FRAMES[:3], timestamps=[0.0, 0.7, 9.0])]),
+        Question("a", [draw_image(1)], [FRAMES[:2], Video(FRAMES[:3], timestamps=[0.0, 0.7, 9.0])]),
         Question("a", videos=[Video(FRAMES[:4], fps=7.5)]),
     ],
     ids=["text", "images", "odd video", "image and two videos", "rate"],
@@ -65,7 +65,7 @@ def test_program_and_transformers_prepare_alike(
     assert failures(ours, reference(question)) == []
 
 
-def test_other_frames_times_or_pictures_are_noticed(
+def test_other_frames_times_or_images_are_noticed(
     processor: Processor, reference: ProcessorReference
 ) -> None:
     ours = processor.prompt("a", [], [FRAMES[:4]])
@@ -73,7 +73,7 @@ def test_other_frames_times_or_pictures_are_noticed(
     assert failures(ours, reference(Question("a", videos=[swapped]))) == ["processor.pixel_values"]
     late = Video(FRAMES[:4], timestamps=[0.0, 0.5, 1.0, 2.5])
     assert "processor.token_ids" in failures(ours, reference(Question("a", videos=[late])))
-    both = [picture(1), picture(2)]
+    both = [draw_image(1), draw_image(2)]
     assert failures(processor.prompt("a", both), reference(Question("a", both[::-1]))) == [
         "processor.pixel_values"
     ]
@@ -82,7 +82,10 @@ def test_other_frames_times_or_pictures_are_noticed(
 def test_video_that_would_be_resized_is_left_to_those_who_have_torchvision(
     reference: ProcessorReference,
 ) -> None:
-    assert reference(Question("a", videos=[[picture(1, (70, 50)), picture(2, (70, 50))]])) is None
+    assert (
+        reference(Question("a", videos=[[draw_image(1, (70, 50)), draw_image(2, (70, 50))]]))
+        is None
+    )
 
 
 def test_positions_of_a_prompt_are_transformers_own() -> None:

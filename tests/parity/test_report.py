@@ -96,7 +96,7 @@ def test_page_of_a_failure_says_where_to_look(reports: dict[str, Report]) -> Non
     assert "FAILED" in page
     assert "Look here first: target, <code>layers.3.self_attn.output</code>" in page
     assert reports["faulty"].mismatches, "its tokens differ too"
-    failed = [m for m in reports["faulty"].mismatches if m.verdict == "failure"]
+    failed = [m for m in reports["faulty"].mismatches if m.kind == "failure"]
     assert all(m.first_tensor == "layers.3.output" for m in failed)
 
 

@@ -32,20 +32,20 @@ def test_equal_tokens_are_no_mismatch(check: str) -> None:
 
 
 def test_close_second_is_a_tie_of_a_coarse_type_only() -> None:
-    for bound, verdict in ((0.3, "tie"), (0.01, "failure")):
+    for bound, kind in ((0.3, "tie"), (0.01, "failure")):
         m, (found,) = mismatches("tokens.plain", (0, 1, 1), tie_margin=bound)
-        assert found.verdict == verdict
+        assert found.kind == kind
         assert (found.check, found.step, found.expected, found.got) == ("tokens.plain", 2, 0, 1)
         assert (found.expected_text, found.got_text) == ("<0>", "<1>")
         assert found.margin == pytest.approx(0.1, abs=1e-5)
         assert (found.expected_margin, found.got_margin) == (0.0, pytest.approx(0.1, abs=1e-5))
         assert found.bound == pytest.approx(bound * float(LOGITS[2].square().mean().sqrt()))
-        assert bool(m.failures) == (verdict == "failure")
+        assert bool(m.failures) == (kind == "failure")
 
 
 def test_far_token_beside_a_close_second_is_a_failure() -> None:
     m, (found,) = mismatches("tokens.plain", (0, 1, 3))
-    assert (found.verdict, found.got_margin) == ("failure", 7.0)
+    assert (found.kind, found.got_margin) == ("failure", 7.0)
     (failure,) = m.failures
     assert (failure.value, failure.row, failure.detail) == (
         1,
@@ -56,10 +56,10 @@ def test_far_token_beside_a_close_second_is_a_failure() -> None:
 
 def test_speculative_answer_is_held_against_the_plain_one() -> None:
     m, found = mismatches("tokens.speculative", (0, 1, 0), (0, 1, 1))
-    assert [(m.check, m.verdict) for m in found] == [("tokens.speculative", "tie")]
+    assert [(m.check, m.kind) for m in found] == [("tokens.speculative", "tie")]
     assert m.failures == []
     _, found = mismatches("tokens.speculative", (0, 1, 0), (0, 3, 0))
-    assert [(m.check, m.step, m.verdict) for m in found] == [("tokens.speculative", 1, "failure")]
+    assert [(m.check, m.step, m.kind) for m in found] == [("tokens.speculative", 1, "failure")]
 
 
 def test_token_that_the_forward_with_speculation_is_expected_to_prefer_is_a_tie() -> None:
@@ -69,12 +69,12 @@ def test_token_that_the_forward_with_speculation_is_expected_to_prefer_is_a_tie(
     other[1] = torch.tensor([2.0, 0.5, 0.5, 8.0])
     e = dataclasses.replace(e, with_speculation=dataclasses.replace(e, logits=other))
     found = measured("tokens.speculative", evidence([e]), "bfloat16")
-    assert [(m.verdict, m.expected_margin, m.got_margin) for m in found.mismatches] == [
+    assert [(m.kind, m.expected_margin, m.got_margin) for m in found.mismatches] == [
         ("tie", 0.0, 0.0)
     ]
     wrong = dataclasses.replace(e.answer, speculative=(0, 2, 0))
     found = measured("tokens.speculative", evidence([dataclasses.replace(e, answer=wrong)]))
-    assert [m.verdict for m in found.mismatches] == ["failure"]
+    assert [m.kind for m in found.mismatches] == ["failure"]
 
 
 def test_tokens_after_the_first_difference_are_not_held_against_another_prefix() -> None:

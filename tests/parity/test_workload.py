@@ -1,4 +1,4 @@
-"""What bundles are asked: kinds, limits, and that pictures come from code alone."""
+"""What bundles are asked: kinds, limits, and that images come from code alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.tiny import build_tiny
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity.record.engine import RecordingEngine
-from trt_eagle3.parity.record.workload import Case, bundled_cases, picture, read_cases
+from trt_eagle3.parity.record.workload import Case, bundled_cases, draw_image, read_cases
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def test_small_bundle_gets_fewer_cases_and_a_tiny_one_is_refused(engine: Recordi
         bundled_cases("quick", small, 32)
 
 
-def test_pictures_are_functions_of_their_seed() -> None:
-    first, again, other = (np.asarray(picture(seed)) for seed in (3, 3, 4))
+def test_images_are_functions_of_their_seed() -> None:
+    first, again, other = (np.asarray(draw_image(seed)) for seed in (3, 3, 4))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert first.std() > 20, "a picture with nothing on it shows no fault"

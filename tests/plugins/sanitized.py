@@ -38,6 +38,7 @@ EXPERT_ROWS = (1, 6, 9, 40)  # a single row's lists, resident rows, streamed one
 CASES = {
     "few": Case(lengths=((37, 1), (0, 1)), num_new=1, tail=1, heads=(8, 2)),
     "tree": Case(lengths=((300, 7), (5, 4)), num_new=7, tail=9, heads=(8, 2)),
+    "window": Case(lengths=((300, 7), (5, 4)), num_new=7, tail=9, heads=(8, 2), window=70),
     "wide": Case(lengths=((150, 20),), num_new=20, tail=20, heads=(8, 2)),
     "prompt": Case(lengths=((16, 130),), num_new=130, tail=130, heads=(8, 2), chunk=True),
 }

@@ -61,11 +61,28 @@ CASES = [
     Case(lengths=((31, 190),), num_new=190, tail=190, causal=True, head_dim=96),
     Case(lengths=((31, 190),), num_new=190, tail=190, causal=True, head_dim=256),
 ]
+# windows: within the tail, over a tile's edge, wider than the past; all of a block's rows alike
+CASES += [
+    Case(lengths=((700, 8), (3, 8)), num_new=8, tail=8, window=1),
+    Case(lengths=((700, 8), (3, 5)), num_new=8, tail=8, window=4),
+    Case(lengths=((4000, 8), (63, 8), (0, 8)), num_new=8, tail=8, heads=(32, 8), window=65),
+    Case(lengths=((4000, 16), (10, 16)), num_new=16, tail=16, heads=(32, 8), window=2048),
+    Case(lengths=((1029, 33),), num_new=33, tail=40, window=300),
+    Case(lengths=((513, 190),), num_new=190, tail=190, causal=True, window=70),
+    Case(lengths=((700, 8), (3, 5)), num_new=8, tail=8, anchor_window=1),
+    Case(lengths=((4000, 8), (63, 8)), num_new=8, tail=8, heads=(32, 8), anchor_window=65),
+    Case(lengths=((1029, 64),), num_new=64, tail=64, heads=(16, 1), anchor_window=300),
+    Case(lengths=((700, 8),), num_new=8, tail=8, head_dim=64, window=100),
+    Case(lengths=((700, 8),), num_new=8, tail=8, head_dim=96, window=100),
+    Case(lengths=((700, 8),), num_new=8, tail=8, head_dim=256, anchor_window=100),
+]
 PLAIN = [
     Case(lengths=((0, 1), (37, 1)), num_new=1, tail=1, head_dim=16),
     Case(lengths=((37, 6), (0, 2)), num_new=6, tail=11, head_dim=32, heads=(6, 3)),
     Case(lengths=((37, 60),), num_new=60, tail=60, head_dim=80, causal=True),
     Case(lengths=((400, 16),), num_new=16, tail=16, head_dim=128, heads=(7, 1)),
+    Case(lengths=((90, 6), (0, 2)), num_new=6, tail=11, head_dim=32, heads=(6, 3), window=5),
+    Case(lengths=((90, 6),), num_new=6, tail=6, head_dim=80, anchor_window=33),
 ]
 
 

@@ -30,11 +30,15 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     causal: bool = False
     chunk: bool = False
+    window: int = 0
+    anchor_window: int = 0
 
     def __str__(self) -> str:
         lengths = "_".join(f"{past}+{new}" for past, new in self.lengths)
         kind = "causal" if self.causal else "chunk" if self.chunk else f"tree{self.tail}"
         heads = f"{self.heads[0]}h{self.heads[1]}"
+        if self.window or self.anchor_window:
+            kind += f"-w{self.window}a{self.anchor_window}"
         sizes = f"D{self.head_dim}-p{self.page_size}-{str(self.dtype)[6:]}"
         return f"{lengths}-S{self.num_new}-{kind}-{heads}-{sizes}"
 
@@ -118,7 +122,8 @@ def run(case: Case, x: Inputs, out: Tensor, **options: object) -> Tensor:
     return capi.tree_attention(
         x.q, x.k, x.v, x.k_cache, x.v_cache, x.past_lengths, x.query_lengths, x.page_table,
         None if case.causal else x.tree_mask,
-        tail=case.tail, page_size=case.page_size, scale=x.scale, out=out, **options,
+        tail=case.tail, page_size=case.page_size, scale=x.scale, out=out, window=case.window,
+        anchor_window=case.anchor_window, **options,
     )  # fmt: skip
 
 
@@ -152,6 +157,12 @@ def reference(case: Case, x: Inputs) -> Tensor:
         q = x.q.view(-1, case.num_new, hq, dim)[row, :new].double()
         seen = torch.ones(new, len(slots), dtype=torch.bool, device=q.device)
         seen[:, past:] = x.tree_mask[row, :new, : len(slots) - past]
+        place = torch.arange(len(slots), device=q.device)
+        own = past + case.tail - case.num_new + torch.arange(new, device=q.device)[:, None]
+        if case.window:
+            seen &= (own - place).abs() < case.window
+        if case.anchor_window:
+            seen &= place >= past - case.anchor_window
         scores = torch.einsum("shd,khd->hsk", q, k) * x.scale
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         out[row, :new] = torch.einsum("hsk,khd->shd", weights, v)

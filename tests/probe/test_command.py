@@ -69,7 +69,7 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
             "num_steps",
             "manifest_is_best",
             "fits",
-            "verdict",
+            "finding",
             "chance",
             "changes",
             "overrides",
@@ -90,7 +90,7 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
             "standing",
         ),
     }
-    assert found["verdict"] == "better"
+    assert found["finding"] == "better"
     changes = [interpretation["changes"] for interpretation in found["interpretations"]]
     standings = [interpretation["standing"] for interpretation in found["interpretations"]]
     assert set(standings[: changes.index({})]) == {"better"}
@@ -133,7 +133,7 @@ def test_prompts_that_do_not_fit_are_exit_4_and_rank_nothing_above_the_manifest(
     """The bundled prompts are unlike what the tiny pair was trained on."""
     assert run(TARGET, DRAFT, "--json", monkeypatch=monkeypatch) == 4
     found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["fits"]) == ("prompts", False)
+    assert (found["finding"], found["fits"]) == ("prompts", False)
     assert found["interpretations"][0]["changes"] == {}
     assert found["prompts"] == "generic"
     assert run(TARGET, DRAFT, monkeypatch=monkeypatch) == 4

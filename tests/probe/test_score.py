@@ -24,7 +24,7 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.tree import static_tree
 from trt_eagle3.drafts.eagle3.graph import draft_graph
 from trt_eagle3.engine.bundle.record import reference_location
@@ -75,14 +75,14 @@ def ref_chain(
     sequence = SequenceState(recording.prompt, PagePool(40, 16), spec.vocab_size, drafting=True)
     sequence.tokens = recording.token_ids[sequence.num_prompt : length + 1].tolist()
     runner.states.reserve(sequence, length + STEPS)
-    drafter = AutoregressiveDrafter(runner, manifest, max_rows=length)
+    drafter = EagleDrafter(runner, manifest, max_rows=length)
     runner.logits = []
     segments = [Segment(sequence, 0, length)]
     rows = PromptRows.of(segments, length, CPU)
     table = segment_inputs(runner.states, segments)["page_table"]
     aux = recording.aux(manifest, spec.num_visual_levels)[None, :length]
     drafter.prefill(rows, rows.ids[:, 1:], table, aux)
-    sequence.length = length
+    sequence.num_computed_tokens = length
     batch = DeviceBatch.of(runner.states, [sequence], [length], [-1], [STEPS], 1, CPU)
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
     drafter.propose([sequence], tree, batch, [True])

@@ -63,7 +63,7 @@ INVISIBLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", INVISIBLE)
-def test_what_the_tiny_draft_hardly_feels_gets_no_verdict(name: str, tiny: Asked) -> None:
+def test_what_the_tiny_draft_hardly_feels_gets_no_finding(name: str, tiny: Asked) -> None:
     wrong = replace(tiny.manifest, **INVISIBLE[name])
     lengths = [tiny.scorer.score(m).acceptance_length for m in (wrong, tiny.manifest)]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.01)

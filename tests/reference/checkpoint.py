@@ -138,4 +138,6 @@ def _shapes(m: Eagle3Manifest) -> dict[str, tuple[int, ...]]:
     shapes |= {f"{name}.weight": (width,) for name, width in norms.items()}
     shapes["lm_head.weight"] = (m.draft_vocab_size, hidden)
     shapes["embed_tokens.weight"] = (m.vocab_size, hidden)
+    if m.parallel is not None:
+        shapes["mask_hidden"] = (1, 1, num_aux * target)
     return shapes

@@ -218,7 +218,7 @@ def test_side_by_side_shows_both_speeds_and_that_the_answers_are_the_same(
     assert count(page, ".pane:last-child .draft") == 0
     assert "acceptance length" in figures(page, ".pane:first-child")
     assert "acceptance length" not in figures(page, ".pane:last-child")
-    assert "the same, letter for letter" in shown(page, ".verdict p")[0]
+    assert "the same, letter for letter" in shown(page, ".comparison p")[0]
     speeds = [figures(page, f".pane:{which}-child")["tokens/s"] for which in ("first", "last")]
     assert shown(page, ".race b") == [f"{speed} tokens/s" for speed in speeds]
     assert page.errors == []
@@ -237,8 +237,8 @@ def test_side_by_side_asks_once_with_and_then_once_without_the_draft(
     script.finish(tokens_per_second=60.0, acceptance_length=None)
     answered(page, 1)
     assert [body["speculation"] for body in script.bodies] == [True, False]
-    assert shown(page, ".verdict h3") == ["2.5\u00d7 faster with the draft"]
-    assert "The answers differ" in shown(page, ".verdict p")[0]
+    assert shown(page, ".comparison h3") == ["2.5\u00d7 faster with the draft"]
+    assert "The answers differ" in shown(page, ".comparison p")[0]
     ask(page, "And then?")
     page.wait_for("script.bodies.length === 3")
     assert script.bodies[2]["messages"][1] == {"role": "assistant", "content": "forty two"}
@@ -253,8 +253,8 @@ def test_draft_that_does_not_pay_is_told_so(page: Browser, script: ScriptedAnswe
     script.write("x")
     script.finish(tokens_per_second=100.0, acceptance_length=None)
     answered(page, 1)
-    assert shown(page, ".verdict h3") == ["2.0\u00d7 slower with the draft"]
-    assert "drafted nothing" in shown(page, ".verdict p")[0]
+    assert shown(page, ".comparison h3") == ["2.0\u00d7 slower with the draft"]
+    assert "drafted nothing" in shown(page, ".comparison p")[0]
 
 
 @needs_browser

@@ -274,7 +274,7 @@ def test_lone_surrogate_is_refused_in_a_line_that_can_be_sent(messages: str) -> 
     assert str(caught.value).encode()
 
 
-def test_characters_are_counted_without_pictures() -> None:
+def test_characters_are_counted_without_images() -> None:
     serving = ServingConfig(max_prompt_chars=10)
     url = f"data:image/png;base64,{'A' * 25}"
     picture = f'{{"type": "image_url", "image_url": {{"url": "{url}"}}}}'

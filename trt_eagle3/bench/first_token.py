@@ -233,12 +233,12 @@ def _files(case: _Case, folder: Path) -> Iterator[list[Path]]:
             if case.frames:
                 _write_video(file, case, random)
             else:
-                Image.fromarray(_picture(case, random)).save(file, quality=_QUALITY)
+                Image.fromarray(_draw_image(case, random)).save(file, quality=_QUALITY)
             given.append(file)
         yield given
 
 
-def _picture(case: _Case, random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _draw_image(case: _Case, random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Draw smooth shapes with some noise, similar to photos."""
     small = random.integers(0, 256, (9, 12, 3), dtype=np.uint8)
     smooth = np.asarray(
@@ -260,6 +260,6 @@ def _write_video(file: Path, case: _Case, random: np.random.Generator) -> None:
         stream.width, stream.height, stream.pix_fmt = case.width, case.height, "yuv420p"
         for _ in range(case.frames):
             container.mux(
-                stream.encode(av.VideoFrame.from_ndarray(_picture(case, random), format="rgb24"))
+                stream.encode(av.VideoFrame.from_ndarray(_draw_image(case, random), format="rgb24"))
             )
         container.mux(stream.encode())

@@ -167,6 +167,6 @@ def check_tensors(
             )
 
 
-def _some(names: list[str], shown: int = 3) -> str:
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{', '.join(clip(name, 80) for name in names[:shown])}{rest}"
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(clip(name, 80) for name in names[:3])}{rest}"

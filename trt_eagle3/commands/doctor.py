@@ -25,11 +25,11 @@ __all__ = [
     "Ability",
     "Diagnosis",
     "Finding",
-    "Verdict",
+    "BundleStatus",
     "bundle_line",
     "check_bundle",
     "diagnose",
-    "verdict",
+    "bundle_status",
 ]
 
 
@@ -100,7 +100,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BundleStatus:
     """Whether a bundle runs on this machine.
 
     Attributes:
@@ -170,15 +170,15 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     family_of(spec).processor(path / "processor", spec)
 
 
-def verdict(path: Path, record: BundleRecord, found: Diagnosis) -> Verdict:
+def bundle_status(path: Path, record: BundleRecord, found: Diagnosis) -> BundleStatus:
     """Return whether the bundle at ``path`` runs on the machine of ``found``, and its capacity."""
     from trt_eagle3.decode.loaded_bundle import LoadedBundle
 
     try:
         check_bundle(path, record, found)
-        return Verdict(path, LoadedBundle.open(path).capacity, None)
+        return BundleStatus(path, LoadedBundle.open(path).capacity, None)
     except TrtEagle3Error as error:
-        return Verdict(path, "", error)
+        return BundleStatus(path, "", error)
 
 
 def bundle_line(path: Path, record: BundleRecord) -> str:

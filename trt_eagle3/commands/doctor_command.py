@@ -40,17 +40,17 @@ def _doctor_machine(as_json: bool) -> None:
 
 def _doctor_bundle(bundle: Path, as_json: bool) -> None:
     """Print the findings; the last line is ``runs here``, or the error with the reason."""
-    from trt_eagle3.commands.doctor import bundle_line, diagnose, verdict
+    from trt_eagle3.commands.doctor import bundle_line, bundle_status, diagnose
     from trt_eagle3.engine.bundle.read import read_bundle
 
     record = read_bundle(bundle)
     found = diagnose(record.config.engine)
-    judged = verdict(bundle, record, found)
+    status = bundle_status(bundle, record, found)
     if as_json:
-        print_json({**found.to_dict(), "bundle": judged.to_dict()})
+        print_json({**found.to_dict(), "bundle": status.to_dict()})
     else:
         out.print(*found.tables(), sep="\n\n")
         out.print(f"\n{bundle_line(bundle, record)}", soft_wrap=True, markup=False)
-    judged.check()
+    status.check()
     if not as_json:
-        out.print(f"{bundle}: runs here: {judged.capacity}", soft_wrap=True, highlight=False)
+        out.print(f"{bundle}: runs here: {status.capacity}", soft_wrap=True, highlight=False)

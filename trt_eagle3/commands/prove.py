@@ -127,5 +127,5 @@ def probe(
         print_json(result.to_dict())
     else:
         out.print(result.table())
-        out.print(*result.verdict_lines(), sep="\n", soft_wrap=True, markup=False)
+        out.print(*result.conclusion_lines(), sep="\n", soft_wrap=True, markup=False)
     result.check()

@@ -12,8 +12,7 @@ One iteration, from the top:
           Drafter.extend        true features for accepted rows, and the next trees
       Delivery.deliver          tokens to answers
 
-For readers of vLLM: its scheduler's ``num_computed_tokens`` is ``SequenceState.length`` here, a KV
-slot is a row of a sequence, ``Sequence`` is ``SequenceState``, ``SchedulerOutput`` is ``Batch``,
-``SamplerOutput`` is ``StepOutput``, async scheduling is ``run_ahead``, and a backend of the graphs
-is a ``Session`` of ``engine``.
+For readers of vLLM: a KV slot is a row of a sequence here, ``Sequence`` is ``SequenceState``,
+``SchedulerOutput`` is ``Batch``, ``SamplerOutput`` is ``StepOutput``, async scheduling is
+``run_ahead``, and a backend of the graphs is a ``Session`` of ``engine``.
 """

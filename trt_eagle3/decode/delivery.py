@@ -151,15 +151,15 @@ class Delivery:
         sequence, tokens = emission.sequence, emission.tokens
         start = len(answer.output.token_ids)
         logprobs = sequence.logprobs[start : start + len(tokens)]
-        drafted = bool(emission.steps)
+        drafted = bool(emission.tree_depth)
         chunk = answer.output.take(tokens, logprobs, full=emission.full, drafted=drafted)
         answer.reused_tokens = sequence.num_reused_rows
         seconds = answer.put(chunk)
         self._asleep[answer] = None
-        if emission.steps is None:
+        if emission.tree_depth is None:
             self._meter.first_token(sequence.queue_seconds or 0.0, answer.seconds)
         else:
-            self._meter.cycle(len(tokens) - 1, emission.steps, len(chunk.token_ids), seconds)
+            self._meter.cycle(len(tokens) - 1, emission.tree_depth, len(chunk.token_ids), seconds)
         return chunk.finish_reason
 
 

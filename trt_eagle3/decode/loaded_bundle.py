@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import AutoregressiveManifest, DraftManifest
+from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
-from trt_eagle3.decode.forward.block_runner import BlockRunner
-from trt_eagle3.decode.forward.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.forward.runner import TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.state import LayerStates, layer_states
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
@@ -24,13 +23,10 @@ from trt_eagle3.decode.policy.read import read_policy
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionEncoder, VisionRunner
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
-from trt_eagle3.decode.speculation.autoregressive import AutoregressiveDrafter
-from trt_eagle3.decode.speculation.block import BlockDrafter
-from trt_eagle3.decode.speculation.block_heads import BlockHeads
 from trt_eagle3.decode.speculation.drafter import Drafter
+from trt_eagle3.decode.speculation.open import open_drafter
 from trt_eagle3.decode.speculation.tree import configured_tree
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.drafts.registry import kind_of, manifest_from_dict
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle.check import check_graphs, check_tables
@@ -239,31 +235,17 @@ class LoadedBundle:
         manifest = self.manifest
         if manifest is None:
             return None
-        first, second = (self.open_graph(name) for name in kind_of(manifest).graph_names)
-        d2t, states, table = (
-            self._read_d2t(manifest),
-            self._layer_states(second),
-            self.draft_embedding,
-        )
-        rows, sequences = self.record.config.engine.prefill_chunk, self.limits.max_batch_size
-        if isinstance(manifest, BlockManifest):
-            tables = {n: self.read_draft_tensor(n) for n in kind_of(manifest).tables(manifest)}
-            own_mask = tables.get("mask_embedding")
-            block = BlockRunner(first, second, states, table, manifest, d2t, own_mask)
-            return BlockDrafter(
-                block,
-                BlockHeads(manifest, tables, block.target_ids),
-                manifest,
-                max_rows=rows,
-                max_sequences=sequences,
-                fixed_shapes=self.fixed_shapes,
-            )
-        assert isinstance(manifest, AutoregressiveManifest)
-        return AutoregressiveDrafter(
-            DraftRunner(first, second, states, table, d2t),
+        kind = kind_of(manifest)
+        graphs = [self.open_graph(name) for name in kind.graph_names]
+        return open_drafter(
             manifest,
-            max_rows=rows,
-            max_sequences=sequences,
+            graphs,
+            self._layer_states(graphs[-1]),
+            self.draft_embedding,
+            {name: self.read_draft_tensor(name) for name in kind.tables(manifest)},
+            self._read_d2t(manifest),
+            max_rows=self.record.config.engine.prefill_chunk,
+            max_sequences=self.limits.max_batch_size,
             fixed_shapes=self.fixed_shapes,
         )
 

@@ -181,10 +181,10 @@ class Meter:
             self._first.add(seconds)
             self._generated_tokens += 1
 
-    def cycle(self, num_accepted: int, steps: int, num_tokens: int, seconds: float) -> None:
+    def cycle(self, num_accepted: int, tree_depth: int, num_tokens: int, seconds: float) -> None:
         """Count a cycle of one sequence.
 
-        ``num_accepted`` of ``steps`` tree levels were accepted. ``num_tokens`` were delivered,
+        ``num_accepted`` of ``tree_depth`` tree levels were accepted. ``num_tokens`` were delivered,
         ``seconds`` after the previous ones.
         """
         with self._lock:
@@ -192,10 +192,10 @@ class Meter:
             self._generated_tokens += num_tokens
             if num_tokens:
                 self._token.add(seconds / num_tokens, num_tokens)
-            grown = max(steps - len(self._proposed), 0)
+            grown = max(tree_depth - len(self._proposed), 0)
             self._proposed += [0] * grown
             self._accepted += [0] * grown
-            for position in range(steps):
+            for position in range(tree_depth):
                 self._proposed[position] += 1
                 self._accepted[position] += position < num_accepted
             warning = self._watch()

@@ -162,7 +162,7 @@ def _run_backfill(
     try:
         for s in sequences:
             s.pages.reserve(num_rows + 1)
-            s.tokens, s.length = [0], num_rows
+            s.tokens, s.num_computed_tokens = [0], num_rows
         backfill.defer_zeros(sequences, num_rows)
         with request_memory(
             f"a draft's backfill: {count * backfill.width(num_rows)} rows at once",

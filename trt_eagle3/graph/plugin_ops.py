@@ -1,22 +1,12 @@
-"""The ONNX schemas of the plugins' nodes, and the plugins' version."""
+"""The attributes of the plugins' nodes, and the plugins' version."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import onnx
-
-from trt_eagle3.graph.ops import DOMAIN, PLUGINS, Op
-
-__all__ = ["PLUGIN_VERSION", "plugin_attributes", "plugin_schemas"]
+__all__ = ["PLUGIN_VERSION", "plugin_attributes"]
 
 PLUGIN_VERSION = "8"  # passed to the plugin library by plugins/capi/lists.h
-
-_FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
-_STATE_TYPES = [*_FLOATS, "tensor(int32)"]
-_FIXED_TYPES = {"int32": "tensor(int32)", "float32": "tensor(float)", "bool": "tensor(bool)"}
-_PLUGIN_ATTRIBUTES = {"plugin_version": "STRING", "plugin_namespace": "STRING"}
 
 
 def plugin_attributes(compute_type: int) -> Mapping[str, str | int]:
@@ -26,54 +16,3 @@ def plugin_attributes(compute_type: int) -> Mapping[str, str | int]:
         "plugin_namespace": "",
         "compute_type": compute_type,
     }
-
-
-def plugin_schemas() -> list[onnx.defs.OpSchema]:
-    """Return schemas of the exported nodes, for ``onnx.checker`` (register them first)."""
-    return [_schema(op) for op in PLUGINS.values()]
-
-
-def _schema(op: Op) -> onnx.defs.OpSchema:
-    """Build one schema for all overloads. Parameters that only some have are optional."""
-    variables = ("T", *dict.fromkeys(t for t in op.types.values() if t not in _FIXED_TYPES))
-    return onnx.defs.OpSchema(
-        op.plugin,
-        DOMAIN,
-        1,
-        inputs=_parameters(op, op.inputs),
-        outputs=_parameters(op, op.outputs),
-        type_constraints=[(n, _STATE_TYPES if n == "C" else _FLOATS, "") for n in variables],
-        attributes=_attributes(op),
-    )
-
-
-def _parameters(op: Op, overloads: Mapping[str, tuple[str, ...]]) -> list[Any]:
-    option = onnx.defs.OpSchema.FormalParameterOption
-    names, always = _names(overloads)
-    types = {name: op.types.get(name, "T") for name in names}
-    return [
-        onnx.defs.OpSchema.FormalParameter(
-            name,
-            _FIXED_TYPES.get(dtype, dtype),
-            param_option=option.Single if name in always else option.Optional,
-        )
-        for name, dtype in types.items()
-    ]
-
-
-def _attributes(op: Op) -> list[onnx.defs.OpSchema.Attribute]:
-    names, always = _names(op.attributes)
-    types = {name: "FLOAT" if name in op.float_attributes else "INT" for name in names}
-    types |= _PLUGIN_ATTRIBUTES | dict.fromkeys(("compute_type", *op.plugin_attributes), "INT")
-    return [
-        onnx.defs.OpSchema.Attribute(
-            name, getattr(onnx.defs.OpSchema.AttrType, dtype), required=name in always
-        )
-        for name, dtype in types.items()
-    ]
-
-
-def _names(overloads: Mapping[str, tuple[str, ...]]) -> tuple[list[str], set[str]]:
-    """Return all names of all overloads, in order, and the names that every overload has."""
-    names = list(dict.fromkeys(name for group in overloads.values() for name in group))
-    return names, set.intersection(*(set(group) for group in overloads.values()))

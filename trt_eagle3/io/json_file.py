@@ -26,26 +26,23 @@ MAX_JSON_DEPTH = 64
 _FIX = "Is it the right file?"
 
 
-def parse_json(
-    data: bytes | str, name: object, max_values: int = MAX_JSON_VALUES, fix: str = _FIX
-) -> Any:
+def parse_json(data: bytes | str, name: object, fix: str = _FIX) -> Any:
     """Parse a JSON text.
 
     Args:
         data: the text; bytes must be UTF-8.
         name: name of the text in errors.
-        max_values: maximum number of values (see ``MAX_JSON_VALUES``).
         fix: advice for a text that is too large or nested too deep.
     Raises:
-        UserError: this is not UTF-8 or not JSON, has too many values, is nested deeper than
-            ``MAX_JSON_DEPTH``, or repeats a key in one object.
+        UserError: this is not UTF-8 or not JSON, has more than ``MAX_JSON_VALUES`` values,
+            is nested deeper than ``MAX_JSON_DEPTH``, or repeats a key in one object.
     """
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 at byte {error.start}. Save it as UTF-8.") from error
-    if sum(map(text.count, ",[{")) > max_values:
-        raise UserError(f"{name}: more than {max_values} values of JSON. {fix}")
+    if sum(map(text.count, ",[{")) > MAX_JSON_VALUES:
+        raise UserError(f"{name}: more than {MAX_JSON_VALUES} values of JSON. {fix}")
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from trt_eagle3.multimodal.prepared import PixelPatches, normalise
     from trt_eagle3.multimodal.processor import ModelInputs, Processor
     from trt_eagle3.multimodal.processor_files import copy_processor_files
-    from trt_eagle3.multimodal.spec import ProcessorSpec
     from trt_eagle3.multimodal.tokenizer import StreamDecoder
     from trt_eagle3.multimodal.video import Video, VideoSource, load_video
 
@@ -22,7 +21,6 @@ __all__ = [
     "ModelInputs",
     "PixelPatches",
     "Processor",
-    "ProcessorSpec",
     "StreamDecoder",
     "Video",
     "VideoSource",
@@ -41,7 +39,6 @@ _HOMES = {
     "ModelInputs": "processor",
     "PixelPatches": "prepared",
     "Processor": "processor",
-    "ProcessorSpec": "spec",
     "StreamDecoder": "tokenizer",
     "Video": "video",
     "VideoSource": "video",

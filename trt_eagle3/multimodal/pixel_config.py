@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.processor_files import read_processor_json
-from trt_eagle3.multimodal.spec import VisionGeometry
+from trt_eagle3.spec import VisionSpec
 
 __all__ = [
     "CLIP_MEAN",
@@ -124,24 +124,20 @@ class PixelConfigs:
     video: PixelConfig
 
 
-def read_image_config(
-    directory: Path, vision: VisionGeometry, defaults: Mapping[str, Any] = IMAGE_DEFAULTS
-) -> PixelConfig:
+def read_image_config(directory: Path, vision: VisionSpec) -> PixelConfig:
     """Read ``processor_config.json`` (nested, transformers 5) or ``preprocessor_config.json``.
-
-    ``defaults``: values of keys that the file lacks.
 
     Raises:
         UserError: neither file exists, or a value contradicts the vision tower.
     """
     path, found = find_processor_values(directory, "image_processor", IMAGE_FILES)
-    values = {**defaults, **found}
+    values = {**IMAGE_DEFAULTS, **found}
     return _build(path, values, area_bounds(path, values), vision)
 
 
 def read_video_config(
     directory: Path,
-    vision: VisionGeometry,
+    vision: VisionSpec,
     defaults: Mapping[str, Any],
     cap: Cap,
 ) -> PixelConfig:
@@ -217,7 +213,7 @@ def number_above_zero(path: Path, name: str, value: Any) -> float:
     return value
 
 
-def channel_values(path: Path, name: str, values: Any, vision: VisionGeometry) -> tuple[float, ...]:
+def channel_values(path: Path, name: str, values: Any, vision: VisionSpec) -> tuple[float, ...]:
     """Check that ``values`` holds one number per colour channel."""
     numbers = isinstance(values, list | tuple) and all(
         isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < _MOST for v in values
@@ -264,7 +260,7 @@ def _build(
     path: Path,
     values: Mapping[str, Any],
     size: Mapping[str, Any],
-    vision: VisionGeometry,
+    vision: VisionSpec,
     cap: Cap = "max_frame_tokens",
 ) -> PixelConfig:
     for edge in ("shortest_edge", "longest_edge"):

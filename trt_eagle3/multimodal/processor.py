@@ -29,7 +29,6 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import Grid, PromptRules, RulesOf
-from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, TokenPieces, load_tokenizer
 from trt_eagle3.multimodal.tool_formats import ToolFormat, named_tool_format
 from trt_eagle3.multimodal.tools import Tool
@@ -39,6 +38,7 @@ from trt_eagle3.multimodal.visual_part import (
     ignored_keys,
     with_processor_options,
 )
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["ModelInputs", "Processor"]
 
@@ -100,7 +100,7 @@ class Processor:
 
     def __init__(
         self,
-        spec: ProcessorSpec,
+        spec: TargetSpec,
         tokenizer: Tokenizer,
         template: ChatTemplate,
         rules: PromptRules,
@@ -121,7 +121,6 @@ class Processor:
             eos_token_id: the tokenizer's end token.
             tool_format: format of calls; None: the one that ``template`` teaches.
         """
-        self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
         self.rules = rules
@@ -145,7 +144,7 @@ class Processor:
     def from_directory(
         cls,
         directory: Path,
-        spec: ProcessorSpec,
+        spec: TargetSpec,
         rules: RulesOf,
         *,
         max_prompt_len: int | None = None,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.pixel_config import PixelConfigs
-from trt_eagle3.multimodal.spec import ProcessorSpec
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["Grid", "MediaKind", "PromptRules", "RulesOf", "TextRules", "token_text"]
 
@@ -84,7 +84,7 @@ class PromptRules(Protocol):
         ...
 
 
-RulesOf = Callable[[ProcessorSpec, Tokenizer], PromptRules]
+RulesOf = Callable[[TargetSpec, Tokenizer], PromptRules]
 """Create the rules of a target. The tokenizer must have the target's tokens."""
 
 
@@ -95,7 +95,7 @@ class TextRules:
     control_tokens: tuple[str, ...] = ()
     text_content = True
 
-    def __init__(self, _spec: ProcessorSpec, _tokenizer: Tokenizer) -> None:
+    def __init__(self, _spec: TargetSpec, _tokenizer: Tokenizer) -> None:
         """Ignore both arguments."""
 
     def pixels(self, _directory: Path, /) -> None:

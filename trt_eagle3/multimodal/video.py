@@ -120,14 +120,14 @@ class VideoStream:
 
 
 def load_video(
-    source: VideoSource, config: PixelConfig, name: str = "video", policy: MediaPolicy = LOCAL_MEDIA
+    source: VideoSource, config: PixelConfig, *, policy: MediaPolicy = LOCAL_MEDIA
 ) -> LoadedVideo:
     """Load all frames and times of a video, sampled if the source requires it.
 
     Raises:
         UserError, EnvironmentMissingError: as for `open_video`.
     """
-    with open_video(source, config, name, policy) as stream:
+    with open_video(source, config, policy=policy) as stream:
         frames = list(stream.frames)
     pixels = torch.from_numpy(np.stack(frames))
     return LoadedVideo(pixels, stream.times[: len(frames)], stream.fps)

@@ -23,7 +23,7 @@ _MAX_ROWS = 16
 _MIN_DIVERGENCE = 1.0  # nats; below it a draft predicts well, however repetitive the answers are
 _MIN_TOKENS = 100  # the entropy of fewer tokens' own frequencies is far too low
 
-Verdict = Literal["right", "better", "prompts", "another target"]
+ProbeFinding = Literal["right", "better", "prompts", "another target"]
 """The manifest is right; another interpretation is better; or nothing fits: the prompts do not fit,
 or the draft is one of another target (or damaged), because it is right by chance only.
 """
@@ -84,7 +84,7 @@ class ProbeReport:
         return self._first_accepted >= self.floor and not self._worse_than_frequencies
 
     @property
-    def verdict(self) -> Verdict:
+    def finding(self) -> ProbeFinding:
         """What was found."""
         if self.fits:
             return "right" if self.manifest_is_best else "better"
@@ -133,18 +133,18 @@ class ProbeReport:
     @property
     def _closing_line(self) -> str:
         """Name the case and what to do."""
-        if self.verdict == "another target":
+        if self.finding == "another target":
             return (
                 "nothing fits, case 1: right by chance only, like a draft of another target that "
                 "fits in shape. Check that the draft was trained for this target, then its weights "
                 "and its vocabulary map"
             )
-        if self.verdict == "prompts":
+        if self.finding == "prompts":
             return (
                 "nothing fits, case 2: above chance, so these prompts do not fit: the draft was "
                 "trained on other texts. Give prompts like those: --prompts FILE"
             )
-        if self.verdict == "better":
+        if self.finding == "better":
             return "another interpretation is better: build with the overrides above"
         return "the draft is read correctly"
 
@@ -173,7 +173,7 @@ class ProbeReport:
             "num_steps": self.num_steps,
             "manifest_is_best": self.manifest_is_best,
             "fits": self.fits,
-            "verdict": self.verdict,
+            "finding": self.finding,
             "chance": self.baseline.top_share,
             "changes": _plain(dict(self.best.changes)),
             "overrides": dict(self.overrides),
@@ -211,7 +211,7 @@ class ProbeReport:
             )
         return table
 
-    def verdict_lines(self) -> list[str]:
+    def conclusion_lines(self) -> list[str]:
         """Return the conclusions, one per line."""
         lines = [f"{len(self.interpretations)} interpretations scored; --json lists them all"]
         lines += (

@@ -23,7 +23,7 @@ from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, cau
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.memory.state import LayerStates, layer_states
-from trt_eagle3.decode.speculation.autoregressive import (
+from trt_eagle3.decode.speculation.eagle import (
     draft_decode_position,
     draft_positions,
     put_draft_visual,

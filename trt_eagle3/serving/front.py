@@ -171,14 +171,14 @@ class Front:
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, parse)
 
-    def _submit(self, request: HTTPRequest, wanted: Sequence[Request]) -> list[Answer]:
+    def _submit(self, request: HTTPRequest, requests: Sequence[Request]) -> list[Answer]:
         """Submit all requests of a call, or none."""
         if self._serving.log_prompts:
-            _log.info("request: %s", wanted[0].prompt_text)
+            _log.info("request: %s", requests[0].prompt_text)
         client = _client_of(request)
         answers: list[Answer] = []
         try:
-            for one in wanted:
+            for one in requests:
                 answers.append(self._engine.submit(replace(one, client=client)))
         except BaseException as error:
             for answer in answers:

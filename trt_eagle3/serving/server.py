@@ -231,11 +231,11 @@ def _within_file_limit(serving: ServingConfig) -> ServingConfig:
     Otherwise the server would retry for ever to accept a connection.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = serving.max_connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    num_files = serving.max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < num_files:
+        soft = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= num_files:
         return serving
     most = max(soft - _OTHER_FILES, soft // 2)
     _log.warning("max_connections is %d: this process may open %d files (ulimit -n)", most, soft)

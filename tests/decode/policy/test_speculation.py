@@ -40,7 +40,7 @@ def serve(
         accepted: list[int | None] = []
         for _ in range(batch.size):
             count = 0
-            while tree is not None and count < tree.steps and chance.random() < rate:
+            while tree is not None and count < tree.depth and chance.random() < rate:
                 count += 1
             accepted.append(count if tree else None)
         nodes = tree.num_nodes if tree else 1

@@ -85,7 +85,10 @@ def block_weights(
             "mlp.down_proj.weight": (h, g.inner),
         }
         if bias:
-            layer |= {f"self_attn.{p}_proj.bias": (n,) for p, n in zip("qkvo", (q, kv, kv, h))}
+            layer |= {
+                f"self_attn.{p}_proj.bias": (n,)
+                for p, n in zip("qkvo", (q, kv, kv, h), strict=True)
+            }
         if dflash2:
             for name in ("attention_conv", "mlp_conv"):
                 layer[f"{name}.base_kernel"] = (2, g.taps, h)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from trt_eagle3.decode.memory.state import layer_states
 from trt_eagle3.drafts.block.graph import block_graph, context_graph
 from trt_eagle3.drafts.block.manifest import BlockLayer, BlockManifest
 from trt_eagle3.drafts.block.reference import BlockReference
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.runtime.session import Session
@@ -28,6 +31,8 @@ from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.spec import RopeSpec
 
 PAGE_SIZE, NUM_PAGES = 4, 16
+CUDA_TOLERANCE = 2e-5
+"""Of float32 products of another order of summation, as ``tests/drafts/mtp/test_cuda.py``."""
 LENGTHS, FIRST_CHUNK, ROWS = (13, 6), 5, 5
 """Context rows of two sequences, rows of their first chunk, rows of a block."""
 
@@ -69,21 +74,28 @@ class Case:
         return cls(tuple(torch.randn(n, width, generator=generator) for n in LENGTHS))
 
 
-def open_block(reference: BlockReference, sessions: type) -> BlockRunner:
+def open_block(
+    reference: BlockReference,
+    sessions: Callable[[Path, Path], Session],
+    dtype: str = "float32",
+    device: str = "cpu",
+) -> BlockRunner:
     m, opened = reference.manifest, []
     models = {
-        "context": context_graph(m, "float32", PAGE_SIZE, file_name),
-        "block": block_graph(m, "float32", PAGE_SIZE, file_name),
+        "context": context_graph(m, dtype, PAGE_SIZE, file_name),
+        "block": block_graph(m, dtype, PAGE_SIZE, file_name),
     }
     for name, model in models.items():
         path = m.path / f"{name}.onnx"
         path.write_bytes(model.SerializeToString())
-        session: Session = sessions(path, m.path)
-        opened.append(session)
-    states = layer_states(opened[1].states, NUM_PAGES * PAGE_SIZE)
-    table = EmbeddingTable(m.tensors["embed_tokens.weight"], torch.float32)
-    own = reference.weights.get("mask_embedding")
-    return BlockRunner(opened[0], opened[1], states, table, m, reference.weights.get("d2t"), own)
+        opened.append(sessions(path, m.path))
+    states = layer_states(opened[1].states, NUM_PAGES * PAGE_SIZE, device)
+    kind = dtype_named(dtype).torch
+    table = EmbeddingTable(m.tensors["embed_tokens.weight"], kind, device)
+    own, d2t = (reference.weights.get(name) for name in ("mask_embedding", "d2t"))
+    own = None if own is None else own.to(device, kind)
+    d2t = None if d2t is None else d2t.to(device)
+    return BlockRunner(opened[0], opened[1], states, table, m, d2t, own)
 
 
 def positions(starts: list[int], width: int) -> Tensor:
@@ -93,6 +105,7 @@ def positions(starts: list[int], width: int) -> Tensor:
 
 def run(runner: BlockRunner, case: Case) -> Tensor:
     """Logits [B, S, Vd] of a block of each sequence, over rows written in two chunks."""
+    embedding = runner.embedding
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     tables = [PageTable(pool) for _ in LENGTHS]
     for count in range(1, max(LENGTHS) + ROWS + 1):  # pages alternate between the sequences
@@ -112,13 +125,18 @@ def run(runner: BlockRunner, case: Case) -> Tensor:
         chunks = [a[start:stop] for a, stop in zip(case.aux, stops, strict=True)]
         aux = torch.stack([torch.nn.functional.pad(c, (0, 0, 0, width - len(c))) for c in chunks])
         counts = [len(c) for c in chunks]
-        runner.write(aux, metadata([start] * 2, counts, width, causal_mask(width)))
+        runner.write(
+            aux.to(embedding.device, embedding.dtype),
+            metadata([start] * 2, counts, width, causal_mask(width)),
+        )
     causal = causal_mask(ROWS).expand(2, -1, -1)
     mask = causal if runner._manifest.is_causal else torch.ones_like(causal)
     tokens = torch.full((2, ROWS), runner._manifest.mask_token_id)
     tokens[:, 0] = torch.tensor(case.anchors)
+    tokens = tokens.to(embedding.device)
     place = metadata(list(LENGTHS), [ROWS] * 2, ROWS, mask)
-    return runner.forward(tokens, place, causal, torch.arange(ROWS).expand(2, -1))[0]
+    logits, _ = runner.forward(tokens, place, causal, torch.arange(ROWS).expand(2, -1))
+    return logits.cpu()
 
 
 def expected(reference: BlockReference, case: Case) -> Tensor:
@@ -136,6 +154,26 @@ def test_block_equals_reference(tmp_path: Path, variant: str, sessions: type) ->
     case = Case.draw(reference.manifest)
     found = run(open_block(reference, sessions), case)
     assert relative_error(found, expected(reference, case)) < FLOAT32_TOLERANCE
+
+
+BFLOAT16_TOLERANCE = 7e-2
+"""Of relative errors of whole tensors; as of the target's layers (``families/qwen3_5``)."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_block_on_cuda_equals_reference(tmp_path: Path, variant: str, dtype: str) -> None:
+    """Heads of 64, so that the kernels of half precision take them; twice: captured, then run."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    fields = {"rope": RopeSpec.plain(64, 10000.0), **VARIANTS[variant]}
+    reference = random_block(tmp_path, head_dim=64, hidden_size=64, **fields)
+    case = Case.draw(reference.manifest)
+    runner = open_block(reference, partial(TorchSession, device="cuda"), dtype, "cuda")
+    tolerance = CUDA_TOLERANCE if dtype == "float32" else BFLOAT16_TOLERANCE
+    for _ in range(4):
+        assert relative_error(run(runner, case), expected(reference, case)) < tolerance
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,7 +13,7 @@ DENSE, MOE = "dense+mtp", "moe+mtp"
 
 
 @pytest.mark.parametrize(("kind", "tree"), [*((DENSE, tree) for tree in TREES), (MOE, "bushy")])
-def test_batches_with_pictures_answer_as_decoding_alone(kind: str, tree: str) -> None:
+def test_batches_with_images_answer_as_decoding_alone(kind: str, tree: str) -> None:
     check_batches(hybrid(kind), tree)
 
 

@@ -23,20 +23,20 @@ from tests.families.random_pairs import config_of
 from tests.parity.planting import Planted, plant_in
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.cli import cli
-from trt_eagle3.decode.speculation import autoregressive
+from trt_eagle3.decode.speculation import eagle
 from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.parity.record.workload import picture
+from trt_eagle3.parity.record.workload import draw_image
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.prompt_file import Question
 from trt_eagle3.runtimes.tensorrt_llm.bundle import deploy as deploy_tensorrt_llm
 from trt_eagle3.runtimes.vllm.bundle import deploy as deploy_vllm
 
-FRAMES = [picture(40 + step, (64, 96)) for step in range(3)]
+FRAMES = [draw_image(40 + step, (64, 96)) for step in range(3)]
 ASKED = [
     Question("Why is the sky blue?"),
-    Question("Both.", [picture(33, (33, 40))], [FRAMES]),
+    Question("Both.", [draw_image(33, (33, 40))], [FRAMES]),
 ]
 MODES: dict[str, dict[str, Any]] = {
     "chain": {"mode": "chain", "steps": 3},
@@ -100,12 +100,12 @@ def _draft(**changes: Any) -> Callable[[Planted, Any], None]:
 
 
 def _late(p: Planted, _: Any) -> None:
-    right = autoregressive.draft_positions
-    p.patch.setattr(autoregressive, "draft_positions", lambda *args: right(*args) + 1)
+    right = eagle.draft_positions
+    p.patch.setattr(eagle, "draft_positions", lambda *args: right(*args) + 1)
 
 
 def _without_vision(p: Planted, _: Any) -> None:
-    p.patch.setattr(autoregressive, "put_draft_visual", lambda *_: None)
+    p.patch.setattr(eagle, "put_draft_visual", lambda *_: None)
 
 
 FAULTS: dict[str, tuple[Callable[[Planted, Any], None], str, str]] = {

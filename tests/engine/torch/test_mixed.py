@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import ROOT, build_tiny, build_tiny_moe
-from trt_eagle3.decode.speculation.verify import Wanted
+from trt_eagle3.decode.speculation.verify import LogitsForm
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch import session as session_module
@@ -129,9 +129,9 @@ def test_parts_say_what_each_says_alone(
         count, replayed = len(mixed._target_pieces.split.pieces), count_replays(monkeypatch)
     expected = [
         alone.run_prompt(prompts),
-        alone.run_reduced(steps, {"logits": Wanted.TOKENS.reduction}),
+        alone.run_reduced(steps, {"logits": LogitsForm.TOKENS.reduction}),
     ]
-    found = mixed.run_mixed([prompts, steps], [None, Wanted.TOKENS.reduction])
+    found = mixed.run_mixed([prompts, steps], [None, LogitsForm.TOKENS.reduction])
     assert [set(f) for f in found] == [set(e) for e in expected]
     assert not captured or len(replayed) == count
     found = [{name: x.cpu() for name, x in f.items()} for f in found]

@@ -505,7 +505,7 @@ def test_shapes_outside_every_profile_are_refused(draft: Session) -> None:
 
 
 @pytest.mark.xdist_group("float32")
-def test_too_many_frames_or_patches_are_refused_and_the_next_pictures_are_seen(
+def test_too_many_frames_or_patches_are_refused_and_the_next_images_are_seen(
     bundles: Bundles,
 ) -> None:
     session = open_session(

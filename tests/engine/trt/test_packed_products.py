@@ -17,13 +17,13 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from torch import Tensor
 
 from tests.engine.trt.test_packed_weights import PRODUCTS, exported
+from tests.graph.plugin_schemas import plugin_schemas
 from tests.graph.test_trt_export import FLOAT16_TOLERANCE, inputs_of, run, written
 from trt_eagle3.engine.bundle.record import REFERENCE_ROOT
 from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE, packed_counts
 from trt_eagle3.engine.trt.packed_products import keep_packed_products
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
-from trt_eagle3.graph.plugin_ops import plugin_schemas
 from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weights import WeightExpr
 from trt_eagle3.parity.metrics import relative_error
@@ -115,15 +115,9 @@ def test_graph_with_packed_products_is_valid_and_of_opset_17(
     kept: Callable[[str], Kept], kind: str
 ) -> None:
     case = kept(kind)
-    made = plugin_schemas()
-    for schema in made:
-        onnx.defs.register_schema(schema)
-    try:
+    with plugin_schemas():
         file = written(case.packed, case.folder)
         onnx.checker.check_model(str(file), check_custom_domain=True)
-    finally:
-        for schema in made:
-            onnx.defs.deregister_schema(schema.name, schema.since_version, schema.domain)
     assert {o.domain: o.version for o in case.packed.model.opset_import} == {"": 17, DOMAIN: 1}
 
 

@@ -19,7 +19,7 @@ from tests.tiny import tiny_config
 from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE
-from trt_eagle3.engine.trt.packed_weights import PackedWeight, keep_packed
+from trt_eagle3.engine.trt.packed_weights import DequantizeLinearWeight, keep_packed
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.trt_export import TrtExport, trt_export
@@ -130,6 +130,6 @@ def test_weight_that_something_else_reads_is_dequantised(tmp_path: Path) -> None
 
 def test_four_bits_stand_two_in_a_byte_lower_half_first() -> None:
     codes = torch.tensor([[1, -8, 7, -1]], dtype=torch.int8)
-    weight = PackedWeight(TensorProto.INT4, codes, torch.ones(1, 2, dtype=torch.float16))
+    weight = DequantizeLinearWeight(TensorProto.INT4, codes, torch.ones(1, 2, dtype=torch.float16))
     assert weight.code_bytes() == bytes([0x81, 0xF7])
     assert weight.columns == 2

@@ -37,7 +37,7 @@ def vision() -> dict[str, Port]:
 
 
 def shapes_of(*grids: tuple[int, int, int]) -> Shapes:
-    """Of the inputs for pictures of these grids, the patches last."""
+    """Of the inputs for images of these grids, the patches last."""
     rows = vision_rows(torch.tensor(grids), 2, 8).inputs()
     shapes = {name: tuple(tensor.shape) for name, tensor in rows.items()}
     return shapes | {"patches": (sum(t * h * w for t, h, w in grids), 1536)}
@@ -54,7 +54,7 @@ def shapes_of(*grids: tuple[int, int, int]) -> Shapes:
         [(1, 180, 2), (6, 2, 2)],
     ],
 )
-def test_pictures_within_the_limits_are_taken(
+def test_images_within_the_limits_are_taken(
     vision: dict[str, Port], grids: list[tuple[int, int, int]]
 ) -> None:
     assert choose_profile(vision, shapes_of(*grids), FILE) == 0
@@ -72,7 +72,7 @@ def test_pictures_within_the_limits_are_taken(
         ([(97, 2, 2)], f"patches: 388 patches at once, {FILE} was built for up to 384. "),
     ],
 )
-def test_pictures_beyond_a_limit_are_refused_by_its_name(
+def test_images_beyond_a_limit_are_refused_by_its_name(
     vision: dict[str, Port], grids: list[tuple[int, int, int]], said: str
 ) -> None:
     with pytest.raises(UserError) as caught:

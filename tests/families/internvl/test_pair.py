@@ -26,7 +26,7 @@ from trt_eagle3.families.internvl.reference import tiles_from_patches
 from trt_eagle3.families.registry import read_target, tower_of
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.multimodal import patches as patches_module
-from trt_eagle3.parity.record.workload import picture
+from trt_eagle3.parity.record.workload import draw_image
 from trt_eagle3.pipeline import build
 
 ANSWER = SamplingParams(max_tokens=12)
@@ -97,10 +97,10 @@ def test_every_gate_holds(bundle: Path) -> None:
 def test_tiles_beyond_the_limit_are_refused_in_one_line(root: Path, tmp_path: Path) -> None:
     limits = {"max_seq_len": 512, "max_visual_tokens": 30}
     with LLM(built(root, tmp_path, limits=limits)) as engine:
-        one = engine.prepare("What?", images=[picture(1, (24, 24))])
+        one = engine.prepare("What?", images=[draw_image(1, (24, 24))])
         assert int(one.visual_rows.sum()) == 9
         with pytest.raises(UserError, match="45 visual tokens, this bundle takes 30") as caught:
-            engine.generate("What?", images=[picture(1, (48, 48))], sampling=ANSWER)
+            engine.generate("What?", images=[draw_image(1, (48, 48))], sampling=ANSWER)
     assert "\n" not in str(caught.value)
 
 

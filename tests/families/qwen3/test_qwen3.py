@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from tests.families.qwen3.test_reader import YARN, save_random
-from tests.graph.test_target import PAGE_SIZE, Rows, open_target, rows_of
+from tests.graph.test_target import PAGE_SIZE, TargetRows, open_target, rows_of
 from tests.parity.conftest import ask_few_options
 from tests.qwen3 import build_qwen3
 from tests.reference.compare import FLOAT32_TOLERANCE
@@ -201,7 +201,9 @@ def graph_logits(spec: TargetCheckpoint, ids: Tensor) -> Tensor:
     runner = open_target(spec, ())
     rows = rows_of(spec, 0)
     positions = torch.arange(len(ids), dtype=torch.int32).repeat(3, 1)
-    text = Rows(runner.embedding.lookup(ids), positions, rows.visual & False, rows.visual_levels)
+    text = TargetRows(
+        runner.embedding.lookup(ids), positions, rows.visual & False, rows.visual_levels
+    )
     logits, _ = text.run(runner, [5])
     return logits
 

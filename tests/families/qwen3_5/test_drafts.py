@@ -21,7 +21,7 @@ from tests.checkpoint.drafts import (
     write_speculators_draft,
 )
 from tests.families.qwen3_5.test_qwen3_5 import TEXT_IDS
-from tests.graph.test_target import Rows, open_target, rows_of
+from tests.graph.test_target import TargetRows, open_target, rows_of
 from tests.hybrid import save_qwen3_5_moe_text, save_qwen3_5_text
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.draft import read_draft
@@ -45,7 +45,7 @@ def aux_states(spec: TargetCheckpoint, layers: tuple[int, ...]) -> Tensor:
     rows = rows_of(spec, 0)
     positions = torch.arange(len(TEXT_IDS), dtype=torch.int32).repeat(3, 1)
     embeds = runner.embedding.lookup(TEXT_IDS)
-    text = Rows(embeds, positions, rows.visual & False, rows.visual_levels)
+    text = TargetRows(embeds, positions, rows.visual & False, rows.visual_levels)
     _, aux = text.run(runner, [5])
     assert aux is not None
     return aux

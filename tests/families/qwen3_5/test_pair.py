@@ -16,16 +16,16 @@ from tests.families.qwen3_5.random_pair import save_hybrid, save_hybrid_draft
 from tests.families.random_pairs import config_of
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.cli import cli
-from trt_eagle3.parity.record.workload import picture
+from trt_eagle3.parity.record.workload import draw_image
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.prompt_file import Question
 
 ANSWER = SamplingParams(max_tokens=12)
-FRAMES = [picture(40 + step, (64, 96)) for step in range(3)]
+FRAMES = [draw_image(40 + step, (64, 96)) for step in range(3)]
 ASKED = [
     Question("Why is the sky blue?"),
-    Question("What is this?", [picture(1, (72, 100))]),
-    Question("Both.", [picture(33, (33, 40))], [FRAMES]),
+    Question("What is this?", [draw_image(1, (72, 100))]),
+    Question("Both.", [draw_image(33, (33, 40))], [FRAMES]),
 ]
 KINDS = {"dense": False, "moe": True}
 

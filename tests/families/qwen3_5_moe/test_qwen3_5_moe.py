@@ -62,7 +62,7 @@ def test_graph_and_reference_equal_the_whole_text_model(name: str, tmp_path: Pat
 
 
 @torch.no_grad()
-def test_graph_and_reference_equal_the_whole_model_with_pictures(tmp_path: Path) -> None:
+def test_graph_and_reference_equal_the_whole_model_with_images(tmp_path: Path) -> None:
     model = save_qwen3_5_moe(tmp_path)
     spec = read_target(tmp_path)
     assert family_of(spec).title == "Qwen3.5-MoE"

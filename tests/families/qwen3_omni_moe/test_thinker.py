@@ -22,15 +22,15 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_omni_moe import prompt
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.multimodal import Video
-from trt_eagle3.parity.record.workload import _frames, picture
+from trt_eagle3.parity.record.workload import _frames, draw_image
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.prompt_file import Question
 
 ANSWER = SamplingParams(max_tokens=12)
 VIDEO = Video(_frames(8, (24, 24)), fps=2.0)
 ASKED = [
-    Question("What is this?", [picture(1, (72, 100))]),
-    Question("What moves, and where?", [picture(2, (40, 64))], videos=[VIDEO]),
+    Question("What is this?", [draw_image(1, (72, 100))]),
+    Question("What moves, and where?", [draw_image(2, (40, 64))], videos=[VIDEO]),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.graph.test_target import Rows, open_target, rows_of
+from tests.graph.test_target import TargetRows, open_target, rows_of
 from tests.moe import save_qwen3_vl_moe, with_layout
 from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -28,7 +28,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 }
 
 
-def prompt(reference: TargetReference, spec: TargetCheckpoint, patches: Tensor) -> Rows:
+def prompt(reference: TargetReference, spec: TargetCheckpoint, patches: Tensor) -> TargetRows:
     """Its rows as the target gets them: embeddings with what the tower sees, levels by row."""
     positions, _ = reference.rope_index(IDS, GRIDS)
     seen, visual = reference.vision(patches, GRIDS), KINDS > 0
@@ -45,7 +45,7 @@ def prompt(reference: TargetReference, spec: TargetCheckpoint, patches: Tensor) 
     )
 
 
-def reference_logits(reference: TargetReference, rows: Rows) -> Tensor:
+def reference_logits(reference: TargetReference, rows: TargetRows) -> Tensor:
     hidden, rope = rows.embeds, reference.rope(rows.positions)
     levels = rows.visual_levels[:, rows.visual]
     for layer in reference.layers():

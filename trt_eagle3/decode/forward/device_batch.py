@@ -35,9 +35,12 @@ class BatchRows:
     """The row of each sequence in a forward. A sequence may have ended or restarted since."""
 
     def __init__(
-        self, sequences: Sequence[SequenceState], lengths: Sequence[int], rows: Sequence[int]
+        self,
+        sequences: Sequence[SequenceState],
+        num_computed_tokens: Sequence[int],
+        rows: Sequence[int],
     ) -> None:
-        every = zip(sequences, lengths, rows, strict=True)
+        every = zip(sequences, num_computed_tokens, rows, strict=True)
         self._rows = {id(s): (weakref.ref(s), s.epoch, n, row) for s, n, row in every}
 
     def rows_of(self, sequences: Sequence[SequenceState]) -> list[int]:
@@ -48,23 +51,27 @@ class BatchRows:
         known = self._rows.get(id(sequence))
         if known is None:
             return -1
-        held, epoch, length, row = known
-        same = held() is sequence and epoch == sequence.epoch and length == sequence.length
+        held, epoch, num_computed_tokens, row = known
+        same = (
+            held() is sequence
+            and epoch == sequence.epoch
+            and num_computed_tokens == sequence.num_computed_tokens
+        )
         return row if same else -1
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """Lengths and positions of a padded batch, on the device: int32 [B] each.
+    """Row counts and positions of a padded batch, on the device: int32 [B] each.
 
     Attributes:
-        lengths: rows of each sequence. positions: rope position of the next row.
+        num_computed_tokens: rows of each sequence. positions: rope position of the next row.
         roots: last tokens that the host has.
         rows: row of each sequence in the previous forward, -1 if it had none.
         state_inputs: graph inputs that locate the states.
     """
 
-    lengths: Tensor
+    num_computed_tokens: Tensor
     positions: Tensor
     roots: Tensor
     rows: Tensor
@@ -75,7 +82,7 @@ class DeviceBatch:
         cls,
         states: LayerStates,
         sequences: Sequence[SequenceState],
-        lengths: Sequence[int],
+        num_computed_tokens: Sequence[int],
         rows: Sequence[int],
         num_new: Sequence[int],
         size: int,
@@ -83,15 +90,17 @@ class DeviceBatch:
     ) -> DeviceBatch:
         """Make a batch of ``sequences``, padded to ``size``.
 
-        Each has ``lengths`` rows before the forward, which reads or writes ``num_new`` more rows.
-        Padding has no rows, and page 0.
+        Each has ``num_computed_tokens`` rows before the forward, which reads or writes ``num_new``
+        more. Padding has no rows, and page 0.
         """
         numbers = torch.zeros(4, size, dtype=torch.int32)
-        positions = [n + s.prompt.rope_delta for s, n in zip(sequences, lengths, strict=True)]
-        fields = [lengths, positions, [s.tokens[-1] for s in sequences], rows]
+        positions = [
+            n + s.prompt.rope_delta for s, n in zip(sequences, num_computed_tokens, strict=True)
+        ]
+        fields = [num_computed_tokens, positions, [s.tokens[-1] for s in sequences], rows]
         numbers[:, : len(sequences)] = torch.tensor(fields, dtype=torch.int32)
         there = to_device(numbers, device)
-        num_rows = [n + new for n, new in zip(lengths, num_new, strict=True)]
+        num_rows = [n + new for n, new in zip(num_computed_tokens, num_new, strict=True)]
         state_inputs = states.inputs(sequences, num_rows, size)
         return cls(there[0], there[1], there[2], there[3], state_inputs)
 
@@ -116,7 +125,11 @@ class DeviceBatch:
     def only(self, rows: Tensor) -> DeviceBatch:
         """Keep ``rows`` bool [B], and make all other rows padding. Only paged states remain."""
         pages = self.state_inputs["page_table"] * rows[:, None]
-        return replace(self, lengths=self.lengths * rows, state_inputs={"page_table": pages})
+        return replace(
+            self,
+            num_computed_tokens=self.num_computed_tokens * rows,
+            state_inputs={"page_table": pages},
+        )
 
     @property
     def pages(self) -> Mapping[str, Tensor]:
@@ -126,4 +139,4 @@ class DeviceBatch:
     @property
     def size(self) -> int:
         """Batch rows B, padding included."""
-        return len(self.lengths)
+        return len(self.num_computed_tokens)

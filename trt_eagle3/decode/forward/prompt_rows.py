@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.forward.batch import of_width, padded, segment_positions
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.row_ref import rows_of
+from trt_eagle3.decode.memory.tensor_row import rows_of
 from trt_eagle3.host_copy import to_device
 
 __all__ = ["PromptRows"]

@@ -1,6 +1,6 @@
 """Runners: call the graphs on new tokens of B sequences over the paged caches.
 
-Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows wanted from the head, H
+Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows of logits, H
 target hidden, Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. A sequence with fewer
 than S new tokens is padded.
 """
@@ -21,8 +21,8 @@ from trt_eagle3.engine.runtime.session import Reduction, Session
 __all__ = [
     "DraftRunner",
     "AttentionMetadata",
-    "Rows",
     "TargetIds",
+    "TargetInputs",
     "TargetRunner",
     "all_rows",
     "causal_mask",
@@ -42,7 +42,7 @@ class AttentionMetadata:
         mask: bool [B, S, M]: attention to the last M rows; the new tokens are the last S of them.
         positions: int32 [3, B, S].
         is_prompt: ``mask`` is lower-triangular, and draft features are read only at rows whose
-            logits are wanted.
+            logits are returned.
     """
 
     past: Sequence[int] | Tensor
@@ -64,7 +64,7 @@ class AttentionMetadata:
     def inputs(self, logit_rows: Tensor | None) -> dict[str, Tensor]:
         """Return the graph's context inputs.
 
-        ``logit_rows`` integers [B, R]: the tokens whose logits are wanted; None for a graph without
+        ``logit_rows`` integers [B, R]: the tokens whose logits are returned; None for a graph without
         a head.
         """
         found = {
@@ -98,7 +98,7 @@ def _counted(count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TargetInputs:
     """The inputs of a target forward.
 
     Attributes:
@@ -159,7 +159,7 @@ class TargetRunner:
         Returns logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None without a draft).
         ``reduce``: a reduction of the logits, returned in their place.
         """
-        inputs = self._inputs(Rows(embeds, metadata, logit_rows, visual_levels))
+        inputs = self._inputs(TargetInputs(embeds, metadata, logit_rows, visual_levels))
         if metadata.is_prompt:
             assert reduce is None, "a prompt's logits are of few rows"
             outputs = self._session.run_prompt(inputs)
@@ -169,7 +169,7 @@ class TargetRunner:
         return outputs["logits"], outputs.get("aux_hidden_states")
 
     def forward_mixed(
-        self, prompts: Rows, steps: Rows, reduce: Reduction | None
+        self, prompts: TargetInputs, steps: TargetInputs, reduce: Reduction | None
     ) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
         """Run prompt rows and decoding rows in one forward, which reads the weights once.
 
@@ -183,7 +183,7 @@ class TargetRunner:
             (of_steps["logits"], of_steps.get("aux_hidden_states")),
         )
 
-    def _inputs(self, rows: Rows) -> dict[str, Tensor]:
+    def _inputs(self, rows: TargetInputs) -> dict[str, Tensor]:
         inputs = {"inputs_embeds": rows.embeds, **rows.metadata.inputs(rows.logit_rows)}
         if self.num_visual_levels:
             levels = rows.visual_levels

@@ -35,7 +35,7 @@ def cut(
     """Split the next rows of each sequence into segments with little padding."""
     width = segment_width([count for _, count in chunks], max_segments)
     return [
-        Segment(s, s.length + start, min(width, count - start), start + width >= count)
+        Segment(s, s.num_computed_tokens + start, min(width, count - start), start + width >= count)
         for s, count in chunks
         for start in range(0, count, width)
     ]

@@ -125,9 +125,9 @@ class PageTable:
 
     def reserve(self, num_rows: int) -> None:
         """Allocate pages until they hold ``num_rows`` rows."""
-        wanted = self._pages_of(num_rows)
-        if wanted > len(self._pages):
-            self._pages += self._pool.take(wanted - len(self._pages))
+        num_pages = self._pages_of(num_rows)
+        if num_pages > len(self._pages):
+            self._pages += self._pool.take(num_pages - len(self._pages))
 
     def lacking(self, num_rows: int) -> int:
         """Return how many pages for ``num_rows`` rows are neither held nor free.

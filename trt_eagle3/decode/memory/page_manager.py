@@ -65,8 +65,8 @@ class PageManager:
         evict.
         """
         if self._prefixes is not None:
-            wanted = num_sequences * -(-num_rows // pool.page_size)
-            self._prefixes.evict(max(wanted - pool.num_free, 0))
+            num_pages = num_sequences * -(-num_rows // pool.page_size)
+            self._prefixes.evict(max(num_pages - pool.num_free, 0))
 
     def chunk_end(self, sequence: SequenceState, budget: int) -> int:
         """Return the end row of a chunk of at most ``budget`` rows.
@@ -74,11 +74,11 @@ class PageManager:
         If states are saved, a chunk ends at a page border. It does not pass the border of the
         prompt's last reusable page.
         """
-        stop = min(sequence.length + budget, sequence.num_prefill)
+        stop = min(sequence.num_computed_tokens + budget, sequence.num_prefill)
         if self._saves:
             size = sequence.pool.page_size
             border = min(stop, sequence.num_prefill - 1) // size * size
-            stop = border if border > sequence.length else stop
+            stop = border if border > sequence.num_computed_tokens else stop
         return stop
 
     @property
@@ -89,7 +89,10 @@ class PageManager:
     def save_where_pages_end(self, sequences: Sequence[SequenceState]) -> None:
         """Save the per-sequence states of sequences whose rows end at a page border."""
         for s in sequences if self._saves else ():
-            if s.length % s.pool.page_size == 0 and (snapshot := self._snapshot(s)) is not None:
+            if (
+                s.num_computed_tokens % s.pool.page_size == 0
+                and (snapshot := self._snapshot(s)) is not None
+            ):
                 s.keep_snapshot(snapshot)
 
     def _snapshot(self, sequence: SequenceState) -> Snapshot | None:

@@ -117,7 +117,7 @@ class _Layers:
 
 
 class RecurrentStates:
-    """Implements ``decode.memory.state.PerSequenceStates``."""
+    """States with one entry per sequence, which every token changes."""
 
     def __init__(
         self,
@@ -156,7 +156,11 @@ class RecurrentStates:
         certain: Sequence[int],
         size: int | None = None,
     ) -> dict[str, Tensor]:
-        """Return ``state_reads``, ``state_writes`` and ``certain``, int32 [size] each."""
+        """Return ``state_reads``, ``state_writes`` and ``certain``, int32 [size] each.
+
+        ``certain`` [B]: leading new rows that stay in any case. ``size``: B or more, B by default;
+        rows past B are padding.
+        """
         held = [self._held[s] for s in sequences]
         padding = (size or len(held)) - len(held)
         numbers = [

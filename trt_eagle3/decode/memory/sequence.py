@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.memory.kv_cache import PagePool, PageTable
-from trt_eagle3.decode.memory.row_ref import RowRef
+from trt_eagle3.decode.memory.tensor_row import TensorRow
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
@@ -47,9 +47,9 @@ class SequenceState:
             the answer.
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
         logprobs: of each of ``tokens``, if the request wants them.
-        length: rows in the target's cache. draft: the draft's state; None before the end of the
-            prefill.
-        draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
+        num_computed_tokens: rows in the target's cache.
+        draft: the draft's state; None before the end of the prefill.
+        num_draft_computed_tokens: rows in the draft's cache; equal while it drafts.
         deferred: aux hidden states of the rows that the draft lacks, from steps without a tree.
         page_keys: keys of filled pages, as far as computed (``prefix_cache.page_keys``).
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
@@ -72,10 +72,10 @@ class SequenceState:
     turn_start: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    length: int = 0
+    num_computed_tokens: int = 0
     draft: DraftState | None = None
-    draft_length: int = 0
-    deferred: list[RowRef] = field(default_factory=list)
+    num_draft_computed_tokens: int = 0
+    deferred: list[TensorRow] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     epoch: int = 0
@@ -105,7 +105,7 @@ class SequenceState:
     def prefilled(self) -> bool:
         """Whether it has a root: all rows before its last token are in the cache."""
         tokens = self.tokens
-        return bool(tokens) and self.length >= self.num_prompt + len(tokens) - 1
+        return bool(tokens) and self.num_computed_tokens >= self.num_prompt + len(tokens) - 1
 
     @property
     def turn_length(self) -> int:
@@ -115,7 +115,11 @@ class SequenceState:
     @property
     def num_written(self) -> int:
         """Rows that are in the target's cache and, while it drafts, also in the draft's."""
-        return min(self.length, self.draft_length) if self.drafting else self.length
+        return (
+            min(self.num_computed_tokens, self.num_draft_computed_tokens)
+            if self.drafting
+            else self.num_computed_tokens
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -163,16 +167,16 @@ class SequenceState:
     def adopt(self, pages: Sequence[int]) -> None:
         """Start with ``pages``, which already hold the first rows."""
         self.pages.adopt(pages)
-        self.length = self.draft_length = len(pages) * self.pool.page_size
+        self.num_computed_tokens = self.num_draft_computed_tokens = len(pages) * self.pool.page_size
 
     @property
     def in_answer(self) -> bool:
         """Whether its rows include rows of the answer."""
-        return self.length > self.num_prompt
+        return self.num_computed_tokens > self.num_prompt
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a copy of the current per-sequence states. The rows end at a page border."""
-        self.snapshots[self.length // self.pool.page_size] = snapshot
+        self.snapshots[self.num_computed_tokens // self.pool.page_size] = snapshot
 
     def drop_snapshots(self, *, in_answer: bool) -> bool:
         """Release snapshots; returns whether there was one to release.
@@ -197,6 +201,6 @@ class SequenceState:
         for snapshot in self.snapshots.values():
             snapshot.release()
         self.snapshots.clear()
-        self.length = self.draft_length = 0
+        self.num_computed_tokens = self.num_draft_computed_tokens = 0
         self.draft = None
         self.deferred.clear()

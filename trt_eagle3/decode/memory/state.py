@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["LayerStates", "PagedStates", "PerSequenceStates", "Prefix", "layer_states"]
+__all__ = ["LayerStates", "PagedStates", "Prefix", "layer_states"]
 
 
 @dataclass(frozen=True)
@@ -77,68 +76,6 @@ class PagedStates:
         self._cache.move(*slots)
 
 
-class PerSequenceStates(Protocol):
-    """States with one entry per sequence, which every token changes.
-
-    A forward reads one entry and writes another. It also outputs what each row adds, so that
-    accepted rows can be replayed.
-    """
-
-    @property
-    def max_tree_nodes(self) -> int:
-        """Most nodes of a tree that can be replayed."""
-        ...
-
-    def bind(self, session: Session) -> None:
-        """Bind the buffers to a session of the graph, as inputs and outputs."""
-        ...
-
-    def inputs(
-        self,
-        sequences: Sequence[SequenceState],
-        certain: Sequence[int],
-        size: int | None = None,
-    ) -> Mapping[str, Tensor]:
-        """Return the graph inputs that name the entry of each batch row in the next forward.
-
-        ``certain`` [B]: leading new rows that stay in any case. ``size``: B or more, B by default;
-        rows past B are padding.
-        """
-        ...
-
-    def take(self, outputs: Mapping[str, Tensor]) -> None:
-        """Keep the outputs of a forward that ``replay`` needs."""
-        ...
-
-    def reserve(self, sequence: SequenceState) -> None:
-        """Give ``sequence`` an entry in the state before any token, unless it has one."""
-        ...
-
-    def release(self, sequence: SequenceState) -> None:
-        """Release the entry of ``sequence``, if it has one."""
-        ...
-
-    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
-        """Advance the entries that the last forward wrote along the accepted path.
-
-        ``inputs``: of that forward. ``path`` int64 [B, D]: its first ``counts`` int64 [B] nodes
-        are accepted.
-        """
-        ...
-
-    def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
-        """Make the entry that the last forward wrote the one that the next forward reads."""
-        ...
-
-    def save(self, sequence: SequenceState) -> Snapshot | None:
-        """Copy the entry of ``sequence``; None if there is no room for another copy."""
-        ...
-
-    def restore(self, sequence: SequenceState, snapshot: Snapshot) -> None:
-        """Give ``sequence`` an entry with the content of ``snapshot``. The snapshot stays valid."""
-        ...
-
-
 class LayerStates:
     """All states of one graph, paged and per-sequence.
 
@@ -146,7 +83,7 @@ class LayerStates:
     restores and releases, for both.
     """
 
-    def __init__(self, paged: PagedStates, per_sequence: PerSequenceStates | None = None) -> None:
+    def __init__(self, paged: PagedStates, per_sequence: RecurrentStates | None = None) -> None:
         self._paged = paged
         self._per_sequence = per_sequence
 
@@ -255,7 +192,7 @@ class LayerStates:
         """Start ``sequence``, which has no rows yet, with the rows of ``prefix``."""
         sequence.adopt(prefix.pages)
         if not sequence.tokens:
-            sequence.num_reused_rows = sequence.length
+            sequence.num_reused_rows = sequence.num_computed_tokens
         if self._per_sequence is not None and prefix.snapshot is not None:
             self._per_sequence.restore(sequence, prefix.snapshot)
 

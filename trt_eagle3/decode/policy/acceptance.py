@@ -78,13 +78,13 @@ class Acceptance:
         return _of_width(known, nearest, width)
 
 
-def _of_width(rate: float, width: int, wanted: int) -> float:
-    """Convert the ``rate`` of ``width`` siblings to that of ``wanted`` siblings.
+def _of_width(rate: float, width: int, new_width: int) -> float:
+    """Convert the ``rate`` of ``width`` siblings to that of ``new_width`` siblings.
 
     The odds of the r-th best token are assumed to fall as 1 / r^2.
     """
     missed = max(1.0 - rate, 1.0 - _MOST)
-    return float(1.0 - missed ** (_odds(wanted) / _odds(width)))
+    return float(1.0 - missed ** (_odds(new_width) / _odds(width)))
 
 
 def _odds(width: int) -> float:

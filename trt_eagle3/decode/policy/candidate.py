@@ -67,10 +67,10 @@ def levels_of(tree: AnyTree | None) -> tuple[Level, ...]:
     if tree is None:
         return ()
     if isinstance(tree, DynamicTree):
-        width = max(1, min(tree.topk, round((tree.num_nodes - 1) / tree.steps)))
-        return tuple((depth, width) for depth in range(1, tree.steps + 1))
+        width = max(1, min(tree.topk, round((tree.num_nodes - 1) / tree.depth)))
+        return tuple((depth, width) for depth in range(1, tree.depth + 1))
     found, parent = list[Level](), 0
-    for depth in range(1, tree.steps + 1):
+    for depth in range(1, tree.depth + 1):
         siblings = [i for i, above in enumerate(tree.parents) if above == parent]
         if not siblings:
             break

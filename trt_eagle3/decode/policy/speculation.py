@@ -181,8 +181,8 @@ class SpeculationPolicy:
         if not served or self._probe_left:
             return
         self._probe_credit += _PROBE_SHARE * _DECIDE_EVERY
-        found, wanted = self._goodputs(batch), (self._probed + 1) % len(self._candidates)
-        loss = max(1.0 - found[wanted] / found[served], _LEAST_LOSS)
+        found, candidate = self._goodputs(batch), (self._probed + 1) % len(self._candidates)
+        loss = max(1.0 - found[candidate] / found[served], _LEAST_LOSS)
         if self._steps > _FIRST_STEPS and self._probe_credit >= loss * _PROBE_STEPS:
             self._probe_credit -= loss * _PROBE_STEPS
-            self._probed, self._probe_left = wanted, _PROBE_STEPS
+            self._probed, self._probe_left = candidate, _PROBE_STEPS

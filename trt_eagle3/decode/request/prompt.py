@@ -55,16 +55,6 @@ class Prompt:
         assert self.vision is not None, "visual rows are read before the vision tower has run"
         return self.vision
 
-    @property
-    def visual_embeds(self) -> Tensor:
-        """Visual embeddings [N, H]."""
-        return self._encoded.embeds
-
-    @property
-    def visual_levels(self) -> Tensor:
-        """Deepstack levels [L, N, H]."""
-        return self._encoded.visual_levels
-
     def put_visual(self, embeds: Tensor, start: int, vision: Vision | None = None) -> None:
         """Write visual embeddings over ``embeds`` [S, H] of the rows from ``start`` on.
 

@@ -57,8 +57,8 @@ class PatchBuckets:
         return {"patches": filled, **self.pad(rows, count + added)}
 
     def _added(self, count: int) -> int:
-        wanted = min(PATCHES.size_of(count), self.limit) - count
-        return max(0, wanted // self.unit * self.unit)
+        padding = min(PATCHES.size_of(count), self.limit) - count
+        return max(0, padding // self.unit * self.unit)
 
 
 class VisionRunner:

@@ -29,11 +29,11 @@ class FilterTrial:
     """The trial of one grammar. All answers with this grammar share it.
 
     Attributes:
-        wanted: whether to filter the next drafts.
+        filters: whether to filter the next drafts.
     """
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.filters = False
         self._as_is, self._kept = _Sum(), _Sum()
         self._rest = 0
 
@@ -46,7 +46,7 @@ class FilterTrial:
         if self._rest:
             self._rest -= 1
             if not self._rest:
-                self.wanted, self._as_is, self._kept = False, _Sum(), _Sum()
+                self.filters, self._as_is, self._kept = False, _Sum(), _Sum()
             return
         found = self._kept if filtered else self._as_is
         found.trees += 1
@@ -55,12 +55,12 @@ class FilterTrial:
         if self._as_is.trees < _TREES:
             return
         if self._as_is.forbidden < _FEW_FORBIDDEN * self._as_is.trees:
-            self._decide(wanted=False)
+            self._decide(filters=False)
         elif self._kept.trees < _TREES:
-            self.wanted = True
+            self.filters = True
         else:
             before = self._as_is.tokens / self._as_is.trees
-            self._decide(wanted=self._kept.tokens >= _GAIN * before * self._kept.trees)
+            self._decide(filters=self._kept.tokens >= _GAIN * before * self._kept.trees)
 
-    def _decide(self, *, wanted: bool) -> None:
-        self.wanted, self._rest = wanted, _REST
+    def _decide(self, *, filters: bool) -> None:
+        self.filters, self._rest = filters, _REST

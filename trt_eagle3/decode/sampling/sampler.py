@@ -289,7 +289,7 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     Rows need not be normalised. ``uniform``: float64 [n, 1].
     """
     cumulative = weights.cumsum(dim=1)
-    wanted = cumulative[:, -1:] * uniform
+    threshold = cumulative[:, -1:] * uniform
     # the last token with weight: rounding must not go past it
     last = weights.shape[1] - 1 - (weights > 0).flip(1).to(torch.uint8).argmax(dim=1)
-    return torch.minimum(torch.searchsorted(cumulative, wanted, right=True)[:, 0], last)
+    return torch.minimum(torch.searchsorted(cumulative, threshold, right=True)[:, 0], last)

@@ -19,7 +19,7 @@ class Emission:
         begins: whether ``tokens`` starts with the sequence's first token, from its prompt's last
             row.
         full: whether the sequence has the most tokens that a sequence can have.
-        steps: the deepest level of the verified tree; 0 without a draft, None without a cycle.
+        tree_depth: the deepest level of the verified tree; 0 without a draft, None without a cycle.
         error: why the sequence failed; it has left the scheduler. None: it did not fail.
     """
 
@@ -27,7 +27,7 @@ class Emission:
     tokens: tuple[int, ...]
     begins: bool = False
     full: bool = False
-    steps: int | None = None
+    tree_depth: int | None = None
     error: Exception | None = None
 
     @property
@@ -38,7 +38,7 @@ class Emission:
         first, rest = self.tokens[:1], self.tokens[1:]
         cycle = replace(self, tokens=rest, begins=False)
         return [
-            replace(self, tokens=first, full=self.full and not rest, steps=None),
+            replace(self, tokens=first, full=self.full and not rest, tree_depth=None),
             *cycle.parts,
         ]
 

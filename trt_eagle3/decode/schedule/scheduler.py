@@ -149,7 +149,9 @@ class Scheduler:
         self._launched = launched
         # includes sequences whose first tokens were just read
         decoding = self._decoding() if batch.decodes else []
-        goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
+        goes_on = (
+            found or decoding or any(s.num_computed_tokens < s.num_prefill for s in self.running)
+        )
         if not (goes_on and self._decoder.runs_ahead):
             found += self._read_first_tokens(self._taken())
         found += self._decode(self._still_running(decoding), batch)
@@ -163,13 +165,15 @@ class Scheduler:
         """
         decoding = self._decoding()
         beside = self._beside(decoding)
-        ready = [s for s in self.running if s.length < s.num_prefill and not s.backpressured]
-        left = [s.num_prefill - s.length for s in ready]
+        ready = [
+            s for s in self.running if s.num_computed_tokens < s.num_prefill and not s.backpressured
+        ]
+        left = [s.num_prefill - s.num_computed_tokens for s in ready]
         decoder = self._decoder
         budget = prefill_budget(decoder.prefill_chunk, len(decoding), sum(left))
         rows = chunk_rows(left, max(budget - len(beside), 1), decoder.max_segments)
         ends = {i: self._pages.chunk_end(ready[i], count) for i, count in rows.items()}
-        chunks = [(ready[i], end - ready[i].length) for i, end in ends.items()]
+        chunks = [(ready[i], end - ready[i].num_computed_tokens) for i, end in ends.items()]
         return Batch(chunks, beside, bool(decoding))
 
     def _record(self) -> None:
@@ -196,7 +200,7 @@ class Scheduler:
             sequence.turn_start = len(sequence.tokens)
             if sequence.queue_seconds is None:
                 sequence.queue_seconds = time.perf_counter() - sequence.created
-            if not sequence.prompt.has_visual(sequence.length, sequence.num_prefill):
+            if not sequence.prompt.has_visual(sequence.num_computed_tokens, sequence.num_prefill):
                 continue
             try:
                 self._encode(sequence)
@@ -237,7 +241,7 @@ class Scheduler:
         tree = self._tree_for([*self.running, sequence])
         if not self._pages.begin(sequence, self._decoder.rows_wanted(sequence, tree)):
             return False
-        self.num_reused_rows += sequence.length
+        self.num_reused_rows += sequence.num_computed_tokens
         return True
 
     def _end_launch(self, launched: LaunchedPrefill) -> list[Emission]:
@@ -292,7 +296,7 @@ class Scheduler:
         self._pages.save_where_pages_end(ready)
         self.num_draft_tokens = done.tree.num_nodes - 1 if done.tree else 0
         in_it = [(s, a) for s, a in zip(ready, done.accepted, strict=True) if a is not None]
-        levels = [len(a.tokens) - 1 if a.steps else None for _, a in in_it]
+        levels = [len(a.tokens) - 1 if a.tree_depth else None for _, a in in_it]
         self._stats = StepStats(
             _state_of([s for s, _ in in_it], len(self.running)),
             done.tree,
@@ -301,7 +305,7 @@ class Scheduler:
             backfilled_rows=done.num_backfilled,
         )
         return [
-            Emission(s, accepted.tokens, full=self._is_full(s), steps=accepted.steps)
+            Emission(s, accepted.tokens, full=self._is_full(s), tree_depth=accepted.tree_depth)
             if accepted.tokens
             else self._fail(s, s.failure())
             for s, accepted in in_it

@@ -44,13 +44,13 @@ class Accepted:
     Attributes:
         tokens: drafted tokens of the accepted path, then the bonus token; empty after logits that
             are not finite.
-        steps: levels of the verified tree below its root; 0 without a draft.
+        tree_depth: levels of the verified tree below its root; 0 without a draft.
         logprobs: of each of ``tokens``, if the request wants them.
         draws: random numbers used, the bonus token's not counted.
     """
 
     tokens: tuple[int, ...]
-    steps: int = field(default=0, compare=False)
+    tree_depth: int = field(default=0, compare=False)
     logprobs: tuple[TokenLogprob, ...] = field(default=(), compare=False)
     draws: int = field(default=0, compare=False)
 
@@ -88,15 +88,15 @@ class AcceptedPaths:
         return torch.cat([counts[:, None], self.draws[:, None], self.tokens], dim=1)
 
     @staticmethod
-    def unpacked(packed: list[int] | list[list[int]], steps: int) -> list[Accepted]:
-        """Unpack ``packed``, read to the host, of a tree of ``steps`` levels."""
+    def unpacked(packed: list[int] | list[list[int]], tree_depth: int) -> list[Accepted]:
+        """Unpack ``packed``, read to the host, of a tree of ``tree_depth`` levels."""
         found = []
         for row in packed:
             if isinstance(row, int):
                 found.append(Accepted((row,) if row != NO_TOKEN else ()))
             else:
                 count, draws = row[:2]
-                found.append(Accepted(tuple(row[2 : 2 + count]), steps, draws=draws))
+                found.append(Accepted(tuple(row[2 : 2 + count]), tree_depth, draws=draws))
         return found
 
 
@@ -199,7 +199,7 @@ def _accepted_nodes(proposal: Proposal, right: Tensor) -> tuple[Tensor, Tensor]:
     wrong = ~right & (nodes > 0)
     accepted = ~(proposal.mask & wrong[:, None]).any(dim=2)
     path = torch.where(accepted, nodes, nodes + len(nodes)).argsort(dim=1)
-    return accepted.sum(dim=1), path[:, : proposal.tree.steps + 1]
+    return accepted.sum(dim=1), path[:, : proposal.tree.depth + 1]
 
 
 def _accepted(

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.row_ref import RowRef, gather_padded
 from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.tensor_row import TensorRow, gather_padded
 from trt_eagle3.engine.runtime.buckets import power_of_two
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.runtime.memory import MAX_DEFERRED
@@ -66,7 +66,7 @@ class DraftBackfill:
         """Keep one row of each sequence that has a draft: ``aux`` [B, k * H] at ``rows``."""
         for s, row in zip(sequences, rows, strict=True):
             if s.draft:
-                s.deferred.append(RowRef(aux, row))
+                s.deferred.append(TensorRow(aux, row))
 
     def defer_zeros(self, sequences: Sequence[SequenceState], num_rows: int) -> None:
         """Defer ``num_rows`` rows of zeros for each of ``sequences``.
@@ -76,7 +76,7 @@ class DraftBackfill:
         shape = num_rows, len(sequences), self._aux_width
         steps = torch.zeros(shape, dtype=self._embedding.dtype, device=self._embedding.device)
         for i, s in enumerate(sequences):
-            s.deferred = [RowRef(rows, i) for rows in steps.unbind()]
+            s.deferred = [TensorRow(rows, i) for rows in steps.unbind()]
 
     def due(self, sequences: Sequence[SequenceState]) -> Sequence[SequenceState]:
         """Return the sequences that are due for backfill in this step.
@@ -153,6 +153,8 @@ class DraftBackfill:
     def _run(self, sequences: Sequence[SequenceState], width: int) -> None:
         """Run one forward over ``sequences``, their rows padded to ``width``."""
         aux = gather_padded([s.deferred for s in sequences], width)
-        self._commit([Segment(s, s.draft_length, len(s.deferred)) for s in sequences], aux)
+        self._commit(
+            [Segment(s, s.num_draft_computed_tokens, len(s.deferred)) for s in sequences], aux
+        )
         for s in sequences:
             s.deferred.clear()

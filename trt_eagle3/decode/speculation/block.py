@@ -111,7 +111,7 @@ class BlockDrafter:
         self.runner.write(aux, segment_metadata(segments, positions, state_inputs, aux.device))
         for s in segments:
             s.sequence.draft = _WRITTEN
-            s.sequence.draft_length = s.stop
+            s.sequence.num_draft_computed_tokens = s.stop
 
     def propose(
         self,
@@ -136,15 +136,17 @@ class BlockDrafter:
         num_kept: Tensor | None,
     ) -> Proposal:
         for s, wanted in zip(sequences, speculates, strict=True):
-            assert not wanted or s.draft_length == s.length, (
-                f"draft holds {s.draft_length} rows, target {s.length}"
+            assert not wanted or s.num_draft_computed_tokens == s.num_computed_tokens, (
+                f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
             )
         samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
         states = filtered_states(samplers)
         allowed = DraftFilter(states, self.runner.target_ids) if DraftFilter.pays(states) else None
-        sampling = DraftSampling.of(samplers, batch.size, batch.lengths.device)
+        sampling = DraftSampling.of(samplers, batch.size, batch.num_computed_tokens.device)
         rows = batch if num_kept is None else batch.only(num_kept > 1)
-        return self._draft(tree, rows.lengths, rows.roots.long(), rows.pages, sampling, allowed)
+        return self._draft(
+            tree, rows.num_computed_tokens, rows.roots.long(), rows.pages, sampling, allowed
+        )
 
     def extend(
         self,
@@ -159,16 +161,16 @@ class BlockDrafter:
         counts = paths.counts.int()
         size, width = paths.path.shape
         metadata = AttentionMetadata(
-            past=batch.lengths,
+            past=batch.num_computed_tokens,
             counts=counts,
             state_inputs=batch.pages,
             mask=causal_mask_of(width, aux.device).expand(size, -1, -1),
-            positions=_positions(batch.lengths, width),
+            positions=_positions(batch.num_computed_tokens, width),
         )
         self.runner.write(aux, metadata)
         if not ahead:
             return _Output(None)
-        lengths, roots = batch.lengths + counts, paths.last.clamp(min=0)
+        lengths, roots = batch.num_computed_tokens + counts, paths.last.clamp(min=0)
         sampling = None if proposal.drawn is None else proposal.drawn.sampling
         return _Output(self._draft(proposal.tree, lengths, roots, batch.pages, sampling))
 
@@ -183,7 +185,7 @@ class BlockDrafter:
         for s in sequences:
             if s.drafting:
                 s.draft = _WRITTEN
-                s.draft_length = s.length
+                s.num_draft_computed_tokens = s.num_computed_tokens
         if output.proposal is not None:
             self._prepared.put(sequences, rows, output.proposal)
 
@@ -202,8 +204,8 @@ class BlockDrafter:
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
         """Propose for a batch of padding (``Drafter.dummy_proposal``)."""
         del dtype
-        proposal = self._draft(tree, batch.lengths, batch.roots.long(), batch.pages)
-        shape, device = tuple(proposal.tokens.shape), batch.lengths.device
+        proposal = self._draft(tree, batch.num_computed_tokens, batch.roots.long(), batch.pages)
+        shape, device = tuple(proposal.tokens.shape), batch.num_computed_tokens.device
         return replace(proposal, tokens=spread_tokens(shape, self.manifest.vocab_size, device))
 
     def _draft(

@@ -48,15 +48,15 @@ class DraftFilter:
         self._target_ids = target_ids
         live = {i: s for i, s in enumerate(states) if s is not None and not s.finished}
         self._rows: dict[int, list[GrammarState | None]] = {i: [s] for i, s in live.items()}
-        self._deep = {i for i, s in live.items() if s.trial.wanted}
+        self._deep = {i for i, s in live.items() if s.trial.filters}
         for state in live.values():
             state.filtered = True
 
     @staticmethod
     def pays(states: Sequence[GrammarState | None]) -> bool:
         """Return whether filtering the drafts of a batch is expected to pay."""
-        wanted = sum(s is not None and s.live and s.trial.wanted for s in states)
-        return wanted > 0 and wanted * _LEAST_SHARE >= len(states)
+        num_filtered = sum(s is not None and s.live and s.trial.filters for s in states)
+        return num_filtered > 0 and num_filtered * _LEAST_SHARE >= len(states)
 
     def first(self, logits: Tensor) -> Tensor:
         """Mask forbidden tokens in ``logits`` f32 [B, 1, Vd] after the roots."""

@@ -24,18 +24,18 @@ class DynamicTree:
     """The budget of a dynamic tree.
 
     Attributes:
-        steps: levels below the root. topk: children of a node.
+        depth: levels below the root. topk: children of a node.
         num_nodes: verified nodes, root included.
     """
 
-    steps: int
+    depth: int
     topk: int
     num_nodes: int
 
     @property
     def num_draft_rows(self) -> int:
         """Rows that the draft runs to grow the tree."""
-        return self.topk * (self.steps - 1)
+        return self.topk * (self.depth - 1)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,11 @@ After every step the draft holds as many rows as the target. The logits of its l
 first proposals. Rows of proposals are drafted from the draft's own features. When their tokens are
 accepted, they are overwritten from the target's features.
 
+P-EAGLE drafts a whole chain in one forward: rows of a mask token stand where the rows of proposals
+would. They have no features of their own, so all have those of a learned hidden state:
+
+    draft rows    ... (g3, x4)  (mask, mask)  (mask, mask)
+
 Only a grammar filter makes the host wait for the device here.
 
 Shapes: B sequences, T tree nodes, m rows of a level, Hd draft hidden, Vd draft vocab.
@@ -22,13 +27,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.forward.batch import causal_mask_of
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, all_rows
 from trt_eagle3.decode.speculation.draft_filter import DraftFilter
 from trt_eagle3.decode.speculation.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.speculation.proposal import Proposal, tree_proposal
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 
-__all__ = ["DraftInputs", "TreeGrower"]
+__all__ = ["DraftInputs", "MaskRows", "TreeGrower"]
+
+
+@dataclass(frozen=True)
+class MaskRows:
+    """The mask rows of P-EAGLE: their token, and their aux hidden states [1, 1, k * H]."""
+
+    token_id: int
+    hidden: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,7 @@ class DraftInputs:
 
     Attributes:
         logits: f32 [B, Vd] and features: [B, Hd] of the last committed rows.
-        lengths: int32 [B] rows that the draft holds.
+        num_computed_tokens: int32 [B] rows that the draft holds.
         roots: int64 [B] last accepted tokens.
         positions: int32 [B] rope positions at depth 1.
         state_inputs: where the draft's states lie, with room for the tree's draft rows.
@@ -46,7 +60,7 @@ class DraftInputs:
 
     logits: Tensor
     features: Tensor
-    lengths: Tensor
+    num_computed_tokens: Tensor
     roots: Tensor
     positions: Tensor
     state_inputs: Mapping[str, Tensor]
@@ -66,11 +80,16 @@ class DraftInputs:
 class TreeGrower:
     """Grows static and dynamic trees."""
 
-    def __init__(self, runner: DraftRunner) -> None:
+    def __init__(self, runner: DraftRunner, mask_rows: MaskRows | None = None) -> None:
+        """Create it. ``mask_rows``: of a draft that grows chains in one forward."""
         self._runner = runner
+        self._mask_rows = mask_rows
 
     def grow(self, tree: AnyTree, inputs: DraftInputs) -> Proposal:
         """Grow a ``tree`` from the last accepted token of each sequence."""
+        if self._mask_rows is not None:
+            assert isinstance(tree, Tree)
+            return self._fill_at_once(tree, inputs, self._mask_rows)
         return self._fill(tree, inputs) if isinstance(tree, Tree) else self._expand(tree, inputs)
 
     def _fill(self, tree: Tree, inputs: DraftInputs) -> Proposal:
@@ -91,6 +110,26 @@ class TreeGrower:
                 logits = inputs.filter.level(logits, inner, step.parents[step.inner])
         return tree_proposal(tree, torch.cat(tokens, dim=1))
 
+    def _fill_at_once(self, tree: Tree, inputs: DraftInputs, mask: MaskRows) -> Proposal:
+        """Grow a chain by one forward over mask rows (P-EAGLE)."""
+        logits, _ = inputs.first()
+        batch, count = len(logits), tree.num_nodes - 2
+        if count:
+            device = logits.device
+            ids = torch.full((batch, count), mask.token_id, device=device)
+            features = self._runner.fuse(mask.hidden).expand(batch, count, -1)
+            rows = causal_mask_of(count, device).expand(batch, -1, -1)
+            places = torch.arange(count, dtype=torch.int32, device=device)
+            more, _ = self._level(inputs, places, ids, features, rows)
+            logits = torch.cat([logits, more], dim=1)
+        tokens, own = [inputs.roots[:, None]], torch.zeros(1, dtype=torch.int64)
+        for i in range(count + 1):
+            level = logits[:, i : i + 1]
+            if i and inputs.filter is not None:
+                level = inputs.filter.level(level, tokens[-1], own)
+            tokens.append(self._runner.target_ids(level.argmax(dim=-1)))
+        return tree_proposal(tree, torch.cat(tokens, dim=1))
+
     def _expand(self, tree: DynamicTree, inputs: DraftInputs) -> Proposal:
         """Grow a dynamic tree: each level expands the best nodes (``dynamic_tree``)."""
         logits, features = inputs.first()
@@ -101,7 +140,7 @@ class TreeGrower:
             len(tokens), -1, -1
         )
         mask = own[..., :0]
-        for depth in range(tree.steps - 1):
+        for depth in range(tree.depth - 1):
             rows = frontier.parents[..., None]
             fed = features.gather(1, rows.expand(-1, -1, features.shape[2]))
             above = mask.gather(1, rows.expand(-1, -1, mask.shape[2])) if depth else mask
@@ -111,27 +150,29 @@ class TreeGrower:
                 logits = inputs.filter.level(logits, frontier.tokens, frontier.parents)
             frontier = candidates.add(frontier, *self._children(logits, tree.topk))
         kept, parents = candidates.keep(tree.num_nodes - 1)
-        seen = ancestors(parents, tree.steps)
+        seen = ancestors(parents, tree.depth)
         tokens = torch.cat([inputs.roots[:, None], kept], dim=1)
         return Proposal(tree, tokens, parents, seen.sum(dim=2) - 1, seen)
 
     def _level(
         self,
         inputs: DraftInputs,
-        depth: int,
+        depth: int | Tensor,
         tokens: Tensor,
         fed: Tensor,
         mask: Tensor,
         num_shared: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features.
+        """Run ``tokens [B, m]`` at ``depth``, a number or int32 [m], from ``fed`` features.
 
         Returns logits f32 [B, m, Vd] and features [B, m, Hd]. ``num_shared``: rows of the tree
         before those of ``mask``.
         """
         batch, count = tokens.shape
         metadata = AttentionMetadata(
-            past=inputs.lengths + num_shared if num_shared else inputs.lengths,
+            past=inputs.num_computed_tokens + num_shared
+            if num_shared
+            else inputs.num_computed_tokens,
             counts=[count] * batch,
             state_inputs=inputs.state_inputs,
             mask=mask,

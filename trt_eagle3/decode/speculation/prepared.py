@@ -30,7 +30,7 @@ class PreparedTrees:
         self, sequences: Sequence[SequenceState], rows: Sequence[int], proposal: Proposal
     ) -> None:
         """Hold the trees of ``sequences``, at ``rows`` of ``proposal``."""
-        self._rows = BatchRows(sequences, [s.length for s in sequences], rows)
+        self._rows = BatchRows(sequences, [s.num_computed_tokens for s in sequences], rows)
         self._proposal = proposal
 
     def take(self, sequences: Sequence[SequenceState], tree: AnyTree, size: int) -> Proposal | None:
@@ -64,4 +64,4 @@ def num_kept_of(speculates: Sequence[bool], tree: AnyTree, batch: DeviceBatch) -
         return None
     kept = [tree.num_nodes if s else 1 for s in speculates]
     kept += [1] * (batch.size - len(kept))
-    return to_device(torch.tensor(kept, dtype=torch.int32), batch.lengths.device)
+    return to_device(torch.tensor(kept, dtype=torch.int32), batch.num_computed_tokens.device)

@@ -109,7 +109,7 @@ class Tree:
         return len(self.parents)
 
     @property
-    def steps(self) -> int:
+    def depth(self) -> int:
         """Levels below the root."""
         return len(self.levels)
 

@@ -27,12 +27,12 @@ from trt_eagle3.decode.speculation.tree_masks import TreeMasks
 from trt_eagle3.engine.runtime.session import Reduction
 from trt_eagle3.host_copy import to_device
 
-__all__ = ["Wanted", "take_draws", "verify", "wanted_of"]
+__all__ = ["LogitsForm", "take_draws", "verify", "logits_form_of"]
 
 _MOST_PROBS = 1 << 24  # most probabilities in memory at once: 128 MiB of float64
 
 
-class Wanted(Enum):
+class LogitsForm(Enum):
     """The form of the target's logits that a step needs."""
 
     TOKENS = "the likeliest token of each row"
@@ -46,22 +46,22 @@ class Wanted(Enum):
 
 
 _REDUCTIONS = {
-    Wanted.TOKENS: Reduction("greedy tokens", greedy_tokens),
-    Wanted.COMPUTED: Reduction("as computed", lambda logits: logits),
-    Wanted.FLOAT32: None,
+    LogitsForm.TOKENS: Reduction("greedy tokens", greedy_tokens),
+    LogitsForm.COMPUTED: Reduction("as computed", lambda logits: logits),
+    LogitsForm.FLOAT32: None,
 }
 
 
-def wanted_of(samplers: Sequence[Sampler]) -> Wanted:
+def logits_form_of(samplers: Sequence[Sampler]) -> LogitsForm:
     """Return the form of logits that suffices for all of ``samplers``."""
     every = [s.sampling for s in samplers]
     if not all(s.greedy and s.logprobs is None for s in every):
-        return Wanted.FLOAT32
-    return Wanted.COMPUTED if any(s.changes_logits for s in every) else Wanted.TOKENS
+        return LogitsForm.FLOAT32
+    return LogitsForm.COMPUTED if any(s.changes_logits for s in every) else LogitsForm.TOKENS
 
 
 def verify(
-    wanted: Wanted,
+    logits_form: LogitsForm,
     samplers: Sequence[Sampler],
     proposal: Proposal,
     reduced: Tensor,
@@ -71,15 +71,15 @@ def verify(
 
     Args:
         samplers: of the sequences, the first rows of the batch.
-        reduced: the output that ``wanted`` names: int64 [B, T] tokens or [B, T, V] logits.
+        reduced: the output that ``logits_form`` names: int64 [B, T] tokens or [B, T, V] logits.
         masks: of ``proposal``, created before the target ran.
     """
-    match wanted:
-        case Wanted.TOKENS:
+    match logits_form:
+        case LogitsForm.TOKENS:
             return accept_greedy(proposal, reduced)
-        case Wanted.COMPUTED:
+        case LogitsForm.COMPUTED:
             return accept_greedy(proposal, _chosen_tokens(samplers, proposal, reduced, masks))
-        case Wanted.FLOAT32:
+        case LogitsForm.FLOAT32:
             return _sampled_paths(samplers, proposal, reduced, masks)
 
 

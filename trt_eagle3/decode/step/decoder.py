@@ -46,7 +46,6 @@ class Decoder:
         self.prefill_chunk = prefill_chunk
         self.drafter = drafter
         self.runs_ahead = fixed_shapes and run_ahead
-        self.fixed_shapes = fixed_shapes
         self.max_batch_size = BATCH_SIZES[-1] if max_batch_size is None else max_batch_size
         self._target = target
         self.stepper = Stepper(
@@ -129,10 +128,10 @@ class Decoder:
         """
         try:
             while not sequence.prefilled:
-                count = min(self.prefill_chunk, sequence.num_prefill - sequence.length)
-                self.states.reserve(sequence, sequence.length + count)
+                count = min(self.prefill_chunk, sequence.num_prefill - sequence.num_computed_tokens)
+                self.states.reserve(sequence, sequence.num_computed_tokens + count)
                 self.prefiller.run([(sequence, count)]).append()
-                if sequence.length >= sequence.num_prefill and not sequence.tokens:
+                if sequence.num_computed_tokens >= sequence.num_prefill and not sequence.tokens:
                     raise sequence.failure()
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:

@@ -17,7 +17,7 @@ from trt_eagle3.decode.speculation.accept import Accepted
 from trt_eagle3.decode.speculation.drafter import DraftOutput
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
-from trt_eagle3.decode.speculation.verify import Wanted
+from trt_eagle3.decode.speculation.verify import LogitsForm
 from trt_eagle3.host_copy import Readback
 
 __all__ = ["Forward", "InFlight", "StepOutput"]
@@ -28,9 +28,9 @@ class Forward:
     """A launched target forward over a tree or a root of each sequence.
 
     Attributes:
-        sequences: the first rows of ``batch``. rows: the same sequences, with their lengths.
+        sequences: the first rows of ``batch``. rows: the same, with their row counts.
         speculates: which sequences have drafts; empty if no tree was proposed.
-        reduced: the output that ``wanted`` names: tokens int64 [B, T] or logits [B, T, V].
+        reduced: the output that ``logits_form`` names: tokens int64 [B, T] or logits [B, T, V].
         aux: aux hidden states [B, T, k * H]; None without a draft.
         after: the previous step, whose tokens are the roots; None if the host had the roots.
     """
@@ -40,7 +40,7 @@ class Forward:
     batch: DeviceBatch
     proposal: Proposal
     speculates: Sequence[bool]
-    wanted: Wanted
+    logits_form: LogitsForm
     reduced: Tensor
     aux: Tensor | None
     after: InFlight | None = None
@@ -77,7 +77,7 @@ class StepOutput:
 
     Attributes:
         accepted: the result of each sequence; None if it was not in the step.
-        tree: the tree that was verified for sequences with ``Accepted.steps``; None without one.
+        tree: the verified tree of sequences with ``Accepted.tree_depth``; None without one.
         num_backfilled: rows that were backfilled in the step.
     """
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from trt_eagle3.decode.forward.batch import of_width, segment_inputs, segment_metadata
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
-from trt_eagle3.decode.forward.runner import Rows, TargetRunner
+from trt_eagle3.decode.forward.runner import TargetInputs, TargetRunner
 from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
-from trt_eagle3.decode.memory.row_ref import rows_of
 from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.tensor_row import rows_of
 from trt_eagle3.decode.sampling.logprobs import token_logprobs
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.step.stepper import Stepper
@@ -42,7 +42,7 @@ class FirstTokens:
         ends = [
             (i, s)
             for i, (s, count) in enumerate(chunks)
-            if not s.tokens and s.length + count == s.num_prefill
+            if not s.tokens and s.num_computed_tokens + count == s.num_prefill
         ]
         self._rows = {s: row for row, (_, s) in enumerate(ends)}
         self._readback: Readback | None = None
@@ -53,8 +53,10 @@ class FirstTokens:
         for s, row in self._rows.items():
             if s.sampler.needs_probs:
                 self._ids[row] = s.sampler.first(own[row])
-        wanted = [(s, row) for s, row in self._rows.items() if s.sampling.logprobs is not None]
-        self._logits = {s: own[row].clone() for s, row in wanted}
+        logprob_rows = [
+            (s, row) for s, row in self._rows.items() if s.sampling.logprobs is not None
+        ]
+        self._logits = {s: own[row].clone() for s, row in logprob_rows}
         finite = own.amax(dim=1).isfinite()
         self._readback = Readback(self._ids.masked_fill(~finite, -1))
 
@@ -175,7 +177,7 @@ class Prefiller:
                 self._launch(launched, [chunk], ())
             return
         launched.sequences += [s for s, _ in chunks]
-        launched.ended += [s for s, _ in chunks if s.length >= s.num_prefill]
+        launched.ended += [s for s, _ in chunks if s.num_computed_tokens >= s.num_prefill]
 
     def run(self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()) -> FirstTokens:
         """Launch one forward over ``chunks``; the caller must ``append`` the first tokens.
@@ -189,7 +191,7 @@ class Prefiller:
         inputs = segment_inputs(self._target.states, segments)
         metadata = segment_metadata(segments, rows.positions[..., :-1], inputs, embeds.device)
         last_rows = torch.tensor([[s.count - 1] for s in segments])
-        prompts = Rows(embeds, metadata, last_rows, self._put_visual(segments, embeds))
+        prompts = TargetInputs(embeds, metadata, last_rows, self._put_visual(segments, embeds))
         mixed = self._stepper.launch_mixed(beside, prompts) if beside else None
         logits, aux = mixed or self._target.forward(
             embeds, metadata, last_rows, prompts.visual_levels
@@ -205,7 +207,7 @@ class Prefiller:
         # must be last: if the draft runs out of memory, the prefill is retried over the same states
         self._target.states.swap_entries([s for s, _ in chunks])
         for sequence, count in chunks:
-            sequence.length += count
+            sequence.num_computed_tokens += count
         return first_tokens
 
     def _put_visual(self, segments: Sequence[Segment], embeds: Tensor) -> Tensor | None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.forward.device_batch import BatchRows, DeviceBatch
-from trt_eagle3.decode.forward.runner import AttentionMetadata, Rows, TargetRunner, all_rows
+from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetInputs, TargetRunner, all_rows
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.sampling.logprobs import LogprobsReadback
 from trt_eagle3.decode.speculation.accept import Accepted, AcceptedPaths
@@ -30,7 +30,7 @@ from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.proposal import Proposal, tree_proposal, tree_shape
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.decode.speculation.verify import Wanted, take_draws, verify, wanted_of
+from trt_eagle3.decode.speculation.verify import LogitsForm, logits_form_of, take_draws, verify
 from trt_eagle3.decode.step.in_flight import Forward, InFlight, StepOutput
 from trt_eagle3.engine.runtime.buckets import padded_size
 from trt_eagle3.engine.runtime.session import Reduction
@@ -44,7 +44,7 @@ _LAUNCHED_AHEAD = 8
 delivered. A sequence that ended with those tokens wastes its rows: a large share of a small
 batch."""
 
-_Run = Callable[[Rows, Reduction | None], tuple[Tensor, Tensor | None]]
+_Run = Callable[[TargetInputs, Reduction | None], tuple[Tensor, Tensor | None]]
 """Runs rows as ``TargetRunner.forward`` does."""
 
 
@@ -122,20 +122,22 @@ class Stepper:
         self._states.check_tree(tree.num_nodes)
         if self._run_ahead:
             for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
-                self._try_reserve(s, min(s.length + _rows_ahead(tree), self._max_seq_len))
+                self._try_reserve(
+                    s, min(s.num_computed_tokens + _rows_ahead(tree), self._max_seq_len)
+                )
         num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
-        lengths = [s.length for s in sequences]
+        lengths = [s.num_computed_tokens for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
         proposal = self._drafter.propose(sequences, tree, batch, speculates)
         masks = TreeMasks([s.sampler for s in sequences], proposal)
-        wanted = wanted_of([s.sampler for s in sequences])
-        reduced, aux = self._forward(self._rows(proposal, batch), wanted.reduction)
-        rows = BatchRows(sequences, lengths, range(len(sequences)))
-        forward = Forward(sequences, rows, batch, proposal, speculates, wanted, reduced, aux)
+        logits_form = logits_form_of([s.sampler for s in sequences])
+        reduced, aux = self._forward(self._rows(proposal, batch), logits_form.reduction)
+        rows = BatchRows(sequences, num_computed_tokens, range(len(sequences)))
+        forward = Forward(sequences, rows, batch, proposal, speculates, logits_form, reduced, aux)
         return self._accept(forward, masks)
 
     def launch_mixed(
-        self, sequences: Sequence[SequenceState], prompts: Rows
+        self, sequences: Sequence[SequenceState], prompts: TargetInputs
     ) -> tuple[Tensor, Tensor | None] | None:
         """Run ``prompts`` and the next step without a tree of ``sequences`` as one forward.
 
@@ -147,7 +149,7 @@ class Stepper:
         """
         found: list[tuple[Tensor, Tensor | None]] = []
 
-        def run(rows: Rows, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
+        def run(rows: TargetInputs, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
             of_prompts, of_steps = self._target.forward_mixed(prompts, rows, reduce)
             found.append(of_prompts)
             return of_steps
@@ -157,7 +159,7 @@ class Stepper:
             return None
         if before is not None and max(before.rows.rows_of(sequences)) >= 0:
             self._mixed = self._forward_after(before, sequences, run)
-        elif all(self._try_reserve(s, s.length + 1) for s in sequences):
+        elif all(self._try_reserve(s, s.num_computed_tokens + 1) for s in sequences):
             self._mixed = self._first_forward(sequences, run)
         return found[0] if found else None
 
@@ -178,7 +180,7 @@ class Stepper:
             self._drafter.backfill.defer(seen, places, done.deferred)
         for s, row in present:
             s.append_tokens(found[row].tokens, found[row].logprobs)
-            s.length += len(found[row].tokens)
+            s.num_computed_tokens += len(found[row].tokens)
         if self._drafter is not None and done.tree is not None and done.drafted is not None:
             self._drafter.keep(seen, places, done.drafted)
             if done.waits_for_host:
@@ -196,13 +198,13 @@ class Stepper:
         for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
-                self._forward(self._rows(roots, batch), Wanted.TOKENS.reduction)
+                self._forward(self._rows(roots, batch), LogitsForm.TOKENS.reduction)
                 continue
             assert self._drafter is not None
             proposal = self._drafter.dummy_proposal(tree, batch, table.dtype)
-            reduced, aux = self._forward(self._rows(proposal, batch), Wanted.TOKENS.reduction)
+            reduced, aux = self._forward(self._rows(proposal, batch), LogitsForm.TOKENS.reduction)
             assert aux is not None
-            paths = verify(Wanted.TOKENS, [], proposal, reduced, TreeMasks([], proposal))
+            paths = verify(LogitsForm.TOKENS, [], proposal, reduced, TreeMasks([], proposal))
             self._drafter.extend(batch, proposal, paths, aux, ahead=False)
             self._commit(batch, paths, page_size=1, in_place=True)
 
@@ -250,7 +252,7 @@ class Stepper:
             return None
         rows = before.rows.rows_of(sequences)
         going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
-        if not going or not all(self._try_reserve(s, s.length + 2) for s, _ in going):
+        if not going or not all(self._try_reserve(s, s.num_computed_tokens + 2) for s, _ in going):
             return None
         return self._root_forward([s for s, _ in going], before, [row for _, row in going], run)
 
@@ -262,20 +264,22 @@ class Stepper:
         run: _Run,
     ) -> Forward:
         """Launch a forward over one root per sequence; ``rows``: its row in ``before``, or -1."""
-        lengths = [s.length + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
-        batch = self._batch(sequences, lengths, rows, [1] * len(sequences))
+        num_computed_tokens = [
+            s.num_computed_tokens + (row >= 0) for s, row in zip(sequences, rows, strict=True)
+        ]
+        batch = self._batch(sequences, num_computed_tokens, rows, [1] * len(sequences))
         roots = batch.roots.long()
         if before is not None:
             unchanged = list(rows) == list(range(len(rows)))
             roots = _roots_after(before, batch, unchanged=unchanged)
         proposal = tree_proposal(_ROOT, roots[:, None])
-        wanted = wanted_of([s.sampler for s in sequences])
-        reduced, aux = run(self._rows(proposal, batch), wanted.reduction)
+        logits_form = logits_form_of([s.sampler for s in sequences])
+        reduced, aux = run(self._rows(proposal, batch), logits_form.reduction)
         # a copy: the next forward may overwrite a session's outputs
         drafts = aux is not None and any(s.draft for s in sequences)
         aux = aux[:, :1].clone() if aux is not None and drafts else None
-        own = BatchRows(sequences, lengths, range(len(sequences)))
-        return Forward(sequences, own, batch, proposal, (), wanted, reduced, aux, before)
+        own = BatchRows(sequences, num_computed_tokens, range(len(sequences)))
+        return Forward(sequences, own, batch, proposal, (), logits_form, reduced, aux, before)
 
     def _accept(self, forward: Forward, masks: TreeMasks | None = None) -> InFlight:
         """Accept tokens of ``forward`` on the device, and commit the accepted rows.
@@ -285,9 +289,9 @@ class Stepper:
         sequences, batch, proposal = forward.sequences, forward.batch, forward.proposal
         samplers = [s.sampler for s in sequences]
         masks = masks or TreeMasks(samplers, proposal)
-        paths = verify(forward.wanted, samplers, proposal, forward.reduced, masks)
+        paths = verify(forward.logits_form, samplers, proposal, forward.reduced, masks)
         logprobs = None
-        if forward.wanted is Wanted.FLOAT32:
+        if forward.logits_form is LogitsForm.FLOAT32:
             num_best = [s.sampling.logprobs for s in sequences]
             logprobs = LogprobsReadback(num_best, forward.reduced, paths.path, paths.tokens)
         packed = paths.packed()
@@ -300,7 +304,7 @@ class Stepper:
         assert forward.aux is not None
         tree = proposal.tree
         waits = self._run_ahead and self._drafter.waits_for_host(sequences)
-        num_rows = max(s.length for s in sequences) + _rows_ahead(tree)
+        num_rows = max(s.num_computed_tokens for s in sequences) + _rows_ahead(tree)
         ahead = self._run_ahead and not waits and num_rows <= self._max_seq_len
         drafted = self._drafter.extend(batch, proposal, paths, forward.aux, ahead=ahead)
         self._commit(batch, paths, sequences[0].pool.page_size, in_place=proposal.is_chain)
@@ -318,7 +322,9 @@ class Stepper:
     ) -> None:
         """Commit the target's rows of accepted nodes; ``in_place``: they are already in front."""
         inputs, path, counts = batch.state_inputs, paths.path, paths.counts
-        self._states.commit(inputs, batch.lengths, path, counts, page_size, in_place=in_place)
+        self._states.commit(
+            inputs, batch.num_computed_tokens, path, counts, page_size, in_place=in_place
+        )
 
     def _swap_entries(self, done: InFlight, sequences: Sequence[SequenceState]) -> None:
         """Swap in the states that ``done`` wrote, for the ``sequences`` that are in it.
@@ -330,10 +336,10 @@ class Stepper:
 
     def _read(self, done: InFlight, rows: Sequence[int]) -> list[Accepted]:
         """Read the tokens of each row of ``done``, and the log-probabilities at ``rows``."""
-        found = AcceptedPaths.unpacked(done.readback.wait(), done.tree.steps if done.tree else 0)
+        found = AcceptedPaths.unpacked(done.readback.wait(), done.tree.depth if done.tree else 0)
         for row in rows:
             if row >= 0 and done.tree is not None and not done.speculates[row]:
-                found[row] = replace(found[row], steps=0)
+                found[row] = replace(found[row], tree_depth=0)
             if row >= 0 and done.logprobs is not None:
                 logprobs = done.logprobs.wait(row, len(found[row].tokens))
                 found[row] = replace(found[row], logprobs=logprobs)
@@ -347,10 +353,10 @@ class Stepper:
         if not self._run_ahead or len(sequences) < _LAUNCHED_AHEAD:
             return None
         going = [s for s in sequences if self._goes_on(s, -1)]
-        wanted = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
-        pairs = zip(going, wanted, strict=True)
-        if max(wanted, default=1) == 1 or not all(
-            self._try_reserve(s, s.length + n) for s, n in pairs
+        num_rows = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
+        pairs = zip(going, num_rows, strict=True)
+        if max(num_rows, default=1) == 1 or not all(
+            self._try_reserve(s, s.num_computed_tokens + n) for s, n in pairs
         ):
             return None
         return self.launch(going, tree)
@@ -362,11 +368,12 @@ class Stepper:
         """
         assert self._drafter is not None
         if not any(s.drafting for s in sequences) or not all(
-            self.holds(s, tree) and self._try_reserve(s, s.length + num_tree_rows(tree))
+            self.holds(s, tree)
+            and self._try_reserve(s, s.num_computed_tokens + num_tree_rows(tree))
             for s in sequences
         ):
             return
-        lengths = [s.length for s in sequences]
+        lengths = [s.num_computed_tokens for s in sequences]
         num_new = [num_tree_rows(tree)] * len(lengths)
         batch = self._batch(sequences, lengths, [-1] * len(lengths), num_new)
         self._drafter.propose_ahead(sequences, tree, batch)
@@ -374,8 +381,8 @@ class Stepper:
     def _goes_on(self, sequence: SequenceState, row: int) -> bool:
         """Return whether ``sequence`` continues after the step in which it has ``row``."""
         emitted = int(row >= 0)
-        wanted = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
-        return wanted and sequence.num_tokens + emitted < self._max_seq_len
+        continues = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
+        return continues and sequence.num_tokens + emitted < self._max_seq_len
 
     def _try_reserve(self, sequence: SequenceState, num_rows: int) -> bool:
         """Reserve pages for ``num_rows`` rows without preemption; returns False if lacking."""
@@ -387,7 +394,7 @@ class Stepper:
     def _batch(
         self,
         sequences: Sequence[SequenceState],
-        lengths: Sequence[int],
+        num_computed_tokens: Sequence[int],
         rows: Sequence[int],
         num_new: Sequence[int],
     ) -> DeviceBatch:
@@ -395,26 +402,30 @@ class Stepper:
         if self._max_batch_size is not None:
             size = padded_size(size, self._max_batch_size)
         device = self._target.embedding.device
-        return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
+        return DeviceBatch.of(
+            self._states, sequences, num_computed_tokens, rows, num_new, size, device
+        )
 
-    def _forward(self, rows: Rows, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
+    def _forward(
+        self, rows: TargetInputs, reduce: Reduction | None
+    ) -> tuple[Tensor, Tensor | None]:
         return self._target.forward(rows.embeds, rows.metadata, rows.logit_rows, reduce=reduce)
 
-    def _rows(self, proposal: Proposal, batch: DeviceBatch) -> Rows:
+    def _rows(self, proposal: Proposal, batch: DeviceBatch) -> TargetInputs:
         """Build the target's inputs from the tree nodes of each sequence."""
         size, num_nodes = proposal.tokens.shape
         tree, device = proposal.tree, batch.positions.device
         fixed = isinstance(tree, Tree)  # its shape is cached on the device
         depths = tree_shape(tree, device).depths if fixed else proposal.depths.int()
         metadata = AttentionMetadata(
-            past=batch.lengths,
+            past=batch.num_computed_tokens,
             counts=[num_nodes] * size if proposal.num_kept is None else proposal.num_kept,
             state_inputs=batch.state_inputs,
             mask=proposal.mask,
             positions=(batch.positions[:, None] + depths).expand(3, -1, -1),
         )
         embeds = self._target.embedding.lookup(proposal.tokens)
-        return Rows(embeds, metadata, all_rows(size, num_nodes))
+        return TargetInputs(embeds, metadata, all_rows(size, num_nodes))
 
 
 def _rows_ahead(tree: AnyTree) -> int:

@@ -11,6 +11,7 @@ from typing import Literal
 from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.model_config import read_json
+from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["SECTIONS", "Method", "canonical", "names_block", "named_method"]
@@ -98,7 +99,7 @@ def canonical(files: DraftFiles) -> DraftFiles:
     Raises:
         UserError: two tensors have one name, or the mask's embedding is in a pickle.
     """
-    tensors = {}
+    tensors: dict[str, TensorRef] = {}
     for name, ref in files.tensors.items():
         for pattern, new in _ALIASES:
             name = pattern.sub(new, name, count=1) if pattern.match(name) else name

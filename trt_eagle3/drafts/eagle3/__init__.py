@@ -47,11 +47,12 @@ class _Eagle3:
 
         return draft_shapes(own(manifest))
 
-    def tables(self, _manifest: DraftManifest, /) -> Collection[str]:
-        return ()
+    def tables(self, manifest: DraftManifest) -> Collection[str]:
+        return () if own(manifest).parallel is None else ("mask_hidden",)
 
-    def chain_steps(self, _manifest: DraftManifest, /) -> int | None:
-        return None
+    def chain_steps(self, manifest: DraftManifest) -> int | None:
+        rows = own(manifest).parallel
+        return None if rows is None else rows.num_drafts
 
     def graphs(
         self, manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation

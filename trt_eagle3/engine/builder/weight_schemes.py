@@ -15,7 +15,15 @@ from trt_eagle3.checkpoint.tensor_file import Content, tensor_content
 from trt_eagle3.dtype import LARGEST_FP8
 from trt_eagle3.errors import UserError
 
-__all__ = ["INT4_RATIOS", "SCHEMES", "Rows", "Scheme", "int4_block", "int4_rounded", "int4_scales"]
+__all__ = [
+    "INT4_RATIOS",
+    "SCHEMES",
+    "ReadRows",
+    "Scheme",
+    "int4_block",
+    "int4_rounded",
+    "int4_scales",
+]
 
 _GROUPS = (128, 64, 32)
 INT4_RATIOS = tuple(0.7 + 0.035 * i for i in range(12))
@@ -25,7 +33,7 @@ _CACHED = 1 << 17
 _ON_DEVICE = 1 << 24
 """Values of one search step on a GPU, which needs many."""
 
-Rows = Callable[[], Iterable[Tensor]]
+ReadRows = Callable[[], Iterable[Tensor]]
 """Yields consecutive rows float32 [n, K] of a weight; each call reads them again."""
 
 
@@ -48,7 +56,7 @@ class Scheme:
     codes: Callable[[Tensor, Tensor, int], Tensor]
     packed: int = 1
 
-    def content(self, rows: Rows, shape: tuple[int, int]) -> dict[str, Content]:
+    def content(self, rows: ReadRows, shape: tuple[int, int]) -> dict[str, Content]:
         """Return the tensors of the weight [N, K] of ``rows``, by the last part of their names."""
         block = self.block(shape[1])
         scales = torch.cat([self.scales(values, block) for values in rows()])

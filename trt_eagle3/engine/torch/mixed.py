@@ -27,7 +27,7 @@ __all__ = [
     "AUX",
     "LOGITS",
     "ROW_INPUTS",
-    "Parts",
+    "MixedAttentionMetadata",
     "context_of",
     "joined",
     "mixable",
@@ -48,7 +48,7 @@ Inputs = Mapping[str, Tensor]
 Function = Callable[..., Any]
 
 
-class Parts:
+class MixedAttentionMetadata:
     """Attention inputs of each part; replaces each of ``_OF_ATTENTION`` in a forward."""
 
     def __init__(self, parts: Sequence[Inputs], out: Tensor | None = None) -> None:
@@ -100,7 +100,7 @@ def mixable(
 
 
 def mixed_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return ``steps`` with attention that takes ``Parts``."""
+    """Return ``steps`` with attention that takes ``MixedAttentionMetadata``."""
     return tuple(_mixed(step) for step in steps)
 
 
@@ -109,7 +109,7 @@ def _mixed(step: Step) -> Step:
         return step
 
     def attend(*inputs: Any, **geometry: Any) -> tuple[Tensor, ...]:
-        parts: Parts = inputs[5]
+        parts: MixedAttentionMetadata = inputs[5]
         picked = step.op == PROMPT_ATTENTION
         return parts.attend(step.function, inputs, picked=picked, **geometry)
 
@@ -120,7 +120,7 @@ def joined(parts: Sequence[Inputs]) -> dict[str, Any]:
     """Return the inputs of one forward over ``parts``, which are on the device.
 
     They are embeddings [1, N, H], positions [3, 1, N], levels [L, 1, N, H], picked rows [1, R], and
-    ``Parts`` for the rest.
+    ``MixedAttentionMetadata`` for the rest.
     """
     found = context_of(parts)
     for name in parts[0].keys() - found.keys():
@@ -131,8 +131,11 @@ def joined(parts: Sequence[Inputs]) -> dict[str, Any]:
 
 
 def context_of(parts: Sequence[Inputs], out: Tensor | None = None) -> dict[str, Any]:
-    """Return the inputs of attention and head for ``parts``; ``out``: see ``Parts``."""
-    found: dict[str, Any] = dict.fromkeys(_OF_ATTENTION, Parts(parts, out))
+    """Return the inputs of attention and head for ``parts``.
+
+    ``out``: see ``MixedAttentionMetadata``.
+    """
+    found: dict[str, Any] = dict.fromkeys(_OF_ATTENTION, MixedAttentionMetadata(parts, out))
     found["logit_rows"] = torch.cat(_rows_in_all(parts))[None]
     return found
 

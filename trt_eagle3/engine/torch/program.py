@@ -204,10 +204,9 @@ def _step(node: onnx.NodeProto, device: torch.device) -> Step:
     if node.op_type not in functions:
         raise UserError(f"{node.name}: the torch session does not support op {node.op_type}")
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    own = EVERY_OP.get(node.op_type) if node.domain == DOMAIN else None
-    stock = own is not None and node.overload in own.without_kernel
-    function = own.torch_function if own and stock else functions[node.op_type]
-    return Step(function, tuple(node.input), tuple(node.output), attributes, op=node.op_type)
+    return Step(
+        functions[node.op_type], tuple(node.input), tuple(node.output), attributes, op=node.op_type
+    )
 
 
 @cache

@@ -27,7 +27,7 @@ from trt_eagle3.engine.runtime.session import (
     with_picked_rows,
 )
 from trt_eagle3.engine.torch.capture.draft_pieces import DRAFT_ROW_INPUTS, DraftPieces, split_draft
-from trt_eagle3.engine.torch.capture.pieces import Row, split_at_attention
+from trt_eagle3.engine.torch.capture.pieces import RowFormat, split_at_attention
 from trt_eagle3.engine.torch.capture.recorder import PieceRecorder, Recorder, capturing
 from trt_eagle3.engine.torch.capture.target_pieces import TargetPieces
 from trt_eagle3.engine.torch.capture.whole import Captured, CapturedGraphs, shapes_of
@@ -76,9 +76,9 @@ class _Input:
             raise UserError(f"{name}: expected {self.dtype} {list(self.shape)}, got {got}")
 
     @property
-    def row(self) -> Row:
+    def row(self) -> RowFormat:
         """The same type and shape, for captured pieces."""
-        return Row(self.dtype, tuple(0 if isinstance(e, str) else e for e in self.shape))
+        return RowFormat(self.dtype, tuple(0 if isinstance(e, str) else e for e in self.shape))
 
 
 class TorchSession(Session):
@@ -158,7 +158,7 @@ class TorchSession(Session):
         rows = self._rows(DRAFT_ROW_INPUTS)
         return DraftPieces(split, constants, rows, recorder, self.device, table_len=table_len)
 
-    def _rows(self, names: Sequence[str]) -> dict[str, Row]:
+    def _rows(self, names: Sequence[str]) -> dict[str, RowFormat]:
         return {name: i.row for name, i in self._inputs.items() if name in names}
 
     @torch.inference_mode()

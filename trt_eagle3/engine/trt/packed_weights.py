@@ -29,7 +29,7 @@ from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
-__all__ = ["PackedWeight", "keep_packed"]
+__all__ = ["DequantizeLinearWeight", "keep_packed"]
 
 _OPSET, _IR_VERSION = 24, 11  # the first with INT4 and blocks of DequantizeLinear
 _MOST_COLUMNS = 128  # of a group; builders dequantise weights with larger groups
@@ -38,7 +38,7 @@ _SCALE_TYPES = {dtype.torch: dtype.onnx for dtype in COMPUTE_DTYPES}
 
 
 @dataclass(frozen=True)
-class PackedWeight:
+class DequantizeLinearWeight:
     """A weight in the form of ``DequantizeLinear``.
 
     Attributes:
@@ -109,14 +109,14 @@ def _products(model: onnx.ModelProto) -> set[str]:
     return weights - others
 
 
-def _packed(expr: WeightExpr, root: Path, fp8: bool) -> PackedWeight | None:
+def _packed(expr: WeightExpr, root: Path, fp8: bool) -> DequantizeLinearWeight | None:
     form = WEIGHT_FORMATS.get(expr.format)
     if isinstance(form, IntegerFormat):
         return _packed_integers(expr, form.bits, root)
     return _packed_fp8(expr, root) if fp8 and expr.format == "fp8" else None
 
 
-def _packed_integers(expr: WeightExpr, bits: int, root: Path) -> PackedWeight | None:
+def _packed_integers(expr: WeightExpr, bits: int, root: Path) -> DequantizeLinearWeight | None:
     parts = [_part(expr, part, bits, root) for part in expr.parts]
     rows = [part for part in parts if part is not None]
     if len(rows) < len(parts) or len({scales.shape[1] for _, scales in rows}) > 1:
@@ -124,11 +124,13 @@ def _packed_integers(expr: WeightExpr, bits: int, root: Path) -> PackedWeight | 
     codes, wide = (torch.cat(side) for side in zip(*rows, strict=True))
     scales = wide.to(expr.dtype.torch)
     normal = bool((scales.float().abs() >= torch.finfo(scales.dtype).tiny).all())
-    packed = PackedWeight(TensorProto.INT4 if bits == 4 else TensorProto.INT8, codes, scales)
+    packed = DequantizeLinearWeight(
+        TensorProto.INT4 if bits == 4 else TensorProto.INT8, codes, scales
+    )
     return packed if normal and bool(scales.isfinite().all()) and _is_taken(packed) else None
 
 
-def _packed_fp8(expr: WeightExpr, root: Path) -> PackedWeight | None:
+def _packed_fp8(expr: WeightExpr, root: Path) -> DequantizeLinearWeight | None:
     """Pack FP8; None if scales change along a row, as a builder would dequantise that weight."""
     cpu = torch.device("cpu")
     grids = [fp8_scales(part, root, cpu) for part in expr.parts]
@@ -139,7 +141,7 @@ def _packed_fp8(expr: WeightExpr, root: Path) -> PackedWeight | None:
     if not float(whole.abs().max()) * LARGEST_FP8 <= largest:
         return None
     codes = [_fp8_codes(part, root) for part in expr.parts]
-    return PackedWeight(TensorProto.FLOAT8E4M3FN, torch.cat(codes), whole)
+    return DequantizeLinearWeight(TensorProto.FLOAT8E4M3FN, torch.cat(codes), whole)
 
 
 def _fp8_codes(part: WeightPart, root: Path) -> Tensor:
@@ -164,7 +166,7 @@ def _part(
     return codes, whole.scales[taken] * part.scale
 
 
-def _is_taken(packed: PackedWeight) -> bool:
+def _is_taken(packed: DequantizeLinearWeight) -> bool:
     """Return whether builders have a product for the weight's groups."""
     inner = packed.codes.shape[1]
     if inner % packed.scales.shape[1] or inner % 2:
@@ -173,7 +175,7 @@ def _is_taken(packed: PackedWeight) -> bool:
     return packed.columns <= _MOST_COLUMNS if grouped else packed.columns == inner
 
 
-def _tensors(name: str, weight: PackedWeight) -> list[tuple[TensorProto, bytes]]:
+def _tensors(name: str, weight: DequantizeLinearWeight) -> list[tuple[TensorProto, bytes]]:
     codes = TensorProto(name=name + _CODES, data_type=weight.kind, dims=weight.codes.shape)
     grouped = weight.kind == TensorProto.INT4
     shape = weight.scales.shape if grouped else weight.scales.shape[:1]
@@ -183,7 +185,9 @@ def _tensors(name: str, weight: PackedWeight) -> list[tuple[TensorProto, bytes]]
     return [(codes, weight.code_bytes()), (scales, weight.scale_bytes())]
 
 
-def _node(name: str, inputs: list[str], weight: PackedWeight, dtype: DType) -> onnx.NodeProto:
+def _node(
+    name: str, inputs: list[str], weight: DequantizeLinearWeight, dtype: DType
+) -> onnx.NodeProto:
     options = {"axis": 0}
     if weight.kind == TensorProto.INT4:
         options = {"axis": 1, "block_size": weight.columns}

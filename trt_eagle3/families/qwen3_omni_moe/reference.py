@@ -12,7 +12,6 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.parity.reference.target import DecoderModules
-from trt_eagle3.parity.reference.tower import split_grids
 
 __all__ = ["ThinkerReference"]
 
@@ -41,24 +40,13 @@ class ThinkerReference(Qwen3VLReference):
     ) -> None:
         super().__init__(config, {**tensors, **_towers_names(tensors)}, dtype, device)
 
-    def rope_index(
-        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor | None = None
-    ) -> tuple[Tensor, int]:
-        """Return transformers' positions [3, S] and rope_delta; the grids are in prompt order."""
-        kinds = (token_ids == self.config.image_token_id).int() + 2 * (
-            token_ids == self.config.video_token_id
-        ).int()
-        merge = self.config.vision_config.spatial_merge_size
-        images, videos = split_grids(kinds, grid_thw, merge)
-        assert grid_seconds is not None or not videos, "videos without times"
-        positions, delta = self._weightless.get_rope_index(
-            token_ids[None],
-            image_grid_thw=grid_thw[images] if images else None,
-            video_grid_thw=grid_thw[videos] if videos else None,
-            attention_mask=torch.ones_like(token_ids)[None],
-            second_per_grids=grid_seconds[videos] if videos and grid_seconds is not None else None,
+    def _get_rope_index(
+        self, token_ids: Tensor, _kinds: Tensor, seconds: Tensor | None, /, **grids: Tensor | None
+    ) -> Any:
+        assert seconds is not None or grids["video_grid_thw"] is None, "videos without times"
+        return self._weightless.get_rope_index(
+            token_ids, attention_mask=torch.ones_like(token_ids), second_per_grids=seconds, **grids
         )
-        return positions[:, 0], int(delta.flatten()[0])
 
 
 def _towers_names(tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
+from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.multimodal.video import load_video
@@ -23,19 +24,7 @@ from trt_eagle3.parity.reference.frames import FrameProcessor, Frames
 from trt_eagle3.parity.reference.processor import ReferenceInputs, check_transformers, decoded_text
 from trt_eagle3.prompts.prompt_file import Question
 
-__all__ = ["Qwen3VLProcessorReference", "SeeingReference"]
-
-
-class SeeingReference(Protocol):
-    """A reference whose config has the tower of a Qwen-VL model."""
-
-    config: Any
-
-    def rope_index(
-        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
-    ) -> tuple[Tensor, int]:
-        """See ``TargetReference``."""
-        ...
+__all__ = ["Qwen3VLProcessorReference"]
 
 
 class _ImageTextProcessor(transformers.Qwen3VLProcessor):  # type: ignore[misc]
@@ -55,7 +44,7 @@ class Qwen3VLProcessorReference:
 
     _kind: Any = _ImageTextProcessor
 
-    def __init__(self, checkpoint: Path, target: SeeingReference, reader: Processor) -> None:
+    def __init__(self, checkpoint: Path, target: Qwen3VLReference, reader: Processor) -> None:
         check_transformers()
         assert reader.video_config is not None, "a processor without videos"
         self._checkpoint, self._target = checkpoint, target

@@ -18,7 +18,7 @@ from trt_eagle3.multimodal.pixel_config import (
     read_video_config,
 )
 from trt_eagle3.multimodal.prompt_rules import Grid, MediaKind, token_text
-from trt_eagle3.multimodal.spec import ProcessorSpec
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["VIDEO_DEFAULTS", "VisualRules"]
 
@@ -43,7 +43,7 @@ class VisualRules:
 
     text_content = False
 
-    def __init__(self, spec: ProcessorSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, spec: TargetSpec, tokenizer: Tokenizer) -> None:
         """Read the texts of the visual tokens.
 
         Raises:

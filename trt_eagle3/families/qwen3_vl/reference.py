@@ -26,6 +26,19 @@ _MODULES = DecoderModules(
     axes=True,
 )
 
+_PLACES: dict[str, Place] = {
+    "embeddings": ("blocks.0", True),
+    "patch_embed": ("patch_embed", False),
+    "norm1": ("norm1", False),
+    "attn.qkv": ("attn.qkv", False),
+    "attn.output": ("attn.proj", False),
+    "attention_residual": ("norm2", True),
+    "norm2": ("norm2", False),
+    "mlp.fc1": ("mlp.linear_fc1", False),
+    "mlp.fc2": ("mlp.linear_fc2", False),
+    "output": ("", False),
+}
+
 
 class Qwen3VLReference(TargetReference):
     """A Qwen3-VL target. ``tensors``: canonical name -> place (``TargetCheckpoint``).
@@ -33,11 +46,15 @@ class Qwen3VLReference(TargetReference):
     Attributes:
         modules, tower, whole: transformers' classes of the decoder, the tower, and the model that
             computes positions.
+        places: name in the vision graph -> its place in the tower.
+        uniform: config fields of a tower whose blocks are all alike.
     """
 
     modules = _MODULES
     tower: Any = hf.Qwen3VLVisionModel
     whole: Any = hf.Qwen3VLModel
+    places = _PLACES
+    uniform: Mapping[str, Any] = {"deepstack_visual_indexes": []}
 
     def __init__(
         self,
@@ -56,18 +73,28 @@ class Qwen3VLReference(TargetReference):
         return len(getattr(self.config.vision_config, "deepstack_visual_indexes", ()))
 
     def rope_index(
-        self, token_ids: Tensor, grid_thw: Tensor, _seconds: Tensor | None = None
+        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor | None = None
     ) -> tuple[Tensor, int]:
         """Return transformers' positions [3, S] and rope_delta; the grids are in prompt order."""
         kinds = (token_ids == self.config.image_token_id).int() + 2 * (
             token_ids == self.config.video_token_id
         ).int()
         merge = self.config.vision_config.spatial_merge_size
-        images, videos = (grid_thw[n] if n else None for n in split_grids(kinds, grid_thw, merge))
-        positions, delta = self._weightless.get_rope_index(
-            token_ids[None], kinds[None], image_grid_thw=images, video_grid_thw=videos
+        images, videos = split_grids(kinds, grid_thw, merge)
+        positions, delta = self._get_rope_index(
+            token_ids[None],
+            kinds[None],
+            grid_seconds[videos] if videos and grid_seconds is not None else None,
+            image_grid_thw=grid_thw[images] if images else None,
+            video_grid_thw=grid_thw[videos] if videos else None,
         )
-        return positions[:, 0], int(delta[0])
+        return positions[:, 0], int(delta.flatten()[0])
+
+    def _get_rope_index(
+        self, token_ids: Tensor, kinds: Tensor, _seconds: Tensor | None, /, **grids: Tensor | None
+    ) -> Any:
+        """Call transformers' method; ``_seconds``: of the videos' grids, which not all take."""
+        return self._weightless.get_rope_index(token_ids, kinds, **grids)
 
     @cached_property
     def _weightless(self) -> Any:
@@ -92,7 +119,7 @@ class Qwen3VLReference(TargetReference):
         tower.rotary_pos_emb = self._vision_rotary
         parts = [(m, f"visual.{name}.") for name, m in tower.named_modules() if _is_streamed(name)]
         stream_parts(parts, self.fill)
-        found = keep_tensors(tower, intermediates, _PLACES)
+        found = keep_tensors(tower, intermediates, self.places)
         out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
         levels = [level.cpu() for level in getattr(out, "deepstack_features", ())]
         embeds = out.pooler_output.cpu()
@@ -104,7 +131,7 @@ class Qwen3VLReference(TargetReference):
     def _vision_rotary(self) -> nn.Module:
         """The tower's rotary embedding from a tower of one block, in any transformers version."""
         config = copy.deepcopy(self.config.vision_config)
-        config.depth, config.deepstack_visual_indexes = 1, []
+        config.update({"depth": 1, **self.uniform})
         rotary: nn.Module = self.tower(config).rotary_pos_emb.to(self.device)
         return rotary
 
@@ -114,18 +141,3 @@ def _is_streamed(name: str) -> bool:
     parts = name.split(".")
     lists = {"blocks", "deepstack_merger_list", "merger_list"}
     return name in {"patch_embed", "pos_embed", "merger"} or (len(parts) == 2 and parts[0] in lists)
-
-
-_PLACES: dict[str, Place] = {
-    "embeddings": ("blocks.0", True),
-    "patch_embed": ("patch_embed", False),
-    "norm1": ("norm1", False),
-    "attn.qkv": ("attn.qkv", False),
-    "attn.output": ("attn.proj", False),
-    "attention_residual": ("norm2", True),
-    "norm2": ("norm2", False),
-    "mlp.fc1": ("mlp.linear_fc1", False),
-    "mlp.fc2": ("mlp.linear_fc2", False),
-    "output": ("", False),
-}
-"""Name in the vision graph -> its place in the tower."""

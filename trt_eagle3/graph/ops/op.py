@@ -35,7 +35,6 @@ class Op:
             operations.
         kernel: the CUDA kernel that computes it, if the C library has one.
         kernel_call: ``f(*inputs, **attributes)`` as a call of ``kernel``.
-        without_kernel: overloads that neither kernel nor plugin computes.
         plugin: the TensorRT plugin that computes it.
         plugin_attributes: attributes that only the plugin's nodes have.
         plugin_values: computes their values from the element types (``TensorProto``) of the inputs
@@ -52,7 +51,6 @@ class Op:
     torch_function: Callable[..., Any]
     kernel: Kernel | None = None
     kernel_call: Callable[..., KernelCall[Any]] | None = None
-    without_kernel: tuple[str, ...] = ()
     plugin: str
     plugin_attributes: tuple[str, ...] = ()
     plugin_values: Callable[[Sequence[int], Sequence[int]], Mapping[str, int]] = lambda *_: {}

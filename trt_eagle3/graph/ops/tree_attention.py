@@ -17,7 +17,7 @@ do not depend on which tokens share a forward.
 
 The forms ``window`` and ``anchor_window`` hide slots that are far away. ``window``: those that are
 ``window`` or more away from a token's own slot. ``anchor_window``: those below ``past - window``,
-from all tokens. They have no kernel yet: on CUDA they run as stock torch operations.
+from all tokens.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ rounded to nearest even and clipped to 448.""",
             int,
             "1: caches, page_table, lengths are prefetch-safe (te3_linear_args)",
         ),
+        "window": (int, "hides slots that are this far from a token's own, or farther; 0: none"),
+        "anchor_window": (int, "hides slots below past - anchor_window; 0: none"),
     },
     sizes="""
     int32_t batch;
@@ -171,6 +173,8 @@ def tree_attention_call(
     path: AttentionPath = AttentionPath.AUTO,
     num_splits: int = 0,
     prefetch_safe: bool = False,
+    window: int = 0,
+    anchor_window: int = 0,
 ) -> KernelCall[Tensor]:
     """Build the kernel call that writes the new tokens and attends over past and masked tail.
 
@@ -185,6 +189,7 @@ def tree_attention_call(
         workspace: uint8, for the splits; allocated if needed and not given.
         prefetch_safe: caches, page table and lengths are older than any launch that may still run
             (see ``linear``).
+        window, anchor_window: as for ``tree_attention``.
     Returns:
         T [N, Hq * D]; rows of padding tokens (i >= query_lengths[b]) are 0 and write no cache.
     Raises:
@@ -203,13 +208,18 @@ def tree_attention_call(
     caches, lengths = (k_cache, v_cache), (past_lengths, query_lengths)
     inputs = (q, k, v, *caches, *lengths, page_table, tree_mask, kv_scales, out)
     tensors = dict(zip(KERNEL.tensors, inputs, strict=True))
-    values = (page_size, scale, mask, path, num_splits, prefetch_safe)
+    values = (page_size, scale, mask, path, num_splits, prefetch_safe, window, anchor_window)
     scalars = dict(zip(KERNEL.scalars, values, strict=True))
     return KernelCall(KERNEL, tensors, scalars, out, workspace)
 
 
 def _node_call(
-    *inputs: Tensor, page_size: int, scale: float, **geometry: int
+    *inputs: Tensor,
+    page_size: int,
+    scale: float,
+    window: int = 0,
+    anchor_window: int = 0,
+    **geometry: int,
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
     """Build the call of a node. The tensors' shapes already have the geometry (head counts)."""
     del geometry
@@ -217,7 +227,13 @@ def _node_call(
     # layer's own launches. If there are several, each writes pages that no other one reads.
     scales = inputs[9] if len(inputs) > 9 else None
     call = tree_attention_call(
-        *inputs[:9], kv_scales=scales, page_size=page_size, scale=scale, prefetch_safe=True
+        *inputs[:9],
+        kv_scales=scales,
+        page_size=page_size,
+        scale=scale,
+        prefetch_safe=True,
+        window=window,
+        anchor_window=anchor_window,
     )
     return KernelCall(KERNEL, call.tensors, call.scalars, (call.result, inputs[3], inputs[4]))
 
@@ -255,7 +271,6 @@ TREE_ATTENTION = Op(
     torch_function=tree_attention,
     kernel=KERNEL,
     kernel_call=_node_call,
-    without_kernel=_WINDOWS,
     plugin="TreeAttention",
     plugin_attributes=("prefetch_safe", "kv_type"),
     plugin_values=_plugin_values,

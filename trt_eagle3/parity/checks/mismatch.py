@@ -97,7 +97,7 @@ class Mismatch:
     expected_margin: float
     got_margin: float
     bound: float
-    verdict: Literal["tie", "failure"]
+    kind: Literal["tie", "failure"]
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
@@ -128,7 +128,7 @@ def find_mismatch(
         expected_margin=margins[0],
         got_margin=margins[1],
         bound=bound,
-        verdict="tie" if max(margins) <= bound else "failure",
+        kind="tie" if max(margins) <= bound else "failure",
     )
 
 
@@ -136,7 +136,7 @@ def note_mismatches(
     m: Measurements, answer: RecordedAnswer, found: Sequence[Mismatch], compared: int
 ) -> None:
     """Add the number of failures among the mismatches ``found`` in ``compared`` tokens."""
-    failed = [mismatch for mismatch in found if mismatch.verdict == "failure"]
+    failed = [mismatch for mismatch in found if mismatch.kind == "failure"]
     row = answer.prompt_len + failed[0].step if failed else None
     m.mismatches.extend(found)
     m.count(tokens_compared=compared, ties=len(found) - len(failed))

@@ -96,7 +96,7 @@ def _add_pair(m: Measurements, pair: _Pair, choice: Choice | None, decode: Decod
         tokens = pair.base.token_ids[step], pair.got.token_ids[step]
         mismatch = find_mismatch(m, answer.case, step, choice, tokens, decode)
         m.mismatches.append(mismatch)
-        failed = mismatch.verdict == "failure"
+        failed = mismatch.kind == "failure"
         m.count(ties=int(not failed))
     detail = f"first at token {step} of {len(pair.base.token_ids)}" if failed else ""
     compared = step + pair.parted

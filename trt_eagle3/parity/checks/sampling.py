@@ -23,7 +23,7 @@ from trt_eagle3.decode.speculation.accept import AcceptedPaths
 from trt_eagle3.decode.speculation.proposal import tree_proposal
 from trt_eagle3.decode.speculation.tree import Tree
 from trt_eagle3.decode.speculation.tree_masks import TreeMasks
-from trt_eagle3.decode.speculation.verify import Wanted, verify
+from trt_eagle3.decode.speculation.verify import LogitsForm, verify
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 
@@ -237,8 +237,8 @@ def _sample_tokens(
     samplers = [Sampler(replace(sampling, seed=seed), _UNSEEN, vocab) for seed in seeds]
     proposal = tree_proposal(tree, tokens.expand(count, -1))
     masks = TreeMasks(samplers, proposal)
-    paths = verify(Wanted.FLOAT32, samplers, proposal, logits.expand(count, -1, -1), masks)
-    return [a.tokens for a in AcceptedPaths.unpacked(paths.packed().tolist(), tree.steps)]
+    paths = verify(LogitsForm.FLOAT32, samplers, proposal, logits.expand(count, -1, -1), masks)
+    return [a.tokens for a in AcceptedPaths.unpacked(paths.packed().tolist(), tree.depth)]
 
 
 def _p_value(counts: Counter[int], probs: Tensor) -> tuple[float, int]:

@@ -46,12 +46,12 @@ class ContextRow:
 
 @dataclass(frozen=True)
 class Block:
-    """The block drafted after ``length`` rows of a sequence.
+    """The block drafted after ``num_rows`` rows of a sequence.
 
     ``verify``: the target's forward over its tokens; None if there was none.
     """
 
-    length: int
+    num_rows: int
     forward: RecordedForward
     verify: RecordedForward | None = None
 
@@ -115,7 +115,7 @@ def read_blocks(forwards: Sequence[RecordedForward]) -> BlockRecord:
             cycles.append(Block(rows_of(p).past, p))
         elif p.graph == "target" and cycles:
             last = cycles[-1]
-            if last.verify is None and rows_of(p).past == last.length:
+            if last.verify is None and rows_of(p).past == last.num_rows:
                 cycles[-1] = replace(last, verify=p)
     return BlockRecord(committed, cycles, [p for p in forwards if p.graph in ("context", "block")])
 

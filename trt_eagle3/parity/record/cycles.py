@@ -52,9 +52,11 @@ class Committed(Drafted):
 
 @dataclass(frozen=True)
 class Cycle:
-    """The rows drafted after ``length`` committed rows; ``verify``: the forward over their tree."""
+    """The rows drafted after ``num_rows`` committed rows; ``verify``: the forward over the
+    tree.
+    """
 
-    length: int
+    num_rows: int
     rows: list[Drafted]
     verify: RecordedForward | None = None
 
@@ -135,16 +137,16 @@ def _commit(
     }
 
 
-def _level(p: RecordedForward, rows: ForwardRows, length: int) -> list[Drafted]:
+def _level(p: RecordedForward, rows: ForwardRows, num_rows: int) -> list[Drafted]:
     """Read the rows of a level.
 
-    Their slots begin at ``length``. All of them see the slots below ``past``.
+    Their slots begin at ``num_rows``. All of them see the slots below ``past``.
     """
     found = []
     for i, row in enumerate(_rows(p, rows)):
-        own = rows.start + i - length
-        below = range(max(0, rows.past - length))
-        tail = (rows.past - length + j for j, seen in enumerate(rows.mask[i].tolist()) if seen)
+        own = rows.start + i - num_rows
+        below = range(max(0, rows.past - num_rows))
+        tail = (rows.past - num_rows + j for j, seen in enumerate(rows.mask[i].tolist()) if seen)
         seen = frozenset({*below, *tail} - {own})
         found.append(
             Drafted(

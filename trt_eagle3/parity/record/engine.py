@@ -1,7 +1,7 @@
 """Recording: the inputs and outputs of an engine's graphs while it answers, without changing them.
 
 Shapes: B rows, S new tokens per row, M masked tail, R rows of logits, V vocab.
-Shapes: B rows, S new tokens per row, M masked tail, R rows wanted from the head, V vocab.
+Shapes: B rows, S new tokens per row, M masked tail, R rows of logits, V vocab.
 """
 
 from __future__ import annotations

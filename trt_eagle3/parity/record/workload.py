@@ -15,7 +15,7 @@ from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.prompts.kept import kept_file
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
-__all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "picture", "read_cases"]
+__all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "draw_image", "read_cases"]
 
 QUICK_LONG_TOKENS = 1024
 """Length limit of the quick suite's longest prompt: the reference runs it on the CPU too."""
@@ -89,11 +89,11 @@ def _quick() -> Iterator[Case]:
     )
     # these two prompts differ only in the image
     same = "Describe the picture: its shapes and where they are."
-    yield Case("image", "image", Question(same, [picture(0)]))
-    yield Case("another image", "image", Question(same, [picture(14)]))
-    two = [picture(1), picture(2, (96, 160))]
+    yield Case("image", "image", Question(same, [draw_image(0)]))
+    yield Case("another image", "image", Question(same, [draw_image(14)]))
+    two = [draw_image(1), draw_image(2, (96, 160))]
     yield Case("two images", "images", Question("What changed between the two images?", two))
-    yield Case("wide image", "aspect", Question("What do you see?", [picture(3, (384, 32))]))
+    yield Case("wide image", "aspect", Question("What do you see?", [draw_image(3, (384, 32))]))
     yield Case("video", "video", Question("Describe the video.", videos=[_frames(4, (64, 96))]))
 
 
@@ -107,21 +107,28 @@ def _full() -> Iterator[Case]:
         "text",
         Question("3.14159 <= x^2 + {y: [1, 2]} \\ \t~ \u2211\u221e \u00bd?"),
     )
-    yield Case("tall image", "aspect", Question("What do you see?", [picture(4, (32, 480))]))
-    yield Case("small image", "aspect", Question("What do you see?", [picture(5, (17, 23))]))
-    yield Case("large image", "image", Question("Describe the picture.", [picture(6, (640, 448))]))
-    four = [picture(7), picture(8, (160, 96)), picture(9, (96, 96)), picture(10, (224, 64))]
+    yield Case("tall image", "aspect", Question("What do you see?", [draw_image(4, (32, 480))]))
+    yield Case("small image", "aspect", Question("What do you see?", [draw_image(5, (17, 23))]))
+    yield Case(
+        "large image", "image", Question("Describe the picture.", [draw_image(6, (640, 448))])
+    )
+    four = [
+        draw_image(7),
+        draw_image(8, (160, 96)),
+        draw_image(9, (96, 96)),
+        draw_image(10, (224, 64)),
+    ]
     yield Case("four images", "images", Question("Which of these pictures is the brightest?", four))
     yield Case("odd video", "video", Question("What moves?", videos=[_frames(7, (96, 64))]))
     timed = Video(_frames(3, (64, 64)), timestamps=[0.0, 1.5, 7.25])
     yield Case("video with times", "video", Question("When does it move?", videos=[timed]))
     mixed = Question(
-        "Is the picture part of the video?", [picture(11, (64, 96))], [_frames(4, (64, 96))]
+        "Is the picture part of the video?", [draw_image(11, (64, 96))], [_frames(4, (64, 96))]
     )
     yield Case("image and video", "video", mixed)
 
 
-def picture(seed: int, size: tuple[int, int] = (160, 128)) -> Image.Image:
+def draw_image(seed: int, size: tuple[int, int] = (160, 128)) -> Image.Image:
     """Draw shapes on a noisy ramp, ``size`` (width, height); depends only on ``seed``."""
     width, height = size
     generator = np.random.default_rng(seed)
@@ -143,7 +150,7 @@ def _frames(count: int, size: tuple[int, int]) -> list[Image.Image]:
     """Draw a square that moves over a still image; processors keep such sizes."""
     frames = []
     for step in range(count):
-        frame = picture(20, size)
+        frame = draw_image(20, size)
         left = step * (size[0] - 16) // max(1, count - 1)
         ImageDraw.Draw(frame).rectangle((left, 24, left + 16, 40), fill="yellow")
         frames.append(frame)

@@ -147,8 +147,8 @@ class _Run:
         rows: list[ContextRow] = []
         while len(rows) < known and len(rows) in record.committed:
             rows.append(record.committed[len(rows)])
-        on_answer = [(i, c) for i, c in enumerate(record.cycles) if c.length < known]
-        cycles = [(i, c) for i, c in on_answer if c.length <= len(rows)]
+        on_answer = [(i, c) for i, c in enumerate(record.cycles) if c.num_rows < known]
+        cycles = [(i, c) for i, c in on_answer if c.num_rows <= len(rows)]
         missing = len(cycles) < len(on_answer)
         if not rows:
             return cls(rows, [], [], [], missing)
@@ -156,7 +156,7 @@ class _Run:
         context = draft.context(torch.stack([r.aux for r in rows]).to(device, draft.dtype))
         tokens = e.answer.token_ids
         expected = [
-            parity.run(int(tokens[c.length]), c.length, len(c.embeds), context, c.embeds.dtype)
+            parity.run(int(tokens[c.num_rows]), c.num_rows, len(c.embeds), context, c.embeds.dtype)
             for _, c in cycles
         ]
         return cls(rows, cycles, context, expected, missing)
@@ -209,14 +209,14 @@ class _Comparison:
         given = torch.stack([r.position for r in rows])
         draft.position_ids.append(Compared(draft.case, "position_ids", given, _indices(0, given)))
         for _, block in self._run.cycles:
-            anchor = int(self._known[block.length])
+            anchor = int(self._known[block.num_rows])
             embeds = self._parity.embed(anchor, len(block.embeds), block.embeds.dtype)
             draft.inputs_embeds.append(
-                Compared(draft.case, "inputs_embeds.block", block.embeds, embeds, block.length)
+                Compared(draft.case, "inputs_embeds.block", block.embeds, embeds, block.num_rows)
             )
-            wanted = _indices(block.length, block.positions)
+            wanted = _indices(block.num_rows, block.positions)
             draft.position_ids.append(
-                Compared(draft.case, "position_ids.block", block.positions, wanted, block.length)
+                Compared(draft.case, "position_ids.block", block.positions, wanted, block.num_rows)
             )
 
     def _compare_context(self, caches: KeysValues) -> None:
@@ -244,7 +244,7 @@ class _Comparison:
 
     def _compare_heads(self, block: Block, rows: BlockRows, acceptance: AcceptanceCounts) -> None:
         """Compare scores, tokens and confidence of one block, and count what it accepts."""
-        anchor, draft = int(self._known[block.length]), self._draft
+        anchor, draft = int(self._known[block.num_rows]), self._draft
         ours = replay_heads(self._record.engine, block, anchor)
         told = [row.token for row in ours]
         theirs = self._parity.draft.propose(anchor, rows, draw=lambda i, _: told[i])
@@ -252,17 +252,17 @@ class _Comparison:
         if self._m.has_sequential_head:
             errors = [_score_errors(row, theirs.all_scores[i].cpu()) for i, row in enumerate(ours)]
             draft.scores.append(
-                RowErrors(draft.case, f"scores.{name}", torch.cat(errors), block.length)
+                RowErrors(draft.case, f"scores.{name}", torch.cat(errors), block.num_rows)
             )
         if theirs.confidence is not None:
             found = torch.tensor([row.confidence for row in ours], dtype=torch.float64)
             wanted = theirs.confidence.cpu()[:, None]
             by_draft = row_errors(found[:, None], wanted)
-            draft.confidence.append(RowErrors(draft.case, "confidence", by_draft, block.length))
+            draft.confidence.append(RowErrors(draft.case, "confidence", by_draft, block.num_rows))
         verified = self._verified(block, ours)
         first = len(rows.logits) - len(ours)
         draft.tokens += [
-            self._token(block.length + 1 + i, told[i], theirs, i, rows.logits[first + i].cpu())
+            self._token(block.num_rows + 1 + i, told[i], theirs, i, rows.logits[first + i].cpu())
             for i in range(verified)
         ]
         self._count_accepted(block, anchor, rows, acceptance)
@@ -280,7 +280,7 @@ class _Comparison:
         wrong = [f"draft {count}"] if count < len(same) else []
         wrong += [f"draft {len(ours)}"] * max(0, extra)
         rule = "not the best token of the draft's own heads, after those before it"
-        self._draft.proposals.append(Proposals(block.length, len(nodes), wrong, rule))
+        self._draft.proposals.append(Proposals(block.num_rows, len(nodes), wrong, rule))
         return count
 
     def _token(
@@ -305,9 +305,9 @@ class _Comparison:
     ) -> None:
         """Count the accepted drafts, for the engine's and the reference's proposal."""
         depth = len(block.nodes)
-        if not depth or block.verify is None or block.length + depth >= len(self._known):
+        if not depth or block.verify is None or block.num_rows + depth >= len(self._known):
             return
-        truth = self._known[block.length + 1 : block.length + 1 + depth].tolist()
+        truth = self._known[block.num_rows + 1 : block.num_rows + 1 + depth].tolist()
         engine = len(path_rows(block.verify, rows_of(block.verify), self._table)) - 1
         own = self._parity.draft.propose(anchor, rows).tokens
         same = [a == b for a, b in zip(own, truth, strict=False)]

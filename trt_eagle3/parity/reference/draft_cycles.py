@@ -62,7 +62,7 @@ class DraftCycles:
             kv = self._run_level(level, depth, kv, columns)
             depth += 1
         for s in states:
-            root = self._rows[s.cycle.length - 1].logits
+            root = self._rows[s.cycle.num_rows - 1].logits
             self._draft.proposals.append(read_proposals(s, root, self._ref))
             self._count_accepted(s, acceptance)
 
@@ -85,7 +85,7 @@ class DraftCycles:
 
     def _positions(self, level: Level, rows: Sequence[Drafted], depth: int) -> Tensor:
         """[T, 3]: the expected positions of the rows; records a comparison with the given ones."""
-        numbers = torch.tensor([s.cycle.length + depth - 1 for s, _ in level])
+        numbers = torch.tensor([s.cycle.num_rows + depth - 1 for s, _ in level])
         expected = self._ref.positions(numbers, self._expected.positions)
         given = torch.stack([r.position for r in rows])
         name = f"position_ids.step{depth}"
@@ -105,7 +105,7 @@ class DraftCycles:
         columns |= {(id(s), i): num_rows + len(columns) + at for at, (s, i) in enumerate(level)}
         mask = torch.zeros(len(level), num_rows + len(columns), dtype=torch.bool)
         for at, (s, i) in enumerate(level):
-            mask[at, : s.cycle.length] = True
+            mask[at, : s.cycle.num_rows] = True
             mask[at, [columns[id(s), row] for row in (*s.ancestors(i), i)]] = True
         return mask
 
@@ -118,8 +118,8 @@ class DraftCycles:
             return
         known = answer.prompt_len + answer.agreed
         depth = max(len(node.path) for node in s.nodes)
-        if s.cycle.length + depth >= known:  # the answer ends inside this tree
+        if s.cycle.num_rows + depth >= known:  # the answer ends inside this tree
             return
-        truth = answer.token_ids[s.cycle.length + 1 : s.cycle.length + 1 + depth].tolist()
+        truth = answer.token_ids[s.cycle.num_rows + 1 : s.cycle.num_rows + 1 + depth].tolist()
         engine = len(path_rows(verify, rows_of(verify), self._table)) - 1
         acceptance.add(depth, engine, s.reference_length(truth, self._ref))

@@ -64,9 +64,10 @@ def _compare_answer(
     found = _run_rows(reference, features, embeds, positions, first)
     _compare_rows(rows, found, first, draft)
     logits = found.logits.cpu()  # rows from ``first`` on
-    cycles = [c for c in record.cycles if first < c.length <= len(rows)]
+    cycles = [c for c in record.cycles if first < c.num_rows <= len(rows)]
     states = [
-        CycleState(c, found.features[c.length - 1], logits[c.length - 1 - first]) for c in cycles
+        CycleState(c, found.features[c.num_rows - 1], logits[c.num_rows - 1 - first])
+        for c in cycles
     ]
     DraftCycles(reference, e, rows, draft).run(states, found.memory, acceptance)
 

@@ -100,7 +100,7 @@ def read_proposals(
     wrong = [*_read_rows(s, root, reference), *_read_nodes(s, root, reference)]
     count = len(s.cycle.rows) + max(0, len(s.nodes) - 1)
     rule = f"not a token of its parent's best {reference.width}"
-    return Proposals(s.cycle.length, count, wrong, rule)
+    return Proposals(s.cycle.num_rows, count, wrong, rule)
 
 
 def _read_rows(

@@ -60,10 +60,10 @@ def _stages(report: Report) -> list[tuple[str, str]]:
 
 
 def _counts(report: Report) -> Mapping[str, int]:
-    verdicts = [m.verdict for m in report.mismatches]
+    kinds = [m.kind for m in report.mismatches]
     return {
         **{status: report.num_checks(status) for status in get_args(Status)},
-        **{verdict: verdicts.count(verdict) for verdict in ("tie", "failure")},
+        **{kind: kinds.count(kind) for kind in ("tie", "failure")},
         "tokens": len(report.margins),
         "measurements": sum(g.count for g in report.checks),
         "compared": sum(g.compared for g in report.checks),

@@ -119,7 +119,7 @@ def _add_legend(axes: Axes, columns: int) -> None:
     )
 
 
-_VERDICTS = (
+_KINDS = (
     ("same", "first", "same token"),
     ("tie", "warn", "tie"),
     ("failure", "bad", "mismatch"),
@@ -134,14 +134,13 @@ def margins(report: Report) -> str:
     """
     if not report.margins:
         return ""
-    values = [[m for m, verdict in report.margins if verdict == kind] for kind, _, _ in _VERDICTS]
+    values = [[m for m, of in report.margins if of == kind] for kind, _, _ in _KINDS]
 
     def draw(axes: Axes) -> None:
         labels = [
-            f"{label} ({len(found)})"
-            for (_, _, label), found in zip(_VERDICTS, values, strict=True)
+            f"{label} ({len(found)})" for (_, _, label), found in zip(_KINDS, values, strict=True)
         ]
-        colours = [_COLOURS[colour] for _, colour, _ in _VERDICTS]
+        colours = [_COLOURS[colour] for _, colour, _ in _KINDS]
         bins = [i / 20 for i in range(21)]
         axes.hist(values, bins=bins, stacked=True, color=colours, label=labels, rwidth=0.9)
         axes.set_yscale("symlog", linthresh=1)

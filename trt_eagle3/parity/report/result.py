@@ -24,7 +24,7 @@ __all__ = [
     "Subject",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _NEARLY = 0.9
 
 _Number = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "Infinity"}]})]
@@ -164,7 +164,7 @@ class MismatchResult(_Part):
     expected_margin: _Number
     got_margin: _Number
     bound: float
-    verdict: Literal["tie", "failure"]
+    kind: Literal["tie", "failure"]
     first_tensor: str | None
 
 
@@ -342,7 +342,7 @@ class Report(_Part):
         found += [self.quantisation.line()] if self.quantisation else []
         found += [f"not applicable: {what}" for what in self.not_applicable]
         found += [f"not checked: {what}" for what in self.not_checked]
-        ties = sum(m.verdict == "tie" for m in self.mismatches)
+        ties = sum(m.kind == "tie" for m in self.mismatches)
         count, tokens = len(self.prompts), len(self.margins)
         asked = f"{count} prompt{'s' if count > 1 else ''}, {tokens} tokens"
         seconds = sum(self.seconds.values())

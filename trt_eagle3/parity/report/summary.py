@@ -144,7 +144,7 @@ def _detail(m: Measurements, shown: Measurement | None, *, failed: bool) -> str:
 
 
 def _mismatch(recorder: CheckRecorder, m: Mismatch) -> MismatchResult:
-    first = first_tensor(recorder, m.case) if m.verdict == "failure" else None
+    first = first_tensor(recorder, m.case) if m.kind == "failure" else None
     return MismatchResult(**dataclasses.asdict(m), first_tensor=first)
 
 
@@ -219,11 +219,11 @@ def _quantisation(e: Evidence) -> QuantisationResult | None:
 
 def _margins(found: Findings) -> tuple[tuple[float, Literal["same", "tie", "failure"]], ...]:
     differ = found.recorder["tokens.plain"].mismatches
-    verdicts = {(m.case, m.step): m.verdict for m in differ}
+    kinds = {(m.case, m.step): m.kind for m in differ}
     shown: list[tuple[float, Literal["same", "tie", "failure"]]] = []
     for e in found.evidence.expected:
         for step, margin in enumerate(margins(e.logits).tolist()):
-            shown.append((margin, verdicts.get((e.answer.name, step), "same")))
+            shown.append((margin, kinds.get((e.answer.name, step), "same")))
     return tuple(shown)
 
 

@@ -48,7 +48,6 @@ class ResponseReply:
         self._count_reasoning = count_reasoning
         self._items = OutputItems()
         self._num_events = 0
-        self._reason: str | None = None
 
     def opening(self) -> str:
         """Return ``response.created`` and ``response.in_progress``."""
@@ -62,7 +61,6 @@ class ResponseReply:
         delta = self._parser.push(chunk.text)
         if chunk.finish_reason is not None:
             delta += self._parser.flush()
-            self._reason = chunk.finish_reason
         return self._add(delta, chunk.logprobs)
 
     def closing(self, generations: Sequence[Generation]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from trt_eagle3.engine.torch.capture.pieces import Row, RowMemory, fill_rows
+from trt_eagle3.engine.torch.capture.pieces import RowBuffers, RowFormat, fill_rows
 
-ROW = Row(torch.float32, (0, 0, 4))
-POSITIONS = Row(torch.int32, (3, 0, 0))
+ROW = RowFormat(torch.float32, (0, 0, 4))
+POSITIONS = RowFormat(torch.int32, (3, 0, 0))
 
 
 def test_fewer_rows_share_the_memory_of_the_most() -> None:
-    memory = RowMemory(torch.device("cpu"))
+    memory = RowBuffers(torch.device("cpu"))
     most, few = (memory.rows("inputs_embeds", ROW, count) for count in (64, 32))
     assert (most.shape, few.shape) == ((1, 64, 4), (1, 32, 4))
     assert most.data_ptr() == few.data_ptr() == memory.whole("inputs_embeds").data_ptr()
@@ -20,7 +20,7 @@ def test_fewer_rows_share_the_memory_of_the_most() -> None:
 
 
 def test_rows_of_parts_follow_each_other_and_zeros_them() -> None:
-    memory = RowMemory(torch.device("cpu"))
+    memory = RowBuffers(torch.device("cpu"))
     there = {
         "inputs_embeds": memory.rows("inputs_embeds", ROW, 8).fill_(9),
         "position_ids": memory.rows("position_ids", POSITIONS, 8).fill_(9),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.engine.torch.test_mixed import close, open_target, part, parts
 from tests.tiny import build_tiny, build_tiny_moe
-from trt_eagle3.decode.speculation.verify import Wanted
+from trt_eagle3.decode.speculation.verify import LogitsForm
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN, ROWS
 from trt_eagle3.engine.torch import session as session_module
@@ -79,7 +79,7 @@ def of_types(session: TorchSession, inputs: dict[str, Tensor]) -> dict[str, Tens
 
 
 def ask(session: TorchSession, asked: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    reduced: list[Any] = [None, Wanted.TOKENS.reduction][: len(asked)]
+    reduced: list[Any] = [None, LogitsForm.TOKENS.reduction][: len(asked)]
     return session.run_mixed(asked, reduced)
 
 

@@ -39,7 +39,7 @@ def test_shapes_that_come_now_and_then_are_never_due() -> None:
 
 
 def test_graphs_of_every_width_that_a_server_prepares_stay() -> None:
-    """Chains of 5 up to 128 sequences, and short prompts; pictures of every size."""
+    """Chains of 5 up to 128 sequences, and short prompts; images of every size."""
     for prepared in (
         [step(b, n) for n in candidate_sizes(6) for b in batch_sizes(128)]
         + [step(1, width) for width in PROMPT_WIDTHS],

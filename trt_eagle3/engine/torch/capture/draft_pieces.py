@@ -23,7 +23,7 @@ from torch import Tensor
 from trt_eagle3.engine.runtime.buckets import PICKED_ROWS, ROWS
 from trt_eagle3.engine.torch.capture.pieces import (
     CapturedPieces,
-    Row,
+    RowFormat,
     Split,
     fill_rows,
     split_at_attention,
@@ -79,7 +79,7 @@ class DraftPieces(CapturedPieces[_Graph]):
         self,
         split: Split,
         constants: Mapping[str, Any],
-        inputs: Mapping[str, Row],
+        inputs: Mapping[str, RowFormat],
         recorder: Recorder,
         device: torch.device,
         *,

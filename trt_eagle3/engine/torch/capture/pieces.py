@@ -25,7 +25,7 @@ from trt_eagle3.engine.torch.mixed import flat_rows, row_axis
 from trt_eagle3.engine.torch.program import Step, with_lifetimes
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION
 
-__all__ = ["CapturedPieces", "Row", "RowMemory", "Split", "fill_rows", "split_at_attention"]
+__all__ = ["CapturedPieces", "RowFormat", "RowBuffers", "Split", "fill_rows", "split_at_attention"]
 
 _ATTENTION = {"TreeAttention", PROMPT_ATTENTION}
 C = TypeVar("C")
@@ -71,21 +71,21 @@ def split_at_attention(steps: Sequence[Step], prompt_steps: Sequence[Step] = ())
 
 
 @dataclass(frozen=True)
-class Row:
+class RowFormat:
     """Type and shape of a graph's input; batch and width are 0 in the shape."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-class RowMemory:
+class RowBuffers:
     """Tensors by name, each a prefix of the largest one, which must be requested first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._largest: dict[str, Tensor] = {}
 
-    def rows(self, name: str, row: Row, count: int) -> Tensor:
+    def rows(self, name: str, row: RowFormat, count: int) -> Tensor:
         """Return memory for ``count`` rows of an input, in one sequence."""
         shape = list(row.shape)
         shape[row_axis(name) - 1], shape[row_axis(name)] = 1, count
@@ -124,7 +124,7 @@ class CapturedPieces(ABC, Generic[C]):
         self,
         split: Split,
         constants: Mapping[str, Any],
-        inputs: Mapping[str, Row],
+        inputs: Mapping[str, RowFormat],
         recorder: Recorder,
         device: torch.device,
     ) -> None:
@@ -136,7 +136,7 @@ class CapturedPieces(ABC, Generic[C]):
         self._inputs = inputs
         self._recorder = recorder
         self._captured: dict[int, C] = {}
-        self._memory = RowMemory(device)
+        self._memory = RowBuffers(device)
 
     def capture(self, most: int, has_room: Callable[[], bool]) -> int:
         """Capture every N for up to ``most`` rows while ``has_room``. The largest is first, so that

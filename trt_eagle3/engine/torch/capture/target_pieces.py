@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.runtime.buckets import CAPTURED_AT_RUN, ROWS
-from trt_eagle3.engine.torch.capture.pieces import CapturedPieces, Row, Split, fill_rows
+from trt_eagle3.engine.torch.capture.pieces import CapturedPieces, RowFormat, Split, fill_rows
 from trt_eagle3.engine.torch.capture.recorder import Record, Recorder
 from trt_eagle3.engine.torch.mixed import context_of
 from trt_eagle3.engine.torch.program import Step, Values, compute, computed
@@ -52,7 +52,7 @@ class TargetPieces(CapturedPieces[_Graphs]):
         self,
         split: Split,
         constants: Mapping[str, Any],
-        inputs: Mapping[str, Row],
+        inputs: Mapping[str, RowFormat],
         recorder: Recorder,
         device: torch.device,
     ) -> None:

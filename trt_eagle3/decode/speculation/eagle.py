@@ -1,4 +1,4 @@
-"""The autoregressive drafter: EAGLE-3 and MTP, over the graphs ``fuse`` and ``draft``.
+"""EagleDrafter: EAGLE-3 and MTP drafts, over the graphs ``fuse`` and ``draft``.
 
 Shapes: B sequences of a padded batch, S rows of each, T tree nodes, D nodes of the deepest path, k
 aux layers, H target hidden, Hd draft hidden, Vd draft vocab, P pages.
@@ -26,21 +26,21 @@ from trt_eagle3.decode.forward.device_batch import DeviceBatch, spread_tokens
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.row_ref import RowRef, gather_rows
 from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.tensor_row import TensorRow, gather_rows
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
 from trt_eagle3.decode.speculation.backfill import DraftBackfill
 from trt_eagle3.decode.speculation.draft_filter import DraftFilter, filtered_states
 from trt_eagle3.decode.speculation.drafter import DraftOutput
-from trt_eagle3.decode.speculation.grow import DraftInputs, TreeGrower
+from trt_eagle3.decode.speculation.grow import DraftInputs, MaskRows, TreeGrower
 from trt_eagle3.decode.speculation.prepared import PreparedTrees, num_kept_of
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
 
 __all__ = [
-    "AutoregressiveDrafter",
+    "EagleDrafter",
     "LastRow",
     "draft_decode_position",
     "draft_positions",
@@ -90,23 +90,24 @@ class LastRow:
     @staticmethod
     def gather(last: Sequence[LastRow]) -> tuple[Tensor, Tensor]:
         """Gather logits f32 [B, Vd] and features [B, Hd] of ``last``."""
-        logits = gather_rows([RowRef(s.all_logits, s.row) for s in last])
-        return logits, gather_rows([RowRef(s.all_features, s.row) for s in last])
+        logits = gather_rows([TensorRow(s.all_logits, s.row) for s in last])
+        return logits, gather_rows([TensorRow(s.all_features, s.row) for s in last])
 
 
-class AutoregressiveDrafter:
+class EagleDrafter:
     """Implements ``Drafter``: each level of a tree takes one forward of the draft."""
 
     def __init__(
         self,
         runner: DraftRunner,
         manifest: AutoregressiveManifest,
+        mask_rows: MaskRows | None = None,
         *,
         max_rows: int,
         max_sequences: int | None = None,
         fixed_shapes: bool = False,
     ) -> None:
-        """Create a drafter. Keyword arguments: as for ``DraftBackfill``."""
+        """Create a drafter. ``mask_rows``: of P-EAGLE. Others: as for ``DraftBackfill``."""
         self.runner = runner
         self.manifest = manifest
         self.backfill = DraftBackfill(
@@ -117,7 +118,7 @@ class AutoregressiveDrafter:
             max_sequences=max_sequences,
             fixed_shapes=fixed_shapes,
         )
-        self._grower = TreeGrower(runner)
+        self._grower = TreeGrower(runner, mask_rows)
         self._prepared = PreparedTrees()
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ class AutoregressiveDrafter:
         kept, held = logits[:, 0].clone(), out[:, 0].clone()
         for i, s in enumerate(segments):
             s.sequence.draft = LastRow(kept, held, i)
-            s.sequence.draft_length = s.stop
+            s.sequence.num_draft_computed_tokens = s.stop
 
     def propose(
         self,
@@ -192,9 +193,9 @@ class AutoregressiveDrafter:
     ) -> Proposal:
         last = [_last_row(s) for s in sequences]
         filler = next(row for row in last if row)  # of rows that are masked or dropped
-        for s, wanted in zip(sequences, speculates, strict=True):
-            assert not wanted or s.draft_length == s.length, (
-                f"draft holds {s.draft_length} rows, target {s.length}"
+        for s, takes_tree in zip(sequences, speculates, strict=True):
+            assert not takes_tree or s.num_draft_computed_tokens == s.num_computed_tokens, (
+                f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
             )
         states = [row or filler for row in last] + [filler] * (batch.size - len(last))
         samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
@@ -215,10 +216,10 @@ class AutoregressiveDrafter:
             aux = aux.gather(1, paths.path[..., None].expand(-1, -1, aux.shape[2]))
         size, width = paths.path.shape
         nodes = _nodes(width, aux.device)
-        first = draft_decode_position(self.manifest, batch.lengths, batch.positions)
+        first = draft_decode_position(self.manifest, batch.num_computed_tokens, batch.positions)
         counts = paths.counts.int()
         metadata = AttentionMetadata(
-            past=batch.lengths,
+            past=batch.num_computed_tokens,
             counts=counts,
             state_inputs=batch.pages,
             mask=causal_mask_of(width, aux.device).expand(size, -1, -1),
@@ -230,7 +231,7 @@ class AutoregressiveDrafter:
         inputs = DraftInputs(
             logits=logits[:, 0].clone(),  # the next run may overwrite a session's outputs
             features=out.gather(1, end[..., None].expand(-1, -1, out.shape[2]))[:, 0],
-            lengths=batch.lengths + counts,
+            num_computed_tokens=batch.num_computed_tokens + counts,
             roots=paths.last.clamp(min=0),
             positions=first + counts,
             state_inputs=batch.pages,
@@ -249,7 +250,7 @@ class AutoregressiveDrafter:
         for s, row in zip(sequences, rows, strict=True):
             if s.drafting:
                 s.draft = LastRow(output.logits, output.features, row)
-                s.draft_length = s.length
+                s.num_draft_computed_tokens = s.num_computed_tokens
         if output.proposal is not None:
             self._prepared.put(sequences, rows, output.proposal)
 
@@ -266,7 +267,7 @@ class AutoregressiveDrafter:
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
         """Propose trees for a batch of padding (``Drafter.dummy_proposal``)."""
-        m, device = self.manifest, batch.lengths.device
+        m, device = self.manifest, batch.num_computed_tokens.device
         logits = torch.zeros(batch.size, m.draft_vocab_size, device=device)
         features = torch.zeros(batch.size, m.hidden_size, dtype=dtype, device=device)
         proposal = self._grow(tree, batch, logits, features)
@@ -286,9 +287,11 @@ class AutoregressiveDrafter:
         inputs = DraftInputs(
             logits=logits,
             features=features,
-            lengths=batch.lengths,
+            num_computed_tokens=batch.num_computed_tokens,
             roots=batch.roots.long(),
-            positions=draft_decode_position(self.manifest, batch.lengths, batch.positions),
+            positions=draft_decode_position(
+                self.manifest, batch.num_computed_tokens, batch.positions
+            ),
             state_inputs=batch.pages,
             filter=DraftFilter(states, self.runner.target_ids)
             if DraftFilter.pays(states)
@@ -314,13 +317,14 @@ def draft_positions(
 
 
 def draft_decode_position(
-    manifest: AutoregressiveManifest, length: _Count, position: _Count
+    manifest: AutoregressiveManifest, num_computed_tokens: _Count, position: _Count
 ) -> _Count:
-    """Return the rope position of the draft row after ``length`` rows.
+    """Return the rope position of the draft row after ``num_computed_tokens`` rows.
 
     ``position``: the rope position of the same target row. Tensors hold several sequences.
     """
-    return (length if manifest.positions == "linear" else position) + manifest.position_shift
+    base = num_computed_tokens if manifest.positions == "linear" else position
+    return base + manifest.position_shift
 
 
 def put_draft_visual(

@@ -1,4 +1,4 @@
-"""RowRef: rows in tensors that several sequences share, gathered with few launches.
+"""TensorRow: rows in tensors that several sequences share, gathered with few launches.
 
 A view and a launch per row would cost the host more time than the device.
 """
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from trt_eagle3.host_copy import to_device
 
-__all__ = ["RowRef", "gather_padded", "gather_rows", "rows_of"]
+__all__ = ["TensorRow", "gather_padded", "gather_rows", "rows_of"]
 
 
-class RowRef(NamedTuple):
+class TensorRow(NamedTuple):
     """Row ``row`` of ``tensor`` [n, ...]."""
 
     tensor: Tensor
@@ -30,7 +30,7 @@ def rows_of(tensor: Tensor, rows: Sequence[int], dim: int = 0) -> Tensor:
     return tensor.index_select(dim, to_device(torch.tensor(rows), tensor.device))
 
 
-def gather_rows(refs: Sequence[RowRef]) -> Tensor:
+def gather_rows(refs: Sequence[TensorRow]) -> Tensor:
     """Gather the rows in order, [len(refs), ...]; the result may be a view."""
     parts, places = _parts(refs)
     every = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -38,7 +38,7 @@ def gather_rows(refs: Sequence[RowRef]) -> Tensor:
     return rows_of(every, index)
 
 
-def gather_padded(refs: Sequence[Sequence[RowRef]], width: int) -> Tensor:
+def gather_padded(refs: Sequence[Sequence[TensorRow]], width: int) -> Tensor:
     """Gather up to ``width`` rows for each entry of ``refs``, [len(refs), width, ...].
 
     Padding rows have arbitrary content.
@@ -49,14 +49,14 @@ def gather_padded(refs: Sequence[Sequence[RowRef]], width: int) -> Tensor:
     return rows.view(len(refs), width, *rows.shape[1:])
 
 
-def _parts(refs: Sequence[RowRef]) -> tuple[list[Tensor], dict[tuple[int, int], int]]:
+def _parts(refs: Sequence[TensorRow]) -> tuple[list[Tensor], dict[tuple[int, int], int]]:
     """Return views of runs of the rows, each row once, and each row's index in these runs."""
     tensors = {id(ref.tensor): ref.tensor for ref in refs}
-    wanted: dict[int, set[int]] = {key: set() for key in tensors}
+    needed: dict[int, set[int]] = {key: set() for key in tensors}
     for ref in refs:
-        wanted[id(ref.tensor)].add(ref.row)
+        needed[id(ref.tensor)].add(ref.row)
     parts, places = list[Tensor](), dict[tuple[int, int], int]()
-    for key, rows in wanted.items():
+    for key, rows in needed.items():
         for first, last in _runs(sorted(rows)):
             for row in range(first, last + 1):
                 places[key, row] = len(places)

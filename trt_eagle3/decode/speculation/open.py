@@ -1,0 +1,59 @@
+"""Make the drafter of a draft over its open graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack
+
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest, autoregressive
+from trt_eagle3.decode.forward.block_runner import BlockRunner
+from trt_eagle3.decode.forward.runner import DraftRunner
+from trt_eagle3.decode.memory.state import LayerStates
+from trt_eagle3.decode.speculation.block import BlockDrafter
+from trt_eagle3.decode.speculation.block_heads import BlockHeads
+from trt_eagle3.decode.speculation.drafter import Drafter
+from trt_eagle3.decode.speculation.eagle import EagleDrafter
+from trt_eagle3.decode.speculation.grow import MaskRows
+from trt_eagle3.drafts.block.manifest import BlockManifest
+from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import Session
+
+__all__ = ["open_drafter"]
+
+
+class _Shapes(TypedDict):
+    """The keyword arguments of ``DraftBackfill``."""
+
+    max_rows: int
+    max_sequences: int | None
+    fixed_shapes: bool
+
+
+def open_drafter(
+    manifest: DraftManifest,
+    graphs: Sequence[Session],
+    states: LayerStates,
+    embedding: EmbeddingTable,
+    tables: Mapping[str, Tensor],
+    d2t: Tensor | None,
+    **shapes: Unpack[_Shapes],
+) -> Drafter:
+    """Make the drafter of ``manifest``.
+
+    ``graphs``: of ``DraftKind.graph_names``. ``states``: of the second graph's layers.
+    ``embedding``: the draft's. ``tables``: ``DraftKind.tables``, on the device in the compute type.
+    ``d2t``: int64 [Vd] on the device, or None. ``shapes``: as for ``DraftBackfill``.
+    """
+    first, second = graphs
+    if isinstance(manifest, BlockManifest):
+        mask = tables.get("mask_embedding")
+        block = BlockRunner(first, second, states, embedding, manifest, d2t, mask)
+        heads = BlockHeads(manifest, tables, block.target_ids)
+        return BlockDrafter(block, heads, manifest, **shapes)
+    runner = DraftRunner(first, second, states, embedding, d2t)
+    mask_rows = None
+    if isinstance(manifest, Eagle3Manifest) and manifest.parallel is not None:
+        mask_rows = MaskRows(manifest.parallel.mask_token_id, tables["mask_hidden"])
+    return EagleDrafter(runner, autoregressive(manifest), mask_rows, **shapes)
