@@ -49,6 +49,26 @@ def test_text_config_names_hub_checkpoints_of_its_size() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "size", "method"),
+    [
+        ("qwen3_5_9b_dflash", "Qwen3.5-9B", "DFlash"),
+        ("qwen3_6_27b_dflash", "Qwen3.6-27B", "DFlash"),
+        ("qwen3_8_27b_dflash2", "Qwen3.8-27B", "DFlash2"),
+        ("qwen3_8_27b_dspark", "Qwen3.8-27B", "DSpark"),
+    ],
+)
+def test_configs_of_block_drafts_name_target_and_draft_of_one_size(
+    name: str, size: str, method: str
+) -> None:
+    config = load_config(ROOT / f"build_configs/{name}.yaml")
+    assert config.target.checkpoint == f"Qwen/{size}"
+    assert config.draft is not None
+    assert config.draft.checkpoint.endswith(f"/{size}-{method}")
+    assert (config.engine.backend, config.engine.device) == ("torch", "cuda")
+    assert f"build_configs/{name}.yaml" in (ROOT / "docs/drafts.md").read_text()
+
+
+@pytest.mark.parametrize(
     ("name", "checkpoint"),
     [
         ("qwen3_30b_a3b", "Qwen/Qwen3-30B-A3B"),

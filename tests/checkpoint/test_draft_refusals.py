@@ -67,7 +67,7 @@ OTHERS: dict[str, tuple[Change, Change, str]] = {
     "P-EAGLE by tensor": (
         lambda c: c,
         lambda t: t.update(mask_hidden=torch.ones(1)),
-        "P-EAGLE .*mask_hidden",
+        "P-EAGLE: mask_token_id: not in config.json",
     ),
     "DFlash": (lambda c: c.update(architectures=["DFlashDraftModel"]), lambda t: t, "DFlash"),
     "DFlash by config": (

@@ -25,7 +25,9 @@ def test_every_kind_says_its_own_name(name: str) -> None:
 
 
 def test_a_name_finds_its_kind() -> None:
-    claims = {n: [k for k in KINDS if kind_named(k).claims(n)] for n in ("mtp", "./mtp", "a/b")}
+    claims = {
+        n: [k for k in KINDS if kind_named(k).claims(n, DRAFT)] for n in ("mtp", "./mtp", "a/b")
+    }
     assert claims == {"mtp": ["mtp", "eagle3"], "./mtp": ["eagle3"], "a/b": ["eagle3"]}
     assert kind_of(find_draft(str(DRAFT), read_target(TARGET), {})).title == "EAGLE-3"
 
@@ -37,7 +39,9 @@ def test_bundle_of_an_older_version_names_no_kind() -> None:
 
 
 def test_unknown_kind_is_told_in_one_line() -> None:
-    with pytest.raises(UserError, match="expected one of mtp, eagle3, got 'dflash'") as caught:
+    with pytest.raises(
+        UserError, match="expected one of mtp, block, eagle3, got 'dflash'"
+    ) as caught:
         manifest_from_dict({"kind": "dflash"})
     assert "\n" not in str(caught.value)
 

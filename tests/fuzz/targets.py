@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.drafts.block.files import target_spec, write
 from tests.quantised import save_quantised
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
@@ -28,6 +29,7 @@ from trt_eagle3.decode.request.conversation import Conversation
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
+from trt_eagle3.drafts.block.reader import read_block
 from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.engine.bundle.record import BUNDLE_FILE
 from trt_eagle3.errors import OverloadedError, UserError
@@ -125,6 +127,20 @@ def _draft(text: bytes, folder: Path) -> None:
     (folder / "config.json").write_bytes(text)
     _link(DRAFT / "model.safetensors", folder / "model.safetensors")
     read_draft(folder, _target_spec(), cache=folder)
+
+
+@cache
+def _block_draft() -> Path:
+    """A block draft of every part that one may have but for DFlash2's."""
+    folder = _kept_folder()
+    write(folder, "deepspec")
+    return folder
+
+
+def _block(text: bytes, folder: Path) -> None:
+    (folder / "config.json").write_bytes(text)
+    _link(_block_draft() / "model.safetensors", folder / "model.safetensors")
+    read_block(folder, target_spec(), cache=folder)
 
 
 def _yaml(text: bytes, folder: Path) -> None:
@@ -291,6 +307,7 @@ TARGETS: Mapping[str, Callable[[bytes, Path], None]] = {
     "quantised": _quantised,
     "tokenizer": _tokenizer,
     "draft": _draft,
+    "block": _block,
     "yaml": _yaml,
     "override": _override,
     "template": _template,

@@ -114,6 +114,11 @@ def convert_draft(
 
 
 def _refuse_inexpressible(manifest: Eagle3Manifest, layout: Destination, to: str) -> None:
+    if manifest.parallel is not None:
+        raise UserError(
+            f"{manifest.path}: a P-EAGLE draft: no layout here holds its mask rows. Servers that "
+            "run it read its own files."
+        )
     for field, values in layout.only.items():
         value = getattr(manifest, field)
         if value not in values:

@@ -135,6 +135,10 @@ class ParallelRows:
     mask_token_id: int
     num_drafts: int
 
+    def __str__(self) -> str:
+        """Describe it in a table."""
+        return f"{self.num_drafts} drafts per forward, mask token {self.mask_token_id}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Manifest(AutoregressiveManifest):

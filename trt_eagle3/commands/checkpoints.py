@@ -54,8 +54,8 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
 
 def _target(checkpoint: str) -> TargetCheckpoint:
     """Read a target; if the path has a draft instead, the error names it."""
-    from trt_eagle3.checkpoint.draft import describe_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
+    from trt_eagle3.drafts.registry import describe_draft
     from trt_eagle3.families.registry import read_target
 
     path = resolve_checkpoint(checkpoint)

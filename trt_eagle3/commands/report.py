@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -222,6 +223,10 @@ def _rope(rope: RopeSpec) -> str:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, tuple) and any(dataclasses.is_dataclass(part) for part in value):
+        return ", ".join(f"{len(list(run))} x {part}" for part, run in groupby(value))
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 

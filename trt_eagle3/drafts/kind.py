@@ -72,6 +72,10 @@ class DraftKind(Protocol):
         """
         ...
 
+    def describe(self, folder: Path) -> str:
+        """Describe a draft of this kind in ``folder`` for messages; empty if there is none."""
+        ...
+
     def read(
         self, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
     ) -> DraftManifest:

@@ -19,6 +19,7 @@ from trt_eagle3.errors import UserError, quote
 __all__ = [
     "DRAFT_GRAPHS",
     "KINDS",
+    "describe_draft",
     "find_draft",
     "kind_named",
     "kind_of",
@@ -64,6 +65,11 @@ def find_draft(
         )
     kind = next(k for k in kinds if not k.in_target and k.claims(checkpoint, path))
     return read_draft(kind, path, target, overrides)
+
+
+def describe_draft(folder: Path) -> str:
+    """Describe the draft in ``folder`` for messages; empty if there is none."""
+    return next(filter(None, (kind_named(name).describe(folder) for name in KINDS)), "")
 
 
 def read_draft(

@@ -22,6 +22,8 @@ __all__ = [
     "alternatives",
     "candidate_layers",
     "choice",
+    "deepstack",
+    "embedding",
     "image_rows",
     "positions",
     "takes_norm",
@@ -102,6 +104,28 @@ def image_rows(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
     if manifest.hidden_size == spec.hidden_size:
         for rotated in (True, False):
             yield {"image_rows": "vision", "image_rows_rotated": rotated}
+
+
+def embedding(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+    """Yield the target's table in place of the draft's own, which some trainers save untrained."""
+    if manifest.embedding == "own" and manifest.hidden_size == spec.hidden_size:
+        yield {"embedding": "target"}
+
+
+def deepstack(aux_layers: Factor) -> Factor:
+    """Return a factor for the point at which out(k) is taken, if a visual level is added there.
+
+    Args:
+        aux_layers: the factor of the layers k.
+    """
+
+    def factor(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+        changes = ({}, *aux_layers(manifest, spec))
+        taken = {k for change in changes for k in change.get("aux_layers", manifest.aux_layers)}
+        if any(spec.layers[k].visual_level is not None for k in taken):
+            yield {"aux_pre_deepstack": not manifest.aux_pre_deepstack}
+
+    return factor
 
 
 def choice(field: str, *values: Any) -> Factor:

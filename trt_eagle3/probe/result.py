@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal
 
 import yaml
@@ -337,7 +337,9 @@ def _rope_override(rope: RopeSpec) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return vars(value) if is_dataclass(value) else value
 
 
 def _interpretation_to_dict(ranked: RankedInterpretation) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Score an interpretation of a draft: how well it predicts the target's answers.
 
-Shapes: P prompt tokens, A answer tokens, n = P + A, S = A - 1 scored rows, K draft steps, H target
-hidden, Hd draft hidden, Vd draft vocab, N scored answer tokens of all prompts.
+Shapes: P prompt tokens, A answer tokens, n = P + A, S = A - 1 scored rows, R rows that draft (S, or
+fewer of a block draft), K draft steps, H target hidden, Hd draft hidden, Vd draft vocab, N scored
+answer tokens of all prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import (
     AutoregressiveManifest,
     DraftManifest,
-    autoregressive,
 )
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner, causal_mask
@@ -33,6 +33,7 @@ from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.runtime.session import Session, open_session
 from trt_eagle3.errors import UserError
+from trt_eagle3.probe.block_scoring import BlockScoring
 from trt_eagle3.probe.record import ProbeRecording
 
 __all__ = ["Baseline", "Score", "Scorer", "draft_ids"]
@@ -98,11 +99,13 @@ class Score:
 
 @dataclass(frozen=True)
 class _Cells:
-    """One prompt, row by depth [S, K]: float32 ``ce`` and ``entropy``, bool ``hit``.
+    """One prompt, row by depth [R, K]: float32 ``ce`` and ``entropy``, bool ``hit``.
 
-    ``inside``: the answer has the predicted token. ``known``: the draft's vocabulary has it too.
+    ``token``: the number of the predicted answer token, from 0 to S - 1. ``inside``: the answer has
+    it. ``known``: the draft's vocabulary has it too.
     """
 
+    token: Tensor
     ce: Tensor
     entropy: Tensor
     hit: Tensor
@@ -146,6 +149,7 @@ class Scorer:
         self._num_slots = pool.num_pages * size
         self._states: LayerStates | None = None  # the same for every interpretation
         self._sessions: dict[str, tuple[bytes, Session]] = {}
+        self._blocks: BlockScoring | None = None
         self._open: DraftRunner | None = None
         self._open_key: str | None = None
         self._known: dict[str, Score] = {}
@@ -202,10 +206,13 @@ class Scorer:
         )
 
     def _cells(self, manifest: DraftManifest, recording: ProbeRecording) -> _Cells:
-        logits = self.chain(autoregressive(manifest), recording)
-        num_rows, num_steps, _ = logits.shape
+        num_rows = len(recording.target_probs)
+        if isinstance(manifest, AutoregressiveManifest):
+            rows, logits = torch.arange(num_rows), self.chain(manifest, recording)
+        else:
+            rows, logits = self.blocks(manifest, recording)
         # row s at depth i predicts answer token 1 + s + i
-        token = torch.arange(num_rows)[:, None] + torch.arange(num_steps)
+        token = rows[:, None] + torch.arange(logits.shape[1])
         inside = token < num_rows
         token = token.clip(max=num_rows - 1)
         wanted = recording.token_ids[-num_rows:][token]
@@ -215,7 +222,25 @@ class Scorer:
             torch.special.entr(probs).sum(dim=-1),
         )
         hit = inside & (self._ids[logits.argmax(dim=-1)] == wanted)
-        return _Cells(ce, entropy, hit, inside, inside & torch.isin(wanted, self._ids))
+        known = inside & torch.isin(wanted, self._ids)
+        return _Cells(token, ce, entropy, hit, inside, known)
+
+    def blocks(self, manifest: DraftManifest, recording: ProbeRecording) -> tuple[Tensor, Tensor]:
+        """Return the rows [R] that anchor a block, and the logits [R, K, Vd] of their drafts.
+
+        Every answer token is predicted by one block or more.
+        """
+        if self._blocks is None:
+            self._blocks = BlockScoring.load(manifest, self._bundle.record.config.engine.device)
+        aux = recording.aux(manifest, self._bundle.spec.num_visual_levels)
+        num_rows = len(recording.target_probs)
+        rows = torch.arange(0, num_rows, max(1, self.num_steps // 2))
+        first = len(recording.prompt.token_ids)
+        table = self._table(manifest)
+        found = self._blocks.logits(
+            manifest, table, aux, recording.token_ids, (rows + first).tolist(), self.num_steps
+        )
+        return rows, found
 
     def chain(self, manifest: AutoregressiveManifest, recording: ProbeRecording) -> Tensor:
         """Return logits [S, K, Vd] of rows P - 1 to n - 3.
@@ -295,10 +320,14 @@ _NOT_READ = frozenset({"path", "tensors", "sources", "warnings", "rope", "image_
 
 def _key(manifest: DraftManifest) -> str:
     """Return a key of all that interpretations differ in."""
-    m, rope = autoregressive(manifest), manifest.rope
+    rope = manifest.rope
     turns = (rope.layout, rope.sections, rope.inv_freq, rope.attention_scaling)
-    rotated = m.image_rows == "vision" and m.image_rows_rotated
-    rest = {name: value for name, value in vars(m).items() if name not in _NOT_READ}
+    rotated = (
+        isinstance(manifest, AutoregressiveManifest)
+        and manifest.image_rows == "vision"
+        and manifest.image_rows_rotated
+    )
+    rest = {name: value for name, value in vars(manifest).items() if name not in _NOT_READ}
     return repr((turns, rotated, rest))
 
 
@@ -306,18 +335,17 @@ def _score(prompts: Sequence[_Cells]) -> Score:
     hit, inside = (torch.cat([getattr(c, name) for c in prompts]) for name in ("hit", "inside"))
     accepted = hit.cumprod(dim=1).double().sum(dim=0) / inside.sum(dim=0).clip(min=1)
     return Score(
-        token_ce=torch.cat([_by_token(c.ce, c.known) for c in prompts]),
-        target_entropy=float(torch.cat([_by_token(c.entropy, c.known) for c in prompts]).mean()),
+        token_ce=torch.cat([_by_token(c, c.ce) for c in prompts]),
+        target_entropy=float(torch.cat([_by_token(c, c.entropy) for c in prompts]).mean()),
         position_0=float(accepted[0]),
         acceptance_length=1 + float(accepted.sum()),
     )
 
 
-def _by_token(values: Tensor, known: Tensor) -> Tensor:
-    """float64 [N]: the mean of ``values [S, K]`` over the known depths that predict each token."""
-    num_rows, num_steps = values.shape
-    token = (torch.arange(num_rows)[:, None] + torch.arange(num_steps))[known]
-    total, count = (torch.zeros(num_rows, dtype=torch.float64) for _ in range(2))
-    total.index_add_(0, token, values[known].double())
+def _by_token(cells: _Cells, values: Tensor) -> Tensor:
+    """float64 [N]: the mean of ``values [R, K]`` over the known depths that predict each token."""
+    token = cells.token[cells.known]
+    total, count = (torch.zeros(int(cells.token.max()) + 1, dtype=torch.float64) for _ in range(2))
+    total.index_add_(0, token, values[cells.known].double())
     count.index_add_(0, token, torch.ones(len(token), dtype=torch.float64))
     return total[count > 0] / count[count > 0]

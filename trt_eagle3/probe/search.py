@@ -197,6 +197,7 @@ class _Search:
 _LINKED = (
     frozenset({"image_rows", "image_rows_rotated"}),
     frozenset({"rope.kind", "rope.base"}),
+    frozenset({"shift", "anchor_row"}),
 )
 
 

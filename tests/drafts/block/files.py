@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def target_spec(geometry: Geometry | None = None, family: str = "qwen3") -> Targ
     return TargetSpec(family, g.hidden, g.vocab, 512, layers, norm, False, (9,), None)
 
 
+@cache
 def block_weights(
     geometry: Geometry,
     *,
@@ -85,10 +87,8 @@ def block_weights(
             "mlp.down_proj.weight": (h, g.inner),
         }
         if bias:
-            layer |= {
-                f"self_attn.{p}_proj.bias": (n,)
-                for p, n in zip("qkvo", (q, kv, kv, h), strict=True)
-            }
+            widths = {"q": q, "k": kv, "v": kv, "o": h}
+            layer |= {f"self_attn.{p}_proj.bias": (n,) for p, n in widths.items()}
         if dflash2:
             for name in ("attention_conv", "mlp_conv"):
                 layer[f"{name}.base_kernel"] = (2, g.taps, h)
@@ -375,7 +375,7 @@ def write(
         config: keys to set; ``"absent"`` removes one.
     """
     g = geometry or Geometry()
-    made = block_weights(g, **{**_WEIGHTS.get(layout, {}), **(weights or {})})
+    made = dict(block_weights(g, **{**_WEIGHTS.get(layout, {}), **(weights or {})}))
     made = {n: t for n, t in made.items() if not n.startswith(drop or "\0")} | (add or {})
     keys = {**CONFIGS[layout](g), **config}
     for section, values in (("dflash_config", nested), ("transformer_layer_config", layer)):

@@ -61,7 +61,7 @@ def test_graph_and_reference_equal_the_whole_text_model(name: str, tmp_path: Pat
 def test_graph_and_reference_equal_the_whole_model_with_images(tmp_path: Path) -> None:
     model = save_qwen3_5(tmp_path)
     spec = read_target(tmp_path)
-    assert family_of(spec).title == "Qwen3.5"
+    assert family_of(spec).title == "Qwen3.5 (3.6 and 3.8 too)"
     assert spec.num_visual_levels == 0
     check_against(model, spec)
 

@@ -55,7 +55,7 @@ FP8_PROJECTIONS = (
 def test_graph_and_reference_equal_the_whole_text_model(name: str, tmp_path: Path) -> None:
     model = save_qwen3_5_moe_text(tmp_path, **GEOMETRIES[name])
     spec = read_target(tmp_path)
-    assert family_of(spec).title == "Qwen3.5-MoE, text-only"
+    assert family_of(spec).title == "Qwen3.5-MoE (3.6 and 3.8 too), text-only"
     expected = model(TEXT_IDS[None]).logits[0]
     assert relative_error(reference_logits(spec, TEXT_IDS), expected) < FLOAT32_TOLERANCE
     assert relative_error(graph_logits(spec, TEXT_IDS), expected) < FLOAT32_TOLERANCE
@@ -65,7 +65,7 @@ def test_graph_and_reference_equal_the_whole_text_model(name: str, tmp_path: Pat
 def test_graph_and_reference_equal_the_whole_model_with_images(tmp_path: Path) -> None:
     model = save_qwen3_5_moe(tmp_path)
     spec = read_target(tmp_path)
-    assert family_of(spec).title == "Qwen3.5-MoE"
+    assert family_of(spec).title == "Qwen3.5-MoE (3.6 and 3.8 too)"
     assert spec.num_visual_levels == 0
     assert {layer.mlp for layer in spec.layers} == {SparseMoe(5, 2, 20, True, 28)}
     assert target_from_dict(target_to_dict(spec)).layers == spec.layers

@@ -64,8 +64,8 @@ class AttentionMetadata:
     def inputs(self, logit_rows: Tensor | None) -> dict[str, Tensor]:
         """Return the graph's context inputs.
 
-        ``logit_rows`` integers [B, R]: the tokens whose logits are returned; None for a graph without
-        a head.
+        ``logit_rows`` integers [B, R]: the tokens whose logits are returned; None for a graph
+        without a head.
         """
         found = {
             "position_ids": self.positions,

@@ -135,8 +135,8 @@ class BlockDrafter:
         speculates: Sequence[bool],
         num_kept: Tensor | None,
     ) -> Proposal:
-        for s, wanted in zip(sequences, speculates, strict=True):
-            assert not wanted or s.num_draft_computed_tokens == s.num_computed_tokens, (
+        for s, takes_tree in zip(sequences, speculates, strict=True):
+            assert not takes_tree or s.num_draft_computed_tokens == s.num_computed_tokens, (
                 f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
             )
         samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]

@@ -125,9 +125,9 @@ class Stepper:
                 self._try_reserve(
                     s, min(s.num_computed_tokens + _rows_ahead(tree), self._max_seq_len)
                 )
-        num_new = [num_tree_rows(tree) if wanted else 1 for wanted in speculates]
-        lengths = [s.num_computed_tokens for s in sequences]
-        batch = self._batch(sequences, lengths, [-1] * len(sequences), num_new)
+        num_new = [num_tree_rows(tree) if takes_tree else 1 for takes_tree in speculates]
+        num_computed_tokens = [s.num_computed_tokens for s in sequences]
+        batch = self._batch(sequences, num_computed_tokens, [-1] * len(sequences), num_new)
         proposal = self._drafter.propose(sequences, tree, batch, speculates)
         masks = TreeMasks([s.sampler for s in sequences], proposal)
         logits_form = logits_form_of([s.sampler for s in sequences])
@@ -373,9 +373,9 @@ class Stepper:
             for s in sequences
         ):
             return
-        lengths = [s.num_computed_tokens for s in sequences]
-        num_new = [num_tree_rows(tree)] * len(lengths)
-        batch = self._batch(sequences, lengths, [-1] * len(lengths), num_new)
+        num_computed_tokens = [s.num_computed_tokens for s in sequences]
+        num_new = [num_tree_rows(tree)] * len(sequences)
+        batch = self._batch(sequences, num_computed_tokens, [-1] * len(sequences), num_new)
         self._drafter.propose_ahead(sequences, tree, batch)
 
     def _goes_on(self, sequence: SequenceState, row: int) -> bool:

@@ -42,6 +42,9 @@ class _Block:
 
         return names_block(folder)
 
+    def describe(self, folder: Path) -> str:
+        return f"a {self.title}" if self.claims("", folder) else ""
+
     def read(
         self, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
     ) -> DraftManifest:
@@ -78,7 +81,9 @@ class _Block:
         return BlockReference.load(own(manifest), dtype, device)
 
     def factors(self) -> Mapping[str, Factor]:
-        return {}
+        from trt_eagle3.drafts.block.factors import FACTORS
+
+        return FACTORS
 
     def export(
         self, manifest: DraftManifest, folder: Path, layout: Layout, _architecture: str, /

@@ -65,8 +65,12 @@ def resolve_heads(fields: ResolvedFields) -> None:
     """
     _convolutions(fields)
     _selector(fields)
-    fields.put("markov", _markov(fields), "tensor", f"{_MARKOV}* and markov_head_type")
-    fields.put("confidence", _confidence(fields), "tensor", f"{_CONFIDENCE}")
+    for field, read, name in (
+        ("markov", _markov, f"{_MARKOV}markov_w1.weight"),
+        ("confidence", _confidence, _CONFIDENCE),
+    ):
+        there = "there" if name in fields.files.tensors else "absent"
+        fields.put(field, read(fields), "tensor", f"{name} is {there}")
 
 
 def _matrix(fields: ResolvedFields, name: str, dimensions: int = 2) -> TensorRef:
@@ -133,7 +137,8 @@ def _selector(fields: ResolvedFields) -> None:
 
 def _markov(fields: ResolvedFields) -> MarkovHead | None:
     rank = fields.agree("markov", places(fields, "markov_rank", "whole"))
-    if _first(fields, (_MARKOV,)) is None:
+    there = f"{_MARKOV}markov_w1.weight" in fields.files.tensors
+    if not there:
         if rank and rank[0]:
             raise fields.error(
                 f"{_MARKOV}markov_w1.weight is missing, but {rank[1]} is {rank[0]}. Use the whole "

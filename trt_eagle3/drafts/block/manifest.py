@@ -23,6 +23,11 @@ class BlockLayer:
     causal: bool
     window: int
 
+    def __str__(self) -> str:
+        """Describe it in a table."""
+        within = "causal" if self.causal else "bidirectional"
+        return f"{within}, window {self.window}" if self.window else within
+
 
 @dataclass(frozen=True, kw_only=True)
 class MarkovHead:
@@ -39,6 +44,10 @@ class MarkovHead:
     rank: int
     state_from_anchor: bool
 
+    def __str__(self) -> str:
+        """Describe it in a table."""
+        return f"{self.form}, rank {self.rank}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidenceHead:
@@ -52,6 +61,11 @@ class ConfidenceHead:
 
     with_markov: bool
     temperatures: tuple[float, ...]
+
+    def __str__(self) -> str:
+        """Describe it in a table."""
+        inputs = "hidden and markov embedding" if self.with_markov else "hidden"
+        return f"{inputs}, temperatures {list(self.temperatures) or 1}"
 
 
 @dataclass(frozen=True, kw_only=True)

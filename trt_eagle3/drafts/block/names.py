@@ -72,8 +72,8 @@ def named_method(files: DraftFiles) -> tuple[Method, str]:
     found = _ARCHITECTURES.get(files.architecture)
     if found is None:
         raise UserError(
-            f"{files.directory}: architecture {quote(files.architecture)}: not supported. Use a "
-            f"block draft of one of {', '.join(_ARCHITECTURES)}."
+            f"{files.directory}: architecture {quote(files.architecture, 80)}: not supported. Use "
+            f"a block draft of one of {', '.join(_ARCHITECTURES)}."
         )
     place = f"architecture {files.architecture}"
     for key in ("dflash_config.projector_type", "speculators_model_type"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def read_block(
     resolve_rope(fields, producer.name, producer.read_rope, whole_heads=True)
     rule = f"{producer.name}'s training code"
     fields.put("aux_pre_deepstack", producer.aux_pre_deepstack, "convention", rule)
+    _check_overrides(fields)
     check_target(fields)
     fields.values["tensors"] = used_tensors(fields, resolve_vocabulary(fields, cache))
     manifest = fields.manifest(BlockManifest)
@@ -116,10 +118,28 @@ def read_block(
     return manifest
 
 
+def _check_overrides(fields: ResolvedFields) -> None:
+    """Check the numbers inside of overrides; those of files are checked as they are read."""
+    if any(layer.window < 0 for layer in fields.values["layers"]):
+        raise fields.error("draft.overrides.layers: window: expected a whole number from 0")
+    head = fields.values["confidence"]
+    if head is not None and not all(0 < t < math.inf for t in head.temperatures):
+        raise fields.error("draft.overrides.confidence: temperatures: expected positive numbers")
+    if head is not None and head.with_markov and fields.values["markov"] is None:
+        raise fields.error(
+            "draft.overrides.confidence: with_markov: there is no markov head. Set it to false."
+        )
+
+
 def _producer(fields: ResolvedFields) -> BlockProducer:
     """Return the producer and put its name."""
     files, name = fields.files, fields.values.get("producer")
-    found = next(p for p in PRODUCERS if (p.evidence(files) if name is None else p.name == name))
+    if name is not None:
+        if found := next((p for p in PRODUCERS if p.name == name), None):
+            return found
+        known = ", ".join(p.name for p in PRODUCERS)
+        raise fields.error(f"draft.overrides.producer: expected one of {known}, got {quote(name)}")
+    found = next(p for p in PRODUCERS if p.evidence(files))
     fields.put("producer", found.name, "config", found.evidence(files))
     return found
 
@@ -216,6 +236,11 @@ def _aux_layers(producer: BlockProducer, fields: ResolvedFields) -> None:
                 "draft.overrides.aux_layers."
             )
         default, rule = _default_layers(producer, n, fields.values["num_layers"])
+        if default[0] < 0 or list(default) != sorted(set(default)):
+            raise fields.error(
+                f"there is no {producer.aux_key}, and {rule}, for n = {n}, gives "
+                f"{quote(list(default))}. Set draft.overrides.aux_layers."
+            )
         fields.put("aux_layers", default, "convention", f"no {producer.aux_key}: {rule}")
     resolve_target_width(fields)
 
@@ -274,6 +299,12 @@ def _block(fields: ResolvedFields, dspark: str) -> None:
     if found:
         following, why = found[0], f"{found[1]} {found[0]}"
     elif dspark:
+        if fields.values["producer"] == "speculators":
+            fields.warn(
+                f"{keys[0]} is absent, which speculators always writes; read as true, the default "
+                "of its DSpark. vLLM's reader uses false: draft.overrides.shift: own. probe "
+                "measures which fits"
+            )
         following, why = True, f"{dspark}: rows predict the next token; no {keys[0]}"
     else:
         following, why = False, f"DFlash: rows predict their own token; no {keys[0]}"
@@ -325,5 +356,6 @@ def _factors(fields: ResolvedFields) -> None:
         if found:
             fields.put(field, float(found[0]), "config", found[1])
         fields.put(field, neutral, "default", f"{key} is absent")
-        if fields.values[field] < 0 or (neutral and not fields.values[field]):
-            raise fields.error(f"{key}: expected a positive number, got {fields.values[field]:g}")
+        value = fields.values[field]
+        if not 0 <= value < math.inf or (neutral and not value):
+            raise fields.error(f"{key}: expected a positive number, got {value:g}")

@@ -35,6 +35,11 @@ class _Eagle3:
     def claims(self, _checkpoint: str, _folder: Path, /) -> bool:
         return True
 
+    def describe(self, folder: Path) -> str:
+        from trt_eagle3.checkpoint.draft import describe_draft
+
+        return describe_draft(folder)
+
     def read(
         self, path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any]
     ) -> DraftManifest:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, autoregressive
-from trt_eagle3.probe.interpretation import Change, Factor, choice, image_rows, positions
+from trt_eagle3.probe.interpretation import (
+    Change,
+    Factor,
+    choice,
+    deepstack,
+    embedding,
+    image_rows,
+    positions,
+)
 from trt_eagle3.spec import TargetSpec
 
 __all__ = ["FACTORS"]
@@ -26,25 +34,6 @@ def _aux_layers(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
             yield {"aux_layers": other}
 
 
-def _aux_pre_deepstack(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    if any(
-        spec.layers[k].visual_level is not None
-        for change in ({}, *_aux_layers(manifest, spec))
-        for k in _layers(manifest, change)
-    ):
-        yield {"aux_pre_deepstack": not manifest.aux_pre_deepstack}
-
-
-def _layers(manifest: DraftManifest, change: Change) -> tuple[int, ...]:
-    return tuple(change.get("aux_layers", manifest.aux_layers))
-
-
-def _embedding(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    """Use the target's table in place of the draft's own, which some trainers save untrained."""
-    if manifest.embedding == "own" and manifest.hidden_size == spec.hidden_size:
-        yield {"embedding": "target"}
-
-
 def _rope_schedule(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
     for base in dict.fromkeys((*ROPE_BASES, manifest.rope.base, spec.attention.rope.base)):
         yield {"rope.kind": "default", "rope.base": base}
@@ -63,8 +52,8 @@ def _rope_layout(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
 FACTORS: Mapping[str, Factor] = {
     # factors that do not change the draft's graph come first, so that its session is kept for them
     "aux offset": _aux_layers,
-    "deepstack": _aux_pre_deepstack,
-    "embedding": _embedding,
+    "deepstack": deepstack(_aux_layers),
+    "embedding": embedding,
     "image rows": image_rows,
     "positions": positions,
     "position shift": choice("position_shift", 0, 1),

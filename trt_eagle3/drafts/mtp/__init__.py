@@ -55,6 +55,9 @@ class _Mtp:
     def claims(self, checkpoint: str, _folder: Path, /) -> bool:
         return checkpoint == NAME
 
+    def describe(self, _folder: Path, /) -> str:
+        return ""  # it has no folder of its own
+
     def read(
         self, _path: Path, target: TargetCheckpoint, overrides: Mapping[str, Any], /
     ) -> DraftManifest:

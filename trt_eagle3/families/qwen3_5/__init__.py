@@ -23,7 +23,7 @@ __all__ = ["FAMILY", "TEXT_FAMILY"]
 class _Qwen35(Qwen3VLFamily):
     """Implements ``families.family.Family``."""
 
-    title = "Qwen3.5"
+    title = "Qwen3.5 (3.6 and 3.8 too)"
     architecture = "Qwen3_5ForConditionalGeneration"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
@@ -45,7 +45,7 @@ class _Qwen35(Qwen3VLFamily):
 class _Qwen35Text(Qwen3Family):
     """Implements ``families.family.Family``."""
 
-    title = "Qwen3.5, text-only"
+    title = "Qwen3.5 (3.6 and 3.8 too), text-only"
     architecture = "Qwen3_5ForCausalLM"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:

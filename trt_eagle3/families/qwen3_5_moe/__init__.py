@@ -24,7 +24,7 @@ __all__ = ["FAMILY", "TEXT_FAMILY"]
 class _Qwen35Moe(Qwen3VLFamily):
     """Implements ``families.family.Family``."""
 
-    title = "Qwen3.5-MoE"
+    title = "Qwen3.5-MoE (3.6 and 3.8 too)"
     architecture = "Qwen3_5MoeForConditionalGeneration"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
@@ -46,7 +46,7 @@ class _Qwen35Moe(Qwen3VLFamily):
 class _Qwen35MoeText(Qwen3Family):
     """Implements ``families.family.Family``."""
 
-    title = "Qwen3.5-MoE, text-only"
+    title = "Qwen3.5-MoE (3.6 and 3.8 too), text-only"
     architecture = "Qwen3_5MoeForCausalLM"
 
     def read(self, config: ModelConfig) -> TargetCheckpoint:
