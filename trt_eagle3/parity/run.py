@@ -270,10 +270,16 @@ class Validation:
 
     def _draft_parity(self, target: TargetReference, manifest: DraftManifest) -> DraftParity:
         """Load the draft's reference, and return what compares with it."""
-        draft = kind_of(manifest).reference(manifest, self._dtype, target.device)
+        kind, device = kind_of(manifest), target.device
+        draft = kind.reference(manifest, self._dtype, device)
         speculation = self.engine.record.config.speculation
         if isinstance(draft, BlockReference):
-            return BlockParity(draft, DraftReference(draft, target, speculation))
+
+            def make(dtype: torch.dtype) -> BlockReference:
+                return BlockReference.load(draft.manifest, dtype, device)
+
+            reference = DraftReference(draft, target, speculation)
+            return BlockParity(draft, reference, make, getattr(torch, self.engine.precision))
         return AutoregressiveParity(AutoregressiveReference(draft, target, speculation))
 
     def _rounding(

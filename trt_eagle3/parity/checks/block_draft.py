@@ -5,6 +5,7 @@ from __future__ import annotations
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.checks.own_rounding import own_draft
 
 __all__ = [
     "check_confidence",
@@ -20,14 +21,16 @@ __all__ = [
 
 def check_context(e: Evidence, m: Measurements) -> None:
     """Compare keys and values of context rows, as the caches hold them after an answer."""
+    own = own_draft(e)
     for draft in e.drafts:
-        m.add_rows(*draft.context)
+        m.add_rows(*draft.context, own=own)
 
 
 def check_scores(e: Evidence, m: Measurements) -> None:
     """Compare the scores of tokens after selector or markov head, after the same tokens."""
+    own = own_draft(e)
     for draft in e.drafts:
-        m.add_rows(*draft.scores)
+        m.add_rows(*draft.scores, own=own)
 
 
 def check_tokens(e: Evidence, m: Measurements) -> None:
@@ -46,8 +49,9 @@ def check_tokens(e: Evidence, m: Measurements) -> None:
 
 def check_confidence(e: Evidence, m: Measurements) -> None:
     """Compare the estimated probability of acceptance of each draft, after the same tokens."""
+    own = own_draft(e)
     for draft in e.drafts:
-        m.add_rows(*draft.confidence)
+        m.add_rows(*draft.confidence, own=own)
 
 
 def lacks_fuse(e: Evidence) -> str:

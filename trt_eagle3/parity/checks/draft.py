@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
-from trt_eagle3.parity.checks.own_rounding import own_aux
+from trt_eagle3.parity.checks.own_rounding import own_aux, own_draft
 
 __all__ = [
     "check_acceptance",
@@ -47,14 +47,16 @@ def check_fuse(e: Evidence, m: Measurements) -> None:
 
 def check_features(e: Evidence, m: Measurements) -> None:
     """Compare the features that the draft feeds back over four steps, or the rows of blocks."""
+    own = own_draft(e)
     for draft in e.drafts:
-        m.add_rows(*draft.features)
+        m.add_rows(*draft.features, own=own)
 
 
 def check_logits(e: Evidence, m: Measurements) -> None:
     """Compare the draft's logits of the same rows, before any sequential head."""
+    own = own_draft(e)
     for draft in e.drafts:
-        m.add_rows(*draft.logits)
+        m.add_rows(*draft.logits, own=own)
 
 
 def check_proposals(e: Evidence, m: Measurements) -> None:

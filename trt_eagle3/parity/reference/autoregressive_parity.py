@@ -17,7 +17,7 @@ from trt_eagle3.parity.record.trace import embeds_of, outputs_of
 from trt_eagle3.parity.reference.chain_acceptance import accepted_chains
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.draft import DraftRows
-from trt_eagle3.parity.reference.draft_parity import Errors
+from trt_eagle3.parity.reference.draft_parity import Errors, Rounding
 from trt_eagle3.parity.reference.draft_rows import compare_drafts
 from trt_eagle3.parity.reference.drafting import AcceptanceCounts, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
@@ -54,6 +54,10 @@ class AutoregressiveParity:
 
     def accepted(self, e: ExpectedAnswer, steps: int) -> Tensor:
         return accepted_chains(self.reference, e, steps)
+
+    @property
+    def rounding(self) -> Rounding | None:
+        return None
 
     def _run_committed(self, rows: Sequence[Committed], e: ExpectedAnswer) -> DraftRows:
         """Run the reference on the features that the engine's draft received."""

@@ -10,7 +10,8 @@ D head_dim, Vd draft vocab, C blocks of an answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from trt_eagle3.parity.record.blocks import (
     BlockRecord,
     ContextRow,
     HeadRow,
-    Replayed,
     read_blocks,
     replay_blocks,
     replay_heads,
@@ -40,16 +40,27 @@ from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["BlockParity"]
 
+Make = Callable[[torch.dtype], BlockReference]
+"""Loads the draft in a dtype."""
+
 _IN_STREAM = ("output", "attention_residual")
 """Ends of the names of tensors that a float16 engine holds at another scale."""
 
 
 @dataclass(frozen=True)
 class BlockParity:
-    """Implements ``DraftParity``. ``draft``: that of ``reference``."""
+    """Implements ``DraftParity``.
+
+    Attributes:
+        draft: that of ``reference``.
+        make: the same draft in other dtypes.
+        precision: the dtype whose tolerances apply.
+    """
 
     draft: BlockReference
     reference: DraftReference
+    make: Make
+    precision: torch.dtype
 
     def compare(
         self, record: Record, expected: Sequence[ExpectedAnswer], progress: Callable[[], object]
@@ -72,9 +83,10 @@ class BlockParity:
         names = list(run.expected[0].intermediates) if run.expected else []
         if record.engine.dtype == torch.float16:
             names = [name for name in names if not name.endswith(_IN_STREAM)]
-        replayed = replay_blocks(record, blocks, len(run.rows), names)
-        for name, (ours, theirs) in _paired(run, replayed, names).items():
-            yield name, errors_or_infinite(ours, theirs)
+        theirs = run.tensors(self.draft.manifest)
+        for name, ours in _replayed(record, blocks, run, names).items():
+            if name in names:
+                yield name, errors_or_infinite(ours, theirs[name])
 
     def accepted(self, e: ExpectedAnswer, steps: int) -> Tensor:
         m, draft = self.draft.manifest, self.draft
@@ -95,6 +107,22 @@ class BlockParity:
                     break
             accepted.append(length)
         return torch.tensor(accepted, dtype=torch.int64)
+
+    def rounding(self, record: Record, e: ExpectedAnswer) -> Mapping[str, Tensor]:
+        """Compute ``DraftParity.rounding``: from the engine's aux rows, after its tokens."""
+        blocks = read_blocks(e.answer.speculative_forwards)
+        sides = [replace(self, draft=draft) for draft in self._narrow_and_wide]
+        runs = [_Run.of(side, e, blocks) for side in sides]
+        narrow, wide = (
+            run.tensors(self.draft.manifest) | _after_heads(side, record, e, run)[1]
+            for side, run in zip(sides, runs, strict=True)
+        )
+        return {name: row_errors(narrow[name], wanted) for name, wanted in wide.items()}
+
+    @cached_property
+    def _narrow_and_wide(self) -> tuple[BlockReference, BlockReference]:
+        narrow = self.make(self.precision)
+        return narrow, self.make(torch.float64) if narrow.dtype == self.draft.dtype else self.draft
 
     def embed(self, anchor: int, num_rows: int, dtype: torch.dtype) -> Tensor:
         """Return the rows [S, Hd] of a block as the graph receives them, on the CPU."""
@@ -161,6 +189,18 @@ class _Run:
         ]
         return cls(rows, cycles, context, expected, missing)
 
+    def tensors(self, m: BlockManifest) -> dict[str, Tensor]:
+        """Return tensors by name: of the context rows [n, ...], and of the rows of all blocks."""
+        found = _by_cache(self.context)
+        if self.expected:
+            for name in self.expected[0].intermediates:
+                rows = [rows.intermediates[name].flatten(1) for rows in self.expected]
+                found[name] = torch.cat(rows)
+            first = m.first_head_row
+            found["hidden"] = torch.cat([rows.hidden[first:] for rows in self.expected])
+            found["logits"] = torch.cat([rows.logits[first:] for rows in self.expected])
+        return found
+
 
 class _Comparison:
     """Compares one answer, and fills in ``draft``."""
@@ -183,19 +223,13 @@ class _Comparison:
 
     def fill(self, blocks: BlockRecord, acceptance: AcceptanceCounts) -> None:
         self._compare_inputs()
-        names = [f"layers.{i}.post_attention_layernorm" for i in range(self._m.num_layers)]
-        names += [f"layers.{i}.input_layernorm" for i in range(1, self._m.num_layers)]
-        names = [*sorted(names), "norm"]
-        replayed = replay_blocks(self._record, blocks, len(self._run.rows), names)
-        self._compare_context(replayed.context)
-        for name, pair in _paired(self._run, replayed, names).items():
-            self._draft.features.append(self._errors(name, *pair))
-        self._compare_outputs()
-        for (_, block), rows_ in zip(self._run.cycles, self._run.expected, strict=True):
-            self._compare_heads(block, rows_, acceptance)
-
-    def _errors(self, tensor: str, ours: Tensor, theirs: Tensor) -> RowErrors:
-        return RowErrors(self._draft.case, tensor, errors_or_infinite(ours, theirs))
+        self._compare_rows(blocks)
+        heads, after = _after_heads(self._parity, self._record, self._expected, self._run)
+        self._compare_heads(heads, after)
+        for (_, block), rows, ours in zip(self._run.cycles, self._run.expected, heads, strict=True):
+            anchor = int(self._known[block.num_rows])
+            self._compare_tokens(block, anchor, rows, ours)
+            self._count_accepted(block, anchor, rows, acceptance)
 
     def _compare_inputs(self) -> None:
         rows, draft, m = self._run.rows, self._draft, self._m
@@ -219,66 +253,62 @@ class _Comparison:
                 Compared(draft.case, "position_ids.block", block.positions, wanted, block.num_rows)
             )
 
-    def _compare_context(self, caches: KeysValues) -> None:
-        for i, (ours, theirs) in enumerate(zip(caches, self._run.context, strict=True)):
-            for name, own, wanted in zip("kv", ours, theirs, strict=True):
-                self._draft.context.append(
-                    self._errors(f"layers.{i}.self_attn.{name}", own, wanted)
-                )
+    def _compare_rows(self, blocks: BlockRecord) -> None:
+        """Compare context rows, and the rows of blocks up to the head."""
+        layers, draft = range(self._m.num_layers), self._draft
+        names = [f"layers.{i}.input_layernorm" for i in layers[1:]]
+        names += [f"layers.{i}.post_attention_layernorm" for i in layers]
+        ours = _replayed(self._record, blocks, self._run, [*sorted(names), "norm"])
+        cycles = [block for _, block in self._run.cycles]
+        hidden = [c.hidden for c in cycles if c.hidden is not None]
+        if hidden:
+            ours["hidden"] = torch.cat(hidden)
+        if cycles:
+            ours["logits"] = torch.cat([c.logits for c in cycles])
+        theirs = self._run.tensors(self._m)
+        for name, found in ours.items():
+            errors = RowErrors(draft.case, name, errors_or_infinite(found, theirs[name]))
+            is_cache = name.partition(".")[0] in ("k_cache", "v_cache")
+            part = draft.context if is_cache else draft.features
+            (draft.logits if name == "logits" else part).append(errors)
 
-    def _compare_outputs(self) -> None:
-        """Compare hidden states and logits of the rows of the head."""
-        first = self._m.first_head_row
-        pairs = [
-            (c, rows) for (_, c), rows in zip(self._run.cycles, self._run.expected, strict=True)
-        ]
-        if not pairs:
-            return
-        if pairs[0][0].hidden is not None:
-            ours = torch.cat([c.hidden for c, _ in pairs if c.hidden is not None])
-            theirs = torch.cat([rows.hidden[first:] for _, rows in pairs])
-            self._draft.features.append(self._errors("hidden", ours, theirs))
-        ours = torch.cat([c.logits for c, _ in pairs])
-        theirs = torch.cat([rows.logits[first:] for _, rows in pairs])
-        self._draft.logits.append(self._errors("logits", ours, theirs))
+    def _compare_heads(self, heads: Sequence[Sequence[HeadRow]], after: _Scores) -> None:
+        """Compare scores and confidence, over all blocks."""
+        rows, draft = [row for block in heads for row in block], self._draft
+        for name, theirs in after.items():
+            if name == "confidence":
+                told = torch.tensor([[row.confidence] for row in rows], dtype=torch.float64)
+                draft.confidence.append(RowErrors(draft.case, name, row_errors(told, theirs)))
+            else:
+                errors = [
+                    errors_or_infinite(row.scores.scores[None], wanted[None])
+                    for row, wanted in zip(rows, theirs, strict=True)
+                ]
+                draft.scores.append(RowErrors(draft.case, name, torch.cat(errors)))
 
-    def _compare_heads(self, block: Block, rows: BlockRows, acceptance: AcceptanceCounts) -> None:
-        """Compare scores, tokens and confidence of one block, and count what it accepts."""
-        anchor, draft = int(self._known[block.num_rows]), self._draft
-        ours = replay_heads(self._record.engine, block, anchor)
+    def _compare_tokens(
+        self, block: Block, anchor: int, rows: BlockRows, ours: Sequence[HeadRow]
+    ) -> None:
+        """Compare the tokens that were verified with the heads' and with the reference's."""
         told = [row.token for row in ours]
-        theirs = self._parity.draft.propose(anchor, rows, draw=lambda i, _: told[i])
-        name = "selector" if self._m.selector_top_k else "markov"
-        if self._m.has_sequential_head:
-            errors = [_score_errors(row, theirs.all_scores[i].cpu()) for i, row in enumerate(ours)]
-            draft.scores.append(
-                RowErrors(draft.case, f"scores.{name}", torch.cat(errors), block.num_rows)
-            )
-        if theirs.confidence is not None:
-            found = torch.tensor([row.confidence for row in ours], dtype=torch.float64)
-            wanted = theirs.confidence.cpu()[:, None]
-            by_draft = row_errors(found[:, None], wanted)
-            draft.confidence.append(RowErrors(draft.case, "confidence", by_draft, block.num_rows))
-        verified = self._verified(block, ours)
+        theirs = self._parity.draft.propose(anchor, rows, draw=_told(told))
         first = len(rows.logits) - len(ours)
-        draft.tokens += [
+        self._draft.tokens += [
             self._token(block.num_rows + 1 + i, told[i], theirs, i, rows.logits[first + i].cpu())
-            for i in range(verified)
+            for i in range(self._verified(block, told))
         ]
-        self._count_accepted(block, anchor, rows, acceptance)
 
-    def _verified(self, block: Block, ours: Sequence[HeadRow]) -> int:
-        """Return how many nodes hold the tokens of the heads; adds the others as wrong."""
-        nodes, dtype = block.nodes, self._record.engine.dtype
+    def _verified(self, block: Block, told: Sequence[int]) -> int:
+        """Return how many nodes hold the tokens ``told``; adds the first other one as wrong."""
+        nodes = block.nodes
         if not len(nodes):
             return 0
-        ids = torch.tensor([row.token for row in ours])
-        wanted = self._parity.reference.target.embed(ids).cpu().to(dtype)
-        same = [torch.equal(a, b) for a, b in zip(nodes, wanted, strict=False)]
+        wanted = self._parity.reference.target.embed(torch.tensor(told)).cpu()
+        same = [
+            torch.equal(node, row) for node, row in zip(nodes, wanted.to(nodes.dtype), strict=False)
+        ]
         count = same.index(False) if False in same else len(same)
-        extra = len(nodes) - len(ours)
-        wrong = [f"draft {count}"] if count < len(same) else []
-        wrong += [f"draft {len(ours)}"] * max(0, extra)
+        wrong = [f"draft {count}"] if count < len(nodes) else []
         rule = "not the best token of the draft's own heads, after those before it"
         self._draft.proposals.append(Proposals(block.num_rows, len(nodes), wrong, rule))
         return count
@@ -314,28 +344,63 @@ class _Comparison:
         acceptance.add(depth, engine, same.index(False) if False in same else len(same))
 
 
+_Scores = dict[str, Tensor]
+"""``scores.selector`` or ``scores.markov`` [C * m, candidates], and ``confidence`` [C * m, 1]."""
+
+
+def _after_heads(
+    parity: BlockParity, record: Record, e: ExpectedAnswer, run: _Run
+) -> tuple[list[list[HeadRow]], _Scores]:
+    """Run the engine's heads over all blocks, and the reference's after the same tokens.
+
+    Scores are those of the engine's candidates.
+    """
+    m, found = parity.draft.manifest, list[list[HeadRow]]()
+    scores, confidence = list[Tensor](), list[Tensor]()
+    for (_, block), rows in zip(run.cycles, run.expected, strict=True):
+        anchor = int(e.answer.token_ids[block.num_rows])
+        ours = replay_heads(record.engine, block, anchor)
+        told = [row.token for row in ours]
+        theirs = parity.draft.propose(anchor, rows, draw=_told(told))
+        for row, every in zip(ours, theirs.all_scores.cpu(), strict=True):
+            scores.append(every if row.scores.ids is None else every[row.scores.ids])
+        if theirs.confidence is not None:
+            confidence.append(theirs.confidence.cpu()[:, None])
+        found.append(ours)
+    after: _Scores = {}
+    if m.has_sequential_head and scores:
+        after["scores.selector" if m.selector_top_k else "scores.markov"] = torch.stack(scores)
+    if confidence:
+        after["confidence"] = torch.cat(confidence)
+    return found, after
+
+
+def _told(tokens: Sequence[int]) -> Callable[[int, Tensor], int]:
+    """Return a ``draw`` that chooses ``tokens``."""
+    return lambda draft, _: tokens[draft]
+
+
+def _replayed(
+    record: Record, blocks: BlockRecord, run: _Run, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return the engine's caches, and the tensors ``names`` of the block graph, as in a run."""
+    found = replay_blocks(record, blocks, len(run.rows), names)
+    tensors = _by_cache(found.context)
+    for name in names:
+        if run.cycles and name in found.blocks[run.cycles[0][0]]:
+            tensors[name] = torch.cat([found.blocks[i][name].flatten(1) for i, _ in run.cycles])
+    return tensors
+
+
+def _by_cache(context: KeysValues) -> dict[str, Tensor]:
+    return {
+        f"{kind}_cache.{i}": rows.flatten(1)
+        for i, layer in enumerate(context)
+        for kind, rows in zip("kv", layer, strict=True)
+    }
+
+
 def _indices(first: int, like: Tensor) -> Tensor:
     """[S, 3]: sequence indices from ``first`` on, in the shape and dtype of ``like``."""
     rows = torch.arange(first, first + len(like), dtype=like.dtype)
     return rows[:, None].expand(-1, like.shape[1])
-
-
-def _paired(
-    run: _Run, replayed: Replayed, names: Sequence[str]
-) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Pair the tensors ``names`` of all blocks, in the order of ``names``."""
-    if not run.cycles:
-        return {}
-    pairs = {}
-    for name in names:
-        if name in replayed.blocks[run.cycles[0][0]]:
-            ours = torch.cat([replayed.blocks[i][name].flatten(1) for i, _ in run.cycles])
-            theirs = torch.cat([rows.intermediates[name].flatten(1) for rows in run.expected])
-            pairs[name] = (ours, theirs)
-    return pairs
-
-
-def _score_errors(ours: HeadRow, theirs: Tensor) -> Tensor:
-    """float64 [1]: the error of the scores of a row, of its candidates if there are some."""
-    found, ids = ours.scores.scores, ours.scores.ids
-    return row_errors(found[None], (theirs if ids is None else theirs[ids])[None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -12,10 +12,14 @@ from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
-__all__ = ["DraftParity", "Errors"]
+__all__ = ["DraftParity", "Errors", "Rounding"]
 
 Errors = Iterator[tuple[str, Tensor]]
 """Name of a tensor, and the errors of its rows."""
+
+
+Rounding = Callable[[Record, ExpectedAnswer], Mapping[str, Tensor]]
+"""Returns errors float64 [n] of an answer's draft rows, by tensor."""
 
 
 class DraftParity(Protocol):
@@ -43,4 +47,9 @@ class DraftParity(Protocol):
         last: it is drafted after token t + 1. It is followed as far as the answer has the target's
         best tokens.
         """
+        ...
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """Measures what PyTorch loses in the engine's dtype; None: no error is excused."""
         ...
