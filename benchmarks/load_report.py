@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
 from benchmarks.chat_client import ClientReply
-from trt_eagle3.bench.result import Percentiles, narrow_table
+from trt_eagle3.bench.result import Percentiles
 from trt_eagle3.bench.workload import Load
+from trt_eagle3.io.terminal_text import TextTable
 
 __all__ = ["LoadReport", "LoadRound", "LoadSide", "rows_of"]
 
@@ -107,11 +106,11 @@ class LoadReport:
         ]
         return {**self.facts, "rows": rows}
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TextTable]:
         """Return tables of speed and latencies by load, each within 60 columns."""
         left = "clients" if next(iter(self.rows)).rate is None else "requests", "side"
-        speed = narrow_table(*left, "tokens/s", "ratio", "per token ms,\np50 / 95 / 99")
-        latency = narrow_table(
+        speed = TextTable(*left, "tokens/s", "ratio", "per token ms,\np50 / 95 / 99")
+        latency = TextTable(
             *left, "first token ms,\np50 / 95 / 99", "between pieces ms,\np50 / 95 / 99"
         )
         for load, sides in self.rows.items():

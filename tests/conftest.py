@@ -117,6 +117,15 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert not left, f"left changed by this test: {left}"
 
 
+@pytest.fixture
+def wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands print each text as one line, so that tests can search it."""
+    from trt_eagle3.commands import console
+
+    for printer in (console.out, console.log):
+        monkeypatch.setattr(printer, "width", 1000)
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> None:
     """torch's own generator; a test that wants others makes one."""

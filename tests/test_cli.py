@@ -37,6 +37,9 @@ class Ended:
 Run = Callable[..., Ended]
 
 
+pytestmark = pytest.mark.usefixtures("wide_console")
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*args: object) -> Ended:
@@ -165,6 +168,7 @@ def test_generate_json_has_every_field(run: Run, bundle: Path, picture: Path) ->
             "prompt_tokens",
             "reused_tokens",
             "logprobs",
+            "prompt_logprobs",
             "finish_reason",
             "acceptance_length",
             "accepted_lengths",

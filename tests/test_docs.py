@@ -15,10 +15,11 @@ import click
 import pytest
 import yaml
 
+from tests.serving.openai.model import load_with_tools
 from tests.tiny import ROOT, build_tiny, tiny_config
 from tools import check_reference, config_reference
 from trt_eagle3.cli import cli
-from trt_eagle3.config import config_from_dict
+from trt_eagle3.config import BuildConfig, config_from_dict
 
 PAGES = ("*.md", "docs/*.md", "examples/**/*.md", "plugins/*/*.md")
 DOCUMENTS = sorted(page for pattern in PAGES for page in ROOT.glob(pattern))
@@ -154,15 +155,61 @@ def test_configuration_page_is_current_and_says_what_every_key_is_for() -> None:
     assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page, re.MULTILINE)
 
 
+def rows_of_defaults(section: str) -> dict[str, str]:
+    """Key -> the cell "default" of the configuration page's table of ``section``."""
+    page = (ROOT / "docs/config.md").read_text()
+    table = page.partition(f"\n## `{section}`\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| .+? \| (.+?) \| ", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", ["engine", "limits", "speculation", "engine.tensorrt"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("onnxruntime", {}),
+        ("torch on cpu", {"backend": "torch"}),
+        ("torch on cuda", {"backend": "torch", "device": "cuda"}),
+        ("tensorrt", {"backend": "tensorrt"}),
+    ],
+)
+def test_defaults_on_the_configuration_page_are_those_of_a_config(
+    section: str, name: str, engine: dict[str, str]
+) -> None:
+    raw = {"name": "x", "target": {"checkpoint": "x"}, "engine": engine}
+    values = config_from_dict(raw, "x").model_dump(mode="json")
+    for part in section.split("."):
+        values = values[part]
+    cells = {key: cell for key, cell in rows_of_defaults(section).items() if key not in engine}
+    assert cells
+    for key, cell in cells.items():
+        usual, *others = cell.split("; ")
+        by_name = {
+            n: v for v, _, ns in (o.partition(" for ") for o in others) for n in ns.split(" and ")
+        }
+        written = by_name.get(name, usual)
+        value = {"left out": None, "none": []}.get(written, yaml.safe_load(written.strip("`")))
+        assert values[key] == value, key
+
+
 def test_page_of_checks_equals_what_the_registry_renders() -> None:
     page = check_reference.page()
     assert (ROOT / "docs/checks.md").read_text() == page, "python -m tools.check_reference"
 
 
-def test_config_of_the_readme_is_valid() -> None:
-    blocks = re.findall(r"```yaml\n(.+?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    assert all(config_from_dict(yaml.safe_load(block), "README.md").name for block in blocks)
+@document
+def test_build_configs_in_the_documents_are_valid(document: Path) -> None:
+    """A block may be some sections of one. Blocks without a key of a build config are others."""
+    rest = {"name": "x", "target": {"checkpoint": "x"}}
+    blocks = re.findall(r"```yaml\n(.+?)```", document.read_text(), re.DOTALL)
+    for block in map(yaml.safe_load, blocks):
+        if block.keys() & BuildConfig.model_fields.keys():
+            assert config_from_dict(rest | block, str(document)).name
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert pages - set(LINK.findall(text)) == set()
 
 
 def test_programs_of_the_decoding_page_run(
@@ -175,9 +222,12 @@ def test_programs_of_the_decoding_page_run(
     # without this file's postponed annotations, which Pydantic could not resolve there
     exec(compile(program, "decoding.md", "exec", dont_inherit=True), names)
     names["llm"].close()
+    with load_with_tools(tmp_path / "tools") as llm:
+        print(names["ask_with_a_tool"](llm, "What is 3 plus 4?"))
     printed = capsys.readouterr().out
     assert "3 plus 4" in printed
     assert "four shapes" in printed
+    assert "replaced by a blue circle" in printed
     assert '"colour"' in printed
 
 

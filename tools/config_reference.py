@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from trt_eagle3.backend_support import SUPPORT
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.serving import ServingConfig
 
@@ -24,6 +25,11 @@ Written by `python tools/config_reference.py` from the models that read it: edit
 A build config is YAML: `trt-eagle3 build --config pair.yaml`. `--set KEY=VALUE` sets a key for
 one build; dots name its section: `--set limits.max_batch_size=8`. Unknown keys are refused.
 [build_configs](../build_configs) has ready ones.
+
+The column "default" holds what `build` takes for a key that the config leaves out. Where backends
+differ, the cell names them. A checkpoint given to `serve`, `generate` or `LLM` has the same
+defaults, but for backend, device and dtype, which follow the
+[machine](serving.md#from-a-checkpoint), and `max_seq_len`, which the target's positions bound.
 """
 _SERVING = """
 ## Limits on requests
@@ -44,8 +50,22 @@ def main() -> None:
 
 def page() -> str:
     """The whole page."""
-    sections = "".join(_section(name, model) for name, model in _models())
+    variants = _variants()
+    sections = "".join(_section(name, model, variants) for name, model in _models())
     return f"{_HEAD}{sections}{_SERVING}{_table(ServingConfig)}"
+
+
+def _variants() -> Mapping[str, BuildConfig]:
+    """Return a config of each backend and device with nothing else set, by its name here."""
+    found = {}
+    for backend, support in SUPPORT.items():
+        for device in support.devices:
+            engine = {"backend": backend, "device": device}
+            pair = {name: {"checkpoint": "x"} for name in ("target", "draft")}
+            raw = {"name": "x", **pair, "engine": engine}
+            label = backend if len(support.devices) == 1 else f"{backend} on {device}"
+            found[label] = BuildConfig.model_validate(raw)
+    return found
 
 
 def _models() -> Iterator[tuple[str, type[BaseModel]]]:
@@ -59,13 +79,16 @@ def _models() -> Iterator[tuple[str, type[BaseModel]]]:
                 todo.append((f"{prefix}{name}.", inner))
 
 
-def _section(name: str, model: type[BaseModel]) -> str:
+def _section(name: str, model: type[BaseModel], variants: Mapping[str, BuildConfig]) -> str:
     title = f"## `{name}`" if name else "## The build"
     summary = _plain(inspect.getdoc(model) or "").split("Attributes:")[0].strip()
-    return f"\n{title}\n\n{summary}\n\n{_table(model)}"
+    return f"\n{title}\n\n{summary}\n\n{_table(model, variants, name)}"
 
 
-def _table(model: type[BaseModel]) -> str:
+def _table(
+    model: type[BaseModel], variants: Mapping[str, BuildConfig] | None = None, section: str = ""
+) -> str:
+    """Return the table of a model's keys; ``variants``: configs whose ``section`` it is."""
     meanings = _meanings(model)
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
@@ -73,11 +96,10 @@ def _table(model: type[BaseModel]) -> str:
         if inner:
             rows.append(f"| `{name}` | section | | below |")
             continue
-        default = (
-            "required"
-            if field.is_required()
-            else _default(field.get_default(call_default_factory=True, validated_data={}))
-        )
+        default = "required"
+        if not field.is_required():
+            default = _value(field.get_default(call_default_factory=True, validated_data={}))
+            default += _exceptions(f"{section}.{name}", default, variants or {})
         words = (_type(field.annotation), default, meanings.get(name, ""))
         rows.append(
             f"| `{name}` | {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"
@@ -102,7 +124,27 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("``", "`").split())
 
 
-def _default(value: Any) -> str:
+def _exceptions(key: str, default: str, variants: Mapping[str, BuildConfig]) -> str:
+    """Return the variants in which ``key`` has another default, each with it."""
+    if key == "engine.backend":
+        return ""
+    found: dict[str, list[str]] = {}
+    for label, config in variants.items():
+        chosen = key == "engine.device" and " on " in label  # the variant's name has it
+        value = default if chosen else _value(_at(config, key))
+        if value != default:
+            found.setdefault(value, []).append(label)
+    return "".join(f"; {value} for {' and '.join(labels)}" for value, labels in found.items())
+
+
+def _at(config: BuildConfig, key: str) -> Any:
+    found: Any = config
+    for part in filter(None, key.split(".")):
+        found = getattr(found, part)
+    return found
+
+
+def _value(value: Any) -> str:
     if value is None or value is PydanticUndefined:
         return "left out"
     if value in ((), {}, []):

@@ -51,8 +51,8 @@ def picture(report: Report) -> str:
 
 def _colours() -> str:
     """The variables of the page's style sheet, for light and dark."""
-    page = files("trt_eagle3.parity.report").joinpath("report.html.jinja").read_text("utf-8")
-    light, dark = re.findall(r":root \{([^}]*)\}", page)[:2]
+    style = files("trt_eagle3.parity.report").joinpath("report.css").read_text("utf-8")
+    light, dark = re.findall(r":root \{([^}]*)\}", style)[:2]
     return f":root {{{light}}} @media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"
 
 

@@ -21,7 +21,8 @@ messages. A user's mistake raises a ``UserError`` of one line.
 Generating:
     LLM, load: load a bundle and generate answers.
     SamplingParams: how tokens are sampled, and when an answer ends. Grammar, StructuralTag: the
-    form of an answer. TokenLogprob: log-probability of a token.
+    form of an answer. TokenLogprob: log-probability of a token. PromptLogprobs, Logprob: those of
+    a prompt.
     Generation: a complete answer. Answer: a stream of chunks. Chunk: the part of one step.
     Conversation, RawPrompt: prompts with tools, or without a chat template. ChatAnswer,
     AssistantMessage: results of ``LLM.chat``.
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     )
     from trt_eagle3.decode.sampling.grammar import Grammar, StructuralTag
     from trt_eagle3.decode.sampling.logprobs import TokenLogprob
+    from trt_eagle3.decode.sampling.prompt_logprobs import Logprob, PromptLogprobs
     from trt_eagle3.decode.sampling.sampling_params import SamplingOptions, SamplingParams
     from trt_eagle3.errors import (
         CheckFailedError,
@@ -99,8 +101,10 @@ __all__ = [
     "Histogram",
     "ImageSource",
     "MediaPolicy",
+    "Logprob",
     "Messages",
     "OverloadedError",
+    "PromptLogprobs",
     "RawPrompt",
     "Request",
     "RequestCancelledError",
@@ -134,6 +138,7 @@ _HOMES = {
         "Request",
     ),
     "decode.sampling.logprobs": ("TokenLogprob",),
+    "decode.sampling.prompt_logprobs": ("Logprob", "PromptLogprobs"),
     "decode.sampling.sampling_params": ("SamplingOptions", "SamplingParams"),
     "errors": (
         "ClosedError",

@@ -95,11 +95,11 @@ class EngineConfig(Section):
         backend: ``onnxruntime``, ``torch`` or ``tensorrt``; each has its own defaults.
         device: the device of the graphs. ``cuda`` needs the torch or the tensorrt backend; tensorrt
             runs on ``cuda`` only.
-        dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt,
-            float32 otherwise.
+        dtype: the compute type. onnxruntime computes in float32 only. For torch on cuda choose
+            bfloat16: its default is float32.
         residual: type of the target's residual stream; ``compute`` is ``dtype``. Qwen3-VL exceeds
-            the range of float16 there. Left out: ``float32`` for tensorrt with float16, ``compute``
-            otherwise.
+            the range of float16 there. ``float32`` is for tensorrt in float16 only, and its default
+            there.
         weights: quantise the decoder's projections of a 16-bit target at build. ``fp8`` and
             ``int8`` have one scale per row, ``int4`` one per group (``build --calibration``). Head,
             token table, norms, vision tower and draft are not quantised. Left out: the checkpoint's
@@ -115,8 +115,7 @@ class EngineConfig(Section):
             by scales of the checkpoint, of the calibration, or 1. ``compute``: ``dtype``. The
             draft's KV cache is always ``dtype``.
         page_size: tokens per page of the KV cache.
-        prefill_chunk: prompt tokens per target forward. Left out: 4096 for torch on cuda, 512
-            otherwise.
+        prefill_chunk: prompt tokens per target forward.
         tensorrt: build options of TensorRT; other backends ignore them.
     """
 
@@ -189,14 +188,13 @@ class LimitsConfig(Section):
     """Capacity of the bundle.
 
     Attributes:
-        max_batch_size: sequences decoded at once. Left out: the backend's size for many clients (64
-            for torch on cuda, 16 for tensorrt, 8 on the CPU).
+        max_batch_size: sequences decoded at once.
         max_seq_len: tokens of a sequence, prompt and answer. max_visual_tokens: visual tokens of a
             prompt.
         max_kv_tokens: rows of the KV cache. When the running sequences need more rows, some are
-            preempted and recomputed later. Left out: ``max_seq_len`` rows for every sequence,
-            within ``memory_fraction``; on the CPU without ``max_batch_size``, rows for two
-            sequences.
+            preempted and recomputed later. Left out: ``max_seq_len`` rows for every sequence, on a
+            GPU within ``memory_fraction``; on the CPU without ``max_batch_size``, twice
+            ``max_seq_len``.
         memory_fraction: share of a GPU's memory for the KV cache where ``max_kv_tokens`` is left
             out. It applies to the memory left after weights, captured graphs and all else that a
             load takes.

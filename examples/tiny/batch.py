@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["Batch", "TrainingBatches", "collate"]
+__all__ = ["TRAIN_MIX", "Batch", "TrainingBatches", "collate"]
 
 TRAIN_MIX: tuple[Kind, ...] = (
     "text",
@@ -125,13 +125,21 @@ def collate(
 class TrainingBatches(Dataset[Batch]):
     """Batch i is a function of (seed, i) alone, so the order of the workers does not matter."""
 
-    def __init__(self, tokenizer_json: str, seed: int, batch_size: int, num_batches: int) -> None:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        seed: int,
+        batch_size: int,
+        num_batches: int,
+        kinds: tuple[Kind, ...] = TRAIN_MIX,
+    ) -> None:
         self.tokenizer_json, self.seed, self.batch_size, self.num_batches = (
             tokenizer_json,
             seed,
             batch_size,
             num_batches,
         )
+        self.kinds = kinds
         self.tokenizer: Tokenizer | None = None
 
     def __len__(self) -> int:
@@ -143,7 +151,7 @@ class TrainingBatches(Dataset[Batch]):
         tokenizer, rng = self.tokenizer, random.Random(f"{self.seed}/{index}")
         encoded = []
         for example in examples(
-            "train", self.seed * 10_000_019 + index, self.batch_size, TRAIN_MIX
+            "train", self.seed * 10_000_019 + index, self.batch_size, self.kinds
         ):
             system = "You are a helpful assistant." if rng.random() < 0.15 else None
             prompt = prompt_text(

@@ -9,17 +9,18 @@ the target's and passed in.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from batch import Batch
-from evaluate import Pair
-from model import EPS, HEAD_DIM, TargetOut, mlp, plain_rope, rotate
+from model import EPS, HEAD_DIM, mlp, plain_rope, rotate
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["BlockDraft", "BlockShape", "propose_block"]
+__all__ = ["BlockDraft", "BlockShape", "load_block"]
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,30 @@ class BlockDraft(nn.Module):
         return tokens
 
 
-def propose_block(pair: Pair, batch: Batch, out: TargetOut, known: int) -> list[int]:
-    """Draft after ``known`` ids; the last, the anchor, has no target states yet."""
-    embed, head = pair.target.model.language_model.embed_tokens, pair.target.lm_head
-    return pair.draft.propose(out.aux[:, : known - 1], batch.ids[:, known - 1 : known], embed, head)
+def load_block(folder: Path) -> BlockDraft:
+    """Read a draft as ``export.py`` saves it, in float32."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    own = config | config.get("dflash_config", {})
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    shape = BlockShape(
+        aux_layers=tuple(own["target_layer_ids"]),
+        block_size=own["block_size"],
+        own_position="dflash_config" in config,
+        windows=tuple(config["sliding_window"] if slide else 0 for slide in slides),
+        mask_id=own["mask_token_id"],
+        markov_rank=own.get("markov_rank", 0),
+        conv_kernel=own.get("conv_kernel_size", 0),
+        conv_group=own.get("conv_group_size", 0),
+        selector_rank=own.get("selector_rank", 0),
+        selector_top_k=own.get("selector_top_k", 0),
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        vocab_size=config["vocab_size"],
+    )
+    tensors = load_file(folder / "model.safetensors")
+    draft = BlockDraft(shape)
+    names = draft.state_dict()
+    draft.load_state_dict({name: t.float() for name, t in tensors.items() if name in names})
+    return draft

@@ -1,7 +1,7 @@
 """Reference evaluation of the tiny pair on held-out data: exact answers, and acceptance of a greedy
 draft chain.
 
-    python examples/tiny/evaluate.py [--per-kind 100] [--chains 25]
+    python examples/tiny/evaluate.py [--draft dflash] [--per-kind 100] [--chains 25]
 
 Plain PyTorch without caches: every forward recomputes the whole sequence, so the loop below is
 short enough to be checked by reading. Weights are the saved bfloat16 values, arithmetic is float32.
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from batch import Batch, collate
+from block import BlockDraft, load_block
 from model import AUX_LAYERS, Draft, Forward, TargetOut, target_forward
 from prompt import Encoded, encode, prompt_text
 from safetensors.torch import load_file
@@ -28,7 +29,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-__all__ = ["Pair", "evaluate", "load_pair"]
+__all__ = ["Pair", "block_pair", "chain", "evaluate", "load_pair"]
 
 Propose = Callable[[Any, Batch, TargetOut, int], list[int]]
 """Drafts tokens of a pair after so many known ids."""
@@ -80,21 +81,36 @@ class Pair:
         return self.target.lm_head(hidden).argmax(-1)
 
 
-def load_pair(folder: Path, device: torch.device) -> Pair:
-    """Read ``folder``/target and ``folder``/draft as they lie on disk, in float32."""
+def load_pair(folder: Path, device: torch.device, name: str = "draft") -> Pair:
+    """Read ``folder``/target and the draft ``folder``/``name`` as saved, in float32."""
     tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
     target = AutoModelForImageTextToText.from_pretrained(folder / "target", dtype=torch.float32)
-    tensors = load_file(folder / "draft" / "model.safetensors")
+    target = target.to(device).eval()
+    config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+    if "eagle_config" not in config:
+        return block_pair(tokenizer, target, load_block(folder / name).to(device).eval())
+    tensors = load_file(folder / name / "model.safetensors")
     d2t = tensors.pop("d2t")
     del tensors["t2d"]
     inner = len(tensors["midlayer.mlp.gate_proj.weight"])
     draft = Draft(len(d2t), intermediate=inner).float()
     draft.load_state_dict({name: t.float() for name, t in tensors.items()})
     target_ids = (d2t + torch.arange(len(d2t))).to(device)
-    config = json.loads((folder / "draft" / "config.json").read_text(encoding="utf-8"))
     aux_layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-    models = (target.to(device).eval(), draft.to(device).eval())
-    return Pair(tokenizer, *models, target_ids, device, aux_layers)
+    return Pair(tokenizer, target, draft.to(device).eval(), target_ids, device, aux_layers)
+
+
+def block_pair(
+    tokenizer: Tokenizer, target: Any, draft: BlockDraft, run: Forward = target_forward
+) -> Pair:
+    """Return a target with a block draft, both on one device."""
+    shape, table = draft.shape, target.lm_head.weight
+    ids = torch.arange(shape.vocab_size, device=table.device)
+    return Pair(
+        *(tokenizer, target, draft, ids, table.device, shape.aux_layers, run),
+        drafts=propose_block,
+        num_drafts=shape.num_drafts,
+    )
 
 
 @torch.inference_mode()
@@ -138,6 +154,12 @@ def propose(pair: Pair, batch: Batch, out: TargetOut, known: int) -> list[int]:
         if step < NUM_STEPS:
             hidden = pair.draft.next(hidden, embed(token), positions[0, :, -1:] + step, row, keys)
     return proposed
+
+
+def propose_block(pair: Pair, batch: Batch, out: TargetOut, known: int) -> list[int]:
+    """Draft a block after ``known`` ids; the last, the anchor, has no target states yet."""
+    embed, head = pair.target.model.language_model.embed_tokens, pair.target.lm_head
+    return pair.draft.propose(out.aux[:, : known - 1], batch.ids[:, known - 1 : known], embed, head)
 
 
 @torch.inference_mode()
@@ -215,14 +237,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=HERE, help="holds target/ and draft/")
+    parser.add_argument("--folder", type=Path, default=HERE, help="holds target/ and the draft")
+    parser.add_argument("--draft", default="draft", help="draft, dflash or dspark")
     parser.add_argument("--per-kind", type=int, default=100)
     parser.add_argument(
         "--chains", type=int, default=25, help="examples per kind decoded speculatively"
     )
     parser.add_argument("--show-misses", type=int, default=0)
     args = parser.parse_args()
-    pair = load_pair(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pair = load_pair(args.folder, device, args.draft)
     print(json.dumps(evaluate(pair, args.per_kind, args.chains, args.show_misses), indent=2))
 
 

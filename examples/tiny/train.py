@@ -27,14 +27,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from batch import Batch, TrainingBatches
+from batch import TRAIN_MIX, Batch, TrainingBatches
 from demo import save_demo
 from evaluate import evaluate, load_pair
 from export import save_draft, save_target
 from model import AUX_LAYERS, Draft, Forward, target_config, target_forward
 from prompt import SPECIAL, train_bpe
 from recipe import recipe_parser
-from tasks import examples
+from tasks import Kind, examples
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -47,9 +47,15 @@ STEP_DECAY = 0.9
 
 
 def batches(
-    tokenizer: Tokenizer, seed: int, size: int, count: int, workers: int, device: torch.device
+    tokenizer: Tokenizer,
+    seed: int,
+    size: int,
+    count: int,
+    workers: int,
+    device: torch.device,
+    kinds: tuple[Kind, ...] = TRAIN_MIX,
 ) -> Iterator[Batch]:
-    data = TrainingBatches(tokenizer.to_str(), seed, size, count)
+    data = TrainingBatches(tokenizer.to_str(), seed, size, count, kinds)
     pin = device.type == "cuda"
     loader = DataLoader(
         data,

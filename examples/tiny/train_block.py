@@ -2,8 +2,10 @@
 
     python examples/tiny/train_block.py --output examples/tiny
 
-One CPU thread, about 25 minutes. The target runs once over ``--batches`` training batches. Each
-draft then trains on its stored states, with new anchors each time a batch comes up.
+One CPU thread, half an hour (``dflash_metrics.json``, ``dspark_metrics.json``). The target runs
+once over ``--batches`` training batches, and over ``--text-batches`` of text questions, whose
+operands need more examples. Each draft then trains on its stored states, with new anchors each time
+a batch comes up.
 
 # Shapes: B examples, L tokens, A anchors per example, D drafts per block, V vocabulary, H hidden
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import random
@@ -24,11 +27,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from block import BlockDraft, BlockShape, propose_block
-from evaluate import Pair, evaluate
+from block import BlockDraft, BlockShape
+from evaluate import block_pair, evaluate
 from export import rounded, save_dflash, save_dspark
 from model import Forward, target_forward
 from prompt import train_bpe
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from train import STEP_DECAY, Budget, Progress, batches, optimizer_for
@@ -75,9 +79,11 @@ def stored_states(
 ) -> list[States]:
     """Run the target over training batches; its states are stored in bfloat16."""
     device, found = next(target.parameters()).device, []
-    place = (args.seed + 1, args.batch_size, args.batches, args.workers, device)
-    progress = Progress("states", args.batches, args.print_every)
-    for step, batch in enumerate(batches(tokenizer, *place)):
+    size, workers = args.batch_size, args.workers
+    mixed = batches(tokenizer, args.seed + 1, size, args.batches, workers, device)
+    text = batches(tokenizer, args.seed + 2, size, args.text_batches, workers, device, ("text",))
+    progress = Progress("states", args.batches + args.text_batches, args.print_every)
+    for step, batch in enumerate(itertools.chain(mixed, text)):
         with torch.autocast(device.type, torch.bfloat16):
             out = forward(target, batch, aux_layers)
         states = (out.aux.bfloat16(), out.hidden.bfloat16())
@@ -87,12 +93,18 @@ def stored_states(
 
 
 @torch.no_grad()
-def begun(shape: BlockShape, target: Any) -> BlockDraft:
-    """Return a draft that begins with the last layers of a dense target of its sizes.
+def begun(shape: BlockShape, target: Any, saved: Path | None) -> BlockDraft:
+    """Return a draft that begins with a saved draft, or with the last layers of a dense target.
 
-    Its context begins as the last aux state.
+    A saved draft may be of another kind, without some of the tensors. Otherwise the sizes are the
+    target's, and the context begins as its last aux state.
     """
-    draft, decoder = BlockDraft(shape), target.model.language_model
+    draft = BlockDraft(shape)
+    if saved is not None:
+        names, tensors = draft.state_dict(), load_file(saved / "model.safetensors")
+        draft.load_state_dict({n: t for n, t in tensors.items() if n in names}, strict=False)
+        return draft
+    decoder = target.model.language_model
     layers = decoder.layers[-len(draft.layers) :]
     for own, theirs in zip(draft.layers, layers, strict=True):
         own.load_state_dict(theirs.state_dict())
@@ -186,19 +198,8 @@ def measured(
     run: Forward = target_forward,
 ) -> dict[str, dict[str, float]]:
     """Evaluate a draft on held-out examples."""
-    shape, device = draft.shape, next(target.parameters()).device
-    pair = Pair(
-        tokenizer,
-        target,
-        draft,
-        torch.arange(shape.vocab_size),
-        device,
-        shape.aux_layers,
-        run,
-        propose_block,
-        shape.num_drafts,
-    )
-    return evaluate(pair, args.per_kind, args.chains, show_misses=0)
+    pair = block_pair(tokenizer, target, draft, run)
+    return evaluate(pair, args.per_kind, args.chains)
 
 
 def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
@@ -209,12 +210,14 @@ def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, required=True, help="holds target/, gets the drafts")
     parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--batches", type=int, default=400, help="that the target runs over")
+    parser.add_argument("--batches", type=int, default=160, help="that the target runs over")
+    parser.add_argument("--text-batches", type=int, default=240, help="more, of text alone")
     parser.add_argument("--anchors", type=int, default=6, help="blocks per example and step")
-    parser.add_argument("--draft-steps", type=int, default=2000)
+    parser.add_argument("--draft-steps", type=int, default=1000)
     parser.add_argument("--draft-seconds", type=float, default=math.inf, help="at most, per draft")
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
+    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=0, help="data processes")
+    parser.add_argument("--begin", type=Path, help="a saved block draft to begin with")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--print-every", type=int, default=50)
     parser.add_argument("--per-kind", type=int, default=25, help="held-out examples per kind")
@@ -225,7 +228,7 @@ def block_parser(doc: str | None, seed: int) -> argparse.ArgumentParser:
 def write_figures(
     args: argparse.Namespace, name: str, seconds: float, figures: dict[str, dict[str, float]]
 ) -> None:
-    """Write ``<name>.json`` beside the draft's folder."""
+    """Write ``<name>_metrics.json`` beside the draft's folder."""
     record = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -248,7 +251,7 @@ def main() -> None:
     for name in args.drafts:
         start = time.time()
         torch.manual_seed(args.seed)
-        draft = begun(SHAPES[name], target)
+        draft = begun(SHAPES[name], target, args.begin)
         fit_block(draft, target, stored, args)
         seconds = time.time() - start
         rounded(draft)

@@ -14,17 +14,17 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "tiny"))
 
-from block import BlockDraft, BlockShape  # noqa: E402
+from block import BlockShape  # noqa: E402
 from export import rounded, save_dflash  # noqa: E402
 from hybrid import AUX_LAYERS, hybrid_forward  # noqa: E402
 from prompt import train_bpe  # noqa: E402
 from train_block import (  # noqa: E402
     MASK_ID,
+    begun,
     block_parser,
     fit_block,
     measured,
@@ -46,24 +46,16 @@ SHAPE = BlockShape(
 )
 
 
-def begun(source: Path) -> BlockDraft:
-    """Return a draft that begins with the DFlash draft in ``source``."""
-    draft = BlockDraft(SHAPE)
-    _, unknown = draft.load_state_dict(load_file(source / "model.safetensors"), strict=False)
-    assert not unknown
-    return draft
-
-
 def main() -> None:
     parser = block_parser(__doc__, seed=6)
-    parser.add_argument("--source", type=Path, default=HERE.parent / "tiny/dflash")
+    parser.set_defaults(begin=HERE.parent / "tiny/dflash")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer, target = train_bpe(0), read_target(args.output / "target")
     stored = stored_states(target, tokenizer, args, AUX_LAYERS, hybrid_forward)
     start = time.time()
     torch.manual_seed(args.seed)
-    draft = begun(args.source)
+    draft = begun(SHAPE, target, args.begin)
     fit_block(draft, target, stored, args)
     seconds = time.time() - start
     rounded(draft)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, load
@@ -108,6 +110,13 @@ def test_report_says_from_which_acceptance_length_a_tree_pays(tmp_path: Path) ->
     table = TuningTable(
         measured_at="", machine="", speculation=SpeculationConfig(), entries=(entry,)
     )
-    cost, least = TuneReport(tmp_path, table).tables()
-    assert [list(c.cells) for c in cost.columns] == [["4"], ["10.00"], ["14.00"], ["25.00"]]
-    assert [list(c.cells) for c in least.columns] == [["4"], ["1.40"], ["2.50"]]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*TuneReport(tmp_path, table).tables())
+    rows = [line.split() for line in console.export_text().splitlines()]
+    assert rows[0] == ["sequences", "off,", "ms", "2", "tokens,", "ms", "4", "tokens,", "ms"]
+    assert rows[1] == ["4", "10.00", "14.00", "25.00"]
+    assert rows[2:] == [
+        ["2", "tokens", "4", "tokens"],
+        ["sequences", "pay", "from", "pay", "from"],
+        ["4", "1.40", "2.50"],
+    ]

@@ -52,9 +52,9 @@ def test_logprobs_are_of_the_raw_distribution_at_every_token(
 
 
 def test_logprobs_of_the_node_above_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = logprobs._packed
+    true = logprobs.packed_logprobs
     monkeypatch.setattr(
-        logprobs, "_packed", lambda logits, *more: true(logits.roll(1, dims=0), *more)
+        logprobs, "packed_logprobs", lambda logits, *more: true(logits.roll(1, dims=0), *more)
     )
     (stub,) = generate([SAMPLINGS["greedy"]], TREES["chain"])
     with pytest.raises(AssertionError):

@@ -100,8 +100,8 @@ def test_logits_that_the_next_prompt_overwrites_are_caught(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Careless(FirstTokens):
-        def __init__(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
-            super().__init__(chunks, logits)
+        def __init__(self, chunks: Sequence[Chunk], logits: Tensor, *rest: Any) -> None:
+            super().__init__(chunks, logits, *rest)
             self._logits = {s: x for (s, _), x in zip(chunks, logits, strict=True)}
 
     llm = engine("chain")

@@ -125,6 +125,34 @@ def test_prefill_pass_of_many_prompts_is_no_larger_than_a_chunk_padding_included
     assert max(rows) > chunk / 2
 
 
+def test_prompt_whose_logits_are_needed_runs_alone_and_in_turn_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = [solo(i) for i in (6, 1, 4)]
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=8)
+    sampling = SamplingParams(prompt_logprobs=1)
+    scored = SequenceState(prompts()[6], pool, VOCAB, sampling, drafting=True)
+    others = [pair().sequence(prompts()[i], pool, drafting=True) for i in (1, 4)]
+    needed: list[bool] = []
+    run = Prefiller.run
+
+    def watched(self: Prefiller, chunks: Any, beside: Any) -> Any:
+        needs = [s.needs_prompt_logits for s, _ in chunks]
+        assert len(chunks) == 1 or not any(needs)
+        needed.append(any(needs))
+        return run(self, chunks, beside)
+
+    monkeypatch.setattr(Prefiller, "run", watched)
+    for s in (scored, *others):
+        scheduler.add(s)
+    output_ids = finish(scheduler)
+    assert needed[:4] == [True, False, True, False]
+    assert [output_ids[id(s)][:MAX_TOKENS] for s in (scored, *others)] == expected
+    assert scored.prompt_logprobs is not None
+    assert None not in scored.prompt_logprobs[1:]
+
+
 @pytest.mark.parametrize("tree", ["plain", "bushy"])
 def test_sequence_that_has_as_many_tokens_as_can_be_is_full(tree: str) -> None:
     solo(0)
@@ -292,11 +320,11 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
     good, bad = (pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 3))
 
-    def overflow_first(chunks: Any, logits: Any) -> FirstTokens:
+    def overflow_first(chunks: Any, logits: Any, *rest: Any) -> FirstTokens:
         for (s, _), row in zip(chunks, logits, strict=True):
             if s is bad:
                 row[1] = value
-        return FirstTokens(chunks, logits)
+        return FirstTokens(chunks, logits, *rest)
 
     def overflow(
         logits_form: LogitsForm, samplers: Any, proposal: Any, reduced: Any, *rest: Any

@@ -66,8 +66,8 @@ def _anchors_correction(p: Planted) -> None:
 def _of_another_token(p: Planted) -> None:
     real = BlockHeads._confidence
 
-    def confidence(self: Any, before: Tensor, hidden: Tensor | None, place: int) -> Tensor | None:
-        return real(self, before.roll(1) + 1, hidden, place)
+    def confidence(self: Any, before: Tensor, hidden: Tensor | None) -> Tensor | None:
+        return real(self, before.roll(1, dims=1), hidden)
 
     p.patch.setattr(BlockHeads, "_confidence", confidence)
 

@@ -35,6 +35,8 @@ from trt_eagle3.pipeline import build
 
 PROMPTS = ROOT / "examples/tiny/images/questions.json"
 
+pytestmark = pytest.mark.usefixtures("wide_console")
+
 
 @dataclass(frozen=True)
 class Ended:

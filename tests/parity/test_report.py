@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -13,19 +14,27 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from tests.parity.conftest import OPTIONAL, inspect
+from tests.parity.conftest import LIMITS, OPTIONAL, case, inspect, without
 from tests.parity.faults import FAULTS
-from tests.parity.planting import plant_in
-from tests.tiny import ROOT
+from tests.parity.planting import MANIFEST, SPEC, plant_in
+from tests.parity.shared_reference import share_reference
+from tests.terminal import assert_fits
+from tests.tiny import QUESTIONS, ROOT, build_tiny
+from trt_eagle3.commands.console import show
+from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.checks.thresholds import THRESHOLDS, Thresholds, read_overrides
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.workload import read_cases
+from trt_eagle3.parity.reference.drafting import AcceptanceCounts
 from trt_eagle3.parity.report.files import write_junit, write_report
 from trt_eagle3.parity.report.html import report_html
 from trt_eagle3.parity.report.result import OverrideResult, Report
 from trt_eagle3.parity.report.schema import SCHEMA_FILE, report_schema
 from trt_eagle3.parity.report.summary import summarise
+from trt_eagle3.parity.run import Validation
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +94,7 @@ def test_page_loads_nothing_and_has_both_themes_and_all_plots(page: str) -> None
     )
     assert "<script" not in page
     assert "prefers-color-scheme: dark" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg ") - page.count('<svg class="bar"') == 4
     colours = set(re.findall(r"#[0-9a-f]{6}", page.split("</style>", 1)[1]))
     assert colours <= {"#000000", "#ffffff"}, "a colour of its own would ignore the theme"
 
@@ -163,18 +172,45 @@ def test_checks_that_do_not_apply_are_counted_apart_everywhere(
     cases = {case.get("name"): case for case in ET.parse(tmp_path / "checks.xml").iter("testcase")}
     [why] = cases["weights.made"].findall("skipped")
     assert why.get("message") == "not applicable: the build quantised no weight"
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(sound.table())
-    rows = {line.split()[1]: line for line in console.export_text().splitlines()[1:]}
+    rows = _table_rows(sound, width=120)
     assert [rows[name].split()[0] for name in absent] == ["n/a"] * 8
     assert absent["weights.values"] in rows["weights.values"]
+
+
+def _shown(report: Report, width: int) -> str:
+    """What ``validate`` prints of ``report`` in a terminal of ``width`` columns."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    show(report.table(), *report.lines(()), to=console)
+    return console.export_text()
+
+
+def _table_rows(report: Report, width: int) -> dict[str, str]:
+    """The rows of the terminal's table, by check; what is below a row belongs to it."""
+    names = {g.name for g in report.checks}
+    rows: dict[str, str] = {}
+    name = ""
+    for words in map(str.split, _shown(report, width).splitlines()[1:]):
+        name = words[1] if len(words) > 1 and words[1] in names else name
+        rows[name] = f"{rows.get(name, '')} {' '.join(words)}".strip()
+    return rows
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_terminal_s_table_fits_and_cuts_no_description(
+    reports: dict[str, Report], width: int
+) -> None:
+    for report in reports.values():
+        assert_fits(_shown(report, width), width)
+        rows = _table_rows(report, width)
+        assert list(rows) == [g.name for g in report.checks]
+        assert all((g.reason or g.title) in rows[g.name] for g in report.checks)
 
 
 def test_p_value_s_bar_counts_powers_of_ten(reports: dict[str, Report], page: str) -> None:
     [drawn] = [g for g in reports["sound"].checks if g.name == "sampling.tokens"]
     assert drawn.measured is not None
     assert drawn.used == pytest.approx(math.log10(drawn.measured) / -6)
-    assert f'width: {100 * drawn.used:.1f}%"></i>' in page.split("<code>sampling.tokens")[1][:2000]
+    assert f'<rect width="{100 * drawn.used:.1f}%"' in page.split("<code>sampling.tokens")[1][:2000]
 
 
 def test_pages_are_equal_for_equal_reports(reports: dict[str, Report], page: str) -> None:
@@ -247,6 +283,39 @@ def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Re
     page = report_html(changed)
     assert "Tolerances changed by the user" in page
     assert "<code>layer_step</code>: 0.5 instead of 0.07" in page
+
+
+def test_tokens_after_the_end_of_an_answer_do_not_count_as_accepted() -> None:
+    counts = AcceptanceCounts()
+    counts.add(3, 2, 3, room=9)  # the answer goes on after this cycle
+    counts.add(3, 3, 1, room=2)  # it ends with the second drafted token
+    counts.add(3, 0, 0, room=1)  # with the bonus token
+    counts.add(3, 3, 3, room=0)  # it has ended before
+    assert counts.reached == [3, 2, 1]
+    assert counts.engine == [2, 2, 0]
+    assert counts.reference == [2, 1, 1]
+    assert counts.lengths == {3: 1, 2: 1, 1: 1}
+
+
+def test_acceptance_is_what_the_user_s_own_prompts_see_in_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other prompt is none of the user's, and its answer runs on, as the own ones do."""
+    share_reference(monkeypatch)
+    bundle = build_tiny(tmp_path, speculation={"mode": "chain", "steps": 3}, limits=LIMITS)
+    cases = [*read_cases(QUESTIONS)[:2], case()]
+    with load(bundle) as llm:
+        found = [llm.generate(c.question.prompt, images=c.question.images) for c in cases[:2]]
+    assert all(answer.finish_reason == "stop" for answer in found)
+    validation = Validation(RecordingEngine(bundle), left_out=without(*OPTIONAL))
+    findings = validation.run(cases, max(len(a.token_ids) for a in found) + 8, SPEC, MANIFEST)
+    report = summarise(findings, suite="mine.json", reference="PyTorch")
+    assert report.acceptance is not None
+    assert report.acceptance.prompts == "file"
+    seen = Counter(n for answer in found for n in answer.accepted_lengths)
+    assert report.acceptance.lengths == seen
+    assert sum(findings.evidence.acceptance.recorded.lengths.values()) > sum(seen.values())
+    assert [p.answer for p in report.prompts[:2]] == [answer.text for answer in found]
 
 
 @pytest.mark.parametrize(

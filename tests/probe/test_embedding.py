@@ -91,6 +91,7 @@ TABLES: dict[str, tuple[Callable[[Tensor], Tensor], float, float, bool]] = {
 }
 
 
+@pytest.mark.usefixtures("wide_console")
 @pytest.mark.parametrize("name", TABLES)
 def test_inspect_says_how_a_drafts_own_table_differs_from_the_targets(
     name: str, tmp_path: Path

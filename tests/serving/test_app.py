@@ -176,6 +176,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": QUESTION, "logprobs": 5}, "logprobs: expected true or false"),
         ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: needs logprobs: true"),
         ({"messages": QUESTION, "logprobs": True, "top_logprobs": 21}, "top_logprobs: expected"),
+        ({"messages": QUESTION, "prompt_logprobs": 21}, "prompt_logprobs: "),
         ({"messages": QUESTION, "logit_bias": {"a": 1}}, "logit_bias: expected token ids"),
         ({"messages": QUESTION, "logit_bias": {"5": 101}}, "logit_bias[5]: expected a number"),
         (

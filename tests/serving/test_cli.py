@@ -38,6 +38,8 @@ from trt_eagle3.serving import ServingConfig, server
 from trt_eagle3.serving.engine_process import EngineJob
 from trt_eagle3.serving.http_options import HttpOptions
 
+pytestmark = pytest.mark.usefixtures("wide_console")
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:

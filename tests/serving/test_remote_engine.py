@@ -84,7 +84,8 @@ def settled(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_answers_are_those_of_an_engine_in_this_process(bundle: Path, engine: RemoteEngine) -> None:
     with LLM(bundle) as near:
         for prompt in PROMPTS:
-            for options in ({}, {"stop": ["4"]}, {"temperature": 0.9, "seed": 3, "logprobs": 1}):
+            scored = {"temperature": 0.9, "seed": 3, "logprobs": 1, "prompt_logprobs": 1}
+            for options in ({}, {"stop": ["4"]}, scored):
                 sampling = SamplingParams(max_tokens=24).updated(**options)
                 request = Request(prompt, sampling=sampling)
                 here, there = near.submit(request), engine.submit(request)
@@ -93,6 +94,9 @@ def test_answers_are_those_of_an_engine_in_this_process(bundle: Path, engine: Re
                 wanted, found = here.generation, there.generation
                 for name in ("text", "token_ids", "finish_reason", "prompt_tokens", "logprobs"):
                     assert getattr(found, name) == getattr(wanted, name)
+                entries = [list(g.prompt_logprobs or ()) for g in (found, wanted)]
+                assert entries[0] == entries[1]
+                assert bool(entries[0]) == ("prompt_logprobs" in options)
 
 
 def test_prompts_are_prepared_here(bundle: Path, engine: RemoteEngine) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from rich.table import Table
 
 from trt_eagle3.bench.peers.job import PeerOptions, check_peer, open_peer, shared_limits
 from trt_eagle3.bench.peers.process import PeerProcess
@@ -31,6 +30,7 @@ from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.io.terminal_text import TextTable
 
 __all__ = ["FirstTokenReport", "first_token"]
 
@@ -105,10 +105,10 @@ class FirstTokenReport:
         """Return JSON values."""
         return asdict(self)
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """Return a table for the terminal."""
         peers = [self.peer, "ratio"] if self.peer else []
-        table = Table(
+        table = TextTable(
             f"first token, {self.machine}", "tokens", "prepare", "vision", "total ms", *peers
         )
         for row in self.rows:

@@ -11,11 +11,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from rich.table import Table
 
 from trt_eagle3.bench import PLOT_FORMATS
 from trt_eagle3.bench.workload import Load, Run
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.terminal_text import TextTable
 from trt_eagle3.prompts.kept import GENERIC_NOTE
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ __all__ = [
     "Side",
     "check_plot",
     "differing_prompts",
-    "narrow_table",
 ]
 
 
@@ -239,17 +238,17 @@ class BenchReport:
         ]
         return {**self.facts, "rows": rows}
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TextTable]:
         """Return tables of speed, latencies and, after drafting, acceptance by position.
 
-        Each is within 60 columns.
+        Each is within 80 columns.
         """
         first = self.rows[0].load
         load = "in flight" if first.rate is None else "requests"
-        speed = narrow_table(
+        speed = TextTable(
             load, "decoding", "to plain", f"to {first.name}", "acceptance length", "tokens/s"
         )
-        latency = narrow_table(
+        latency = TextTable(
             load, "decoding", "first token ms,\np50 / 95 / 99", "per token ms,\np50 / 95 / 99"
         )
         for row in self.rows:
@@ -289,7 +288,7 @@ class BenchReport:
                 )
         return lines
 
-    def _acceptance(self) -> list[Table]:
+    def _acceptance(self) -> list[TextTable]:
         drafted = [
             (row.load.name, row.speculative.acceptance_by_position)
             for row in self.rows
@@ -297,7 +296,7 @@ class BenchReport:
         ]
         if not any(rates for _, rates in drafted):
             return []
-        table = narrow_table("accepted at\nposition", *(name for name, _ in drafted))
+        table = TextTable("accepted at\nposition", *(name for name, _ in drafted))
         for position, of_loads in enumerate(zip_longest(*(rates for _, rates in drafted))):
             shown = ("" if rate is None else f"{100 * rate:.0f} %" for rate in of_loads)
             table.add_row(str(position + 1), *shown)
@@ -376,8 +375,3 @@ def check_plot(file: Path) -> None:
 
 def _sides(row: BenchRow) -> list[tuple[str, Side]]:
     return [("plain", row.plain), *([("speculative", row.speculative)] if row.speculative else [])]
-
-
-def narrow_table(*names: str) -> Table:
-    """Return a table without rules between columns, which take a third of a narrow terminal."""
-    return Table(*names, box=None, pad_edge=False, header_style="bold")

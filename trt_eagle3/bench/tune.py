@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.bench import ROUNDS
 from trt_eagle3.bench.workload import Load, Progress, batch_sizes, drive, make_requests, open_engine
@@ -28,6 +26,7 @@ from trt_eagle3.decode.policy.tuning import TUNING_FILE, TuningEntry, TuningTabl
 from trt_eagle3.decode.speculation.tree import configured_tree
 from trt_eagle3.engine.runtime.machine import machine_name
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.terminal_text import TextTable
 from trt_eagle3.prompts.kept import PromptsOrigin, origin_of, questions_for
 from trt_eagle3.prompts.prompt_file import Question
 
@@ -52,15 +51,15 @@ class TuneReport:
             **self.table.model_dump(mode="json"),
         }
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TextTable]:
         """Return the cost of a step, and the acceptance length from which each tree pays.
 
         The first is in milliseconds, by batch size and tree size. The second is the cost of a
         tree's step over that of a step without speculation.
         """
         counts = list(self.table.entries[0].cycle_ms)
-        cost = Table("sequences", *(f"{n} tokens, ms" if n > 1 else "off, ms" for n in counts))
-        least = Table("sequences", *(f"{n} tokens pay from" for n in counts if n > 1))
+        cost = TextTable("sequences", *(f"{n} tokens, ms" if n > 1 else "off, ms" for n in counts))
+        least = TextTable("sequences", *(f"{n} tokens\npay from" for n in counts if n > 1))
         for entry in self.table.entries:
             ms = entry.cycle_ms
             cost.add_row(str(entry.batch_size), *(f"{ms[n]:.2f}" for n in counts))

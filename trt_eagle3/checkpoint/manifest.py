@@ -103,6 +103,23 @@ class DraftManifest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelRows:
+    """The mask rows of a draft that drafts its whole chain in one forward (P-EAGLE).
+
+    Attributes:
+        mask_token_id: the token whose embedding mask rows have.
+        num_drafts: tokens per forward: one of the last committed row, the others of mask rows.
+    """
+
+    mask_token_id: int
+    num_drafts: int
+
+    def __str__(self) -> str:
+        """Describe it in a table."""
+        return f"{self.num_drafts} drafts per forward, mask token {self.mask_token_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class AutoregressiveManifest(DraftManifest):
     """A draft that predicts one token per step: each step reads the features of the step before.
 
@@ -122,22 +139,10 @@ class AutoregressiveManifest(DraftManifest):
     positions: Literal["3d", "temporal", "linear"]
     position_shift: int
 
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelRows:
-    """The mask rows of a draft that drafts its whole chain in one forward (P-EAGLE).
-
-    Attributes:
-        mask_token_id: the token whose embedding mask rows have.
-        num_drafts: tokens per forward: one of the last committed row, the others of mask rows.
-    """
-
-    mask_token_id: int
-    num_drafts: int
-
-    def __str__(self) -> str:
-        """Describe it in a table."""
-        return f"{self.num_drafts} drafts per forward, mask token {self.mask_token_id}"
+    @property
+    def mask_rows(self) -> ParallelRows | None:
+        """The rows that replace the later steps (P-EAGLE); None if it drafts step by step."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +184,11 @@ class Eagle3Manifest(AutoregressiveManifest):
     mlp_bias: bool
     fc_bias: bool
     parallel: ParallelRows | None = None
+
+    @property
+    def mask_rows(self) -> ParallelRows | None:
+        """``parallel``."""
+        return self.parallel
 
 
 def autoregressive(manifest: DraftManifest) -> AutoregressiveManifest:

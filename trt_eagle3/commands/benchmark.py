@@ -16,9 +16,9 @@ from trt_eagle3.commands.console import (
     json_option,
     log,
     numbers,
-    out,
     print_json,
     prompts_option,
+    show,
 )
 from trt_eagle3.errors import UserError
 
@@ -147,10 +147,11 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure BUNDLE with and without speculation, by requests in flight.
+    """Measure BUNDLE with and without speculation.
 
-    In a checkout of the project, plugins/bench/kernels.py measures kernels alone, and python -m
-    benchmarks.gpu measures large pairs with random weights.
+    The load is requests in flight, or requests per second with --rate. In a checkout of the
+    project, plugins/bench/kernels.py measures kernels alone, and python -m benchmarks.gpu measures
+    large pairs with random weights.
     """
     if against is None and (checkpoint or draft or python or peer_log or first_token):
         raise UserError(
@@ -186,10 +187,10 @@ def _bench_alone(
         written = {"tuning": tuning.to_dict()} if tuning else {}
         print_json({**result.to_dict(), **written, **({"plot": str(plot)} if plot else {})})
     else:
-        out.print(*(tuning.tables() if tuning else ()), *result.tables())
+        show(*(tuning.tables() if tuning else ()), *result.tables())
         files = [str(file) for file in (tuning and tuning.file, plot) if file]
         wrote = [f"wrote {file}" for file in files]
-        out.print(*result.lines(), *wrote, sep="\n", soft_wrap=True, markup=False)
+        show(*result.lines(), *wrote)
 
 
 def _bench_against(
@@ -214,14 +215,13 @@ def _bench_against(
             bundle,
             PeerOptions(*peer),
             progress=progress,
-            heard=lambda row: log.print(row.line(peer[0]), soft_wrap=True, markup=False),
+            heard=lambda row: show(row.line(peer[0]), to=log),
             **options,
         )
     if as_json:
         print_json(result.to_dict())
     else:
-        out.print(*result.tables())
-        out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
+        show(*result.tables(), *result.lines())
 
 
 def _bench_images(bundle: Path, peer: _PeerValues | None, as_json: bool) -> None:
@@ -234,6 +234,5 @@ def _bench_images(bundle: Path, peer: _PeerValues | None, as_json: bool) -> None
     if as_json:
         print_json(result.to_dict())
     else:
-        out.print(
-            result.table(), *(f"left out: {case}: {why}" for case, why in result.left_out.items())
-        )
+        left_out = (f"left out: {case}: {why}" for case, why in result.left_out.items())
+        show(result.table(), *left_out)

@@ -9,10 +9,10 @@ import click
 from trt_eagle3.commands.console import (
     json_option,
     log,
-    out,
     override_option,
     print_json,
     set_option,
+    show,
     stages,
 )
 from trt_eagle3.errors import UserError
@@ -92,7 +92,7 @@ def build(
         overrides=parse_assignments(overrides, "--override"),
         settings=parse_assignments(settings),
     )
-    with stages() as (begin, show):
+    with stages() as (begin, describe):
         result = run(
             config,
             output=output,
@@ -100,10 +100,10 @@ def build(
             reference_weights=weights == "reference",
             calibration=calibration,
             progress=begin,
-            show=show,
-            announce=lambda text: log.print(text, soft_wrap=True, markup=False),
+            show=describe,
+            announce=lambda text: show(text, to=log),
         )
     if as_json:
         print_json(report.build(result))
     else:
-        out.print(*report.build_lines(result), sep="\n", soft_wrap=True, markup=False)
+        show(*report.build_lines(result))

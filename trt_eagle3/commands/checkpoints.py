@@ -10,9 +10,9 @@ import click
 
 from trt_eagle3.commands.console import (
     json_option,
-    out,
     override_option,
     print_json,
+    show,
 )
 from trt_eagle3.errors import UserError
 
@@ -49,7 +49,7 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     if as_json:
         print_json(report.inspection(spec, manifest))
     else:
-        out.print(*report.inspection_lines(spec, manifest), sep="\n", soft_wrap=True, markup=False)
+        show(*report.inspection_lines(spec, manifest))
 
 
 def _target(checkpoint: str) -> TargetCheckpoint:
@@ -93,9 +93,9 @@ def convert_draft(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Convert the draft SOURCE to another producer's layout in DESTINATION.
+    """Convert a draft to another producer's layout.
 
-    Its meaning and weights stay the same.
+    SOURCE is the draft, DESTINATION the folder to write. Its meaning and weights stay the same.
     """
     from trt_eagle3.checkpoint.convert import convert_draft as run
     from trt_eagle3.checkpoint.draft import read_draft
@@ -111,12 +111,7 @@ def convert_draft(
     if as_json:
         print_json({"destination": str(destination), "layout": to, "notes": list(notes)})
     else:
-        out.print(
-            f"wrote {destination} ({to})",
-            *(f"note: {note}" for note in notes),
-            sep="\n",
-            soft_wrap=True,
-        )
+        show(f"wrote {destination} ({to})", *(f"note: {note}" for note in notes))
 
 
 def _architecture(manifest: DraftManifest, spec: TargetSpec | None) -> str | None:

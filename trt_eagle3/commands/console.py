@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from trt_eagle3.io.terminal_text import TextTable, wrapped
 
 __all__ = [
     "bars",
@@ -22,23 +25,33 @@ __all__ = [
     "json_option",
     "log",
     "numbers",
-    "out",
     "print_json",
     "prompts_option",
     "override_option",
     "set_option",
+    "show",
     "stages",
     "target_argument",
 ]
 
 
-def _width() -> int | None:
-    """Return the terminal's width (None), or 160 for files and pipes; stdout may be closed."""
-    return None if sys.stdout is not None and sys.stdout.isatty() else 160
+_PIPE_WIDTH = 80
 
 
-log = Console(stderr=True, highlight=False)
-out = Console(highlight=False, width=_width())
+def _width(stream: TextIO | None) -> int | None:
+    """Return None for a terminal, whose own width counts, and the width of files and pipes.
+
+    The latter is ``COLUMNS``, by default 80, however wide the terminal beside the pipe is.
+    ``stream`` is None if it is closed.
+    """
+    if stream is not None and stream.isatty():
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else _PIPE_WIDTH
+
+
+log = Console(stderr=True, highlight=False, width=_width(sys.stderr))
+out = Console(highlight=False, width=_width(sys.stdout))
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 target_argument = click.argument("target", metavar="TARGET")
 draft_option = click.option(
@@ -76,7 +89,7 @@ def built_bundle(
     from trt_eagle3.bundle_cache import bundle_of
 
     def announce(text: str) -> None:
-        log.print(text, soft_wrap=True, markup=False)
+        show(text, to=log)
 
     return bundle_of(target, draft, settings, cache=cache, announce=announce)
 
@@ -101,6 +114,17 @@ def numbers(
         return numbers
 
     return read
+
+
+def show(*parts: str | TextTable, to: Console = out) -> None:
+    """Print texts and tables, each from a line of its own, in the width of the console.
+
+    Texts have no markup and break at spaces. Paths, URLs and commands stay whole.
+    """
+    for part in parts:
+        lines = [part] if isinstance(part, TextTable) else wrapped(part, to.width)
+        for line in lines:
+            to.print(line, soft_wrap=True, markup=False)
 
 
 def print_json(value: Any) -> None:

@@ -10,8 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.config import EngineConfig
@@ -20,6 +19,7 @@ from trt_eagle3.engine.runtime.backend import all_backends, backend_named
 from trt_eagle3.engine.runtime.requirement import Requirement, package
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
 from trt_eagle3.io.child_environment import child_environment
+from trt_eagle3.io.terminal_text import TextTable
 
 __all__ = [
     "Ability",
@@ -67,19 +67,16 @@ class Diagnosis:
         ]
         return {"installed": [asdict(f) for f in self.findings], "abilities": abilities}
 
-    def tables(self) -> tuple[Table, Table]:
+    def tables(self) -> tuple[TextTable, TextTable]:
         """Return tables for a terminal: the components, and what works."""
-        there = Table("what", "found", "to get it", box=None, pad_edge=False, header_style="bold")
+        there = TextTable("what", "found", "to get it")
         for finding in self.findings:
-            found = escape(finding.value) if finding.value else "[red]missing[/]"
-            there.add_row(finding.name, found, "" if finding.value else escape(finding.fix))
-        works = Table("what", "works", "lacks", box=None, pad_edge=False, header_style="bold")
+            found = finding.value or Text("missing", "red")
+            there.add_row(finding.name, found, "" if finding.value else finding.fix)
+        works = TextTable("what", "works", "lacks")
         for ability in self.abilities:
-            works.add_row(
-                ability.name,
-                "[red]no[/]" if ability.lacks else "[green]yes[/]",
-                ", ".join(ability.lacks),
-            )
+            mark = Text("no", "red") if ability.lacks else Text("yes", "green")
+            works.add_row(ability.name, mark, ", ".join(ability.lacks))
         return there, works
 
     def check_engine(self, engine: EngineConfig) -> None:

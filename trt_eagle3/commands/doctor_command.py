@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trt_eagle3.commands.console import (
     json_option,
-    out,
     print_json,
+    show,
 )
+
+if TYPE_CHECKING:
+    from trt_eagle3.commands.doctor import Diagnosis
 
 __all__ = ["doctor"]
 
@@ -19,7 +23,10 @@ __all__ = ["doctor"]
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @json_option
 def doctor(bundle: Path | None, as_json: bool) -> None:
-    """Print what is installed, works and is missing; with BUNDLE, whether it runs here."""
+    """Print what is installed, what works and what is missing.
+
+    With BUNDLE also whether it runs here.
+    """
     if bundle is None:
         _doctor_machine(as_json)
     else:
@@ -34,7 +41,7 @@ def _doctor_machine(as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
     else:
-        out.print(*found.tables(), sep="\n\n")
+        _show_tables(found)
     found.check_engine(EngineConfig())
 
 
@@ -49,8 +56,13 @@ def _doctor_bundle(bundle: Path, as_json: bool) -> None:
     if as_json:
         print_json({**found.to_dict(), "bundle": status.to_dict()})
     else:
-        out.print(*found.tables(), sep="\n\n")
-        out.print(f"\n{bundle_line(bundle, record)}", soft_wrap=True, markup=False)
+        _show_tables(found)
+        show("", bundle_line(bundle, record))
     status.check()
     if not as_json:
-        out.print(f"{bundle}: runs here: {status.capacity}", soft_wrap=True, highlight=False)
+        show(f"{bundle}: runs here: {status.capacity}")
+
+
+def _show_tables(found: Diagnosis) -> None:
+    there, works = found.tables()
+    show(there, "", works)

@@ -17,6 +17,7 @@ from trt_eagle3.commands.console import (
     log,
     print_json,
     set_option,
+    show,
     target_argument,
 )
 
@@ -127,11 +128,11 @@ def generate(
     if prompt == "-":
         prompt = sys.stdin.read().removesuffix("\n")  # ``echo`` adds it
     if not prompt.strip():
-        log.print("warning: the prompt is empty; the model sees only the chat template")
+        show("warning: the prompt is empty; the model sees only the chat template", to=log)
     bundle = built_bundle(target, draft, parse_assignments(settings), cache)
     engine = load(bundle, media=dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts))
     if stats:
-        log.print(engine.bundle.capacity)
+        show(engine.bundle.capacity, to=log)
     answer = engine.stream(prompt, sampling=sampling, speculation=not no_speculation, **options)
     for chunk in answer:
         if not as_json:
@@ -142,9 +143,9 @@ def generate(
     click.echo()
     if stats:
         found = answer.generation
-        log.print(report.generation_line(found), soft_wrap=True)
+        show(report.generation_line(found), to=log)
         if note := _off_note(found, engine.bundle, asked=not no_speculation):
-            log.print(note, soft_wrap=True, markup=False)
+            show(note, to=log)
 
 
 def _off_note(found: Generation, bundle: LoadedBundle, *, asked: bool) -> str | None:

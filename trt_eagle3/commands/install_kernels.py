@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trt_eagle3.commands.console import json_option, out, print_json, stages
+from trt_eagle3.commands.console import json_option, print_json, show, stages
 
 __all__ = ["install_kernels"]
 
@@ -34,7 +34,10 @@ __all__ = ["install_kernels"]
 )
 @json_option
 def install_kernels(architectures: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Compile the CUDA kernels for the GPUs of this machine; takes minutes."""
+    """Compile the CUDA kernels for this machine's GPUs.
+
+    It takes minutes.
+    """
     from trt_eagle3.engine.kernels.install import install_kernels as run
 
     with stages() as (begin, _):
@@ -42,5 +45,4 @@ def install_kernels(architectures: tuple[str, ...], as_json: bool, **options: An
     if as_json:
         print_json(result.to_dict())
     else:
-        lines = [f"wrote {path}" for path in result.libraries]
-        out.print(*lines, sep="\n", soft_wrap=True, markup=False)
+        show(*(f"wrote {path}" for path in result.libraries))

@@ -10,10 +10,10 @@ import click
 from trt_eagle3.commands.console import (
     bars,
     json_option,
-    out,
     override_option,
     print_json,
     prompts_option,
+    show,
 )
 from trt_eagle3.parity import SUITES
 from trt_eagle3.probe import MAX_TOKENS
@@ -74,7 +74,10 @@ def validate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Check that BUNDLE computes the same as PyTorch; exit status 1 if a check fails."""
+    """Check that BUNDLE computes what PyTorch computes.
+
+    The exit status is 1 if a check fails.
+    """
     from trt_eagle3.parity.report.files import check_writable, write_junit, write_report
     from trt_eagle3.parity.run import run_validation
 
@@ -85,8 +88,7 @@ def validate(
     if as_json:
         click.echo(result.to_json())
     else:
-        out.print(result.table())
-        out.print(*result.lines(files), sep="\n", soft_wrap=True, markup=False)
+        show(result.table(), *result.lines(files))
     result.check()
 
 
@@ -126,6 +128,5 @@ def probe(
     if as_json:
         print_json(result.to_dict())
     else:
-        out.print(result.table())
-        out.print(*result.conclusion_lines(), sep="\n", soft_wrap=True, markup=False)
+        show(result.title, result.table(), *result.conclusion_lines())
     result.check()

@@ -7,9 +7,6 @@ import shlex
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
-from rich.table import Table
-
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
@@ -18,6 +15,7 @@ from trt_eagle3.engine.bundle.read import BUILD_SCRIPT
 from trt_eagle3.engine.runtime.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.errors import clip
 from trt_eagle3.families.registry import family_of
+from trt_eagle3.io.terminal_text import TextTable
 from trt_eagle3.multimodal.end_tokens import end_token_warnings
 from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
 
@@ -64,13 +62,13 @@ def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[s
 
 def inspection_lines(
     spec: TargetCheckpoint, manifest: DraftManifest | None
-) -> list[RenderableType]:
+) -> list[str | TextTable]:
     """Describe the checkpoints in lines and a table.
 
     The target and the draft have a line of geometry each. A table has the draft's interpretation
     with its sources. Warnings come last.
     """
-    parts: list[RenderableType] = [_target_line(spec)]
+    parts: list[str | TextTable] = [_target_line(spec)]
     parts += [_quantisation_line(spec.quantisation)] if spec.quantisation else []
     warnings = list(end_token_warnings(spec.path, spec.eos_token_ids))
     warnings += manifest.warnings if manifest else ()
@@ -203,9 +201,9 @@ _SIZES = {"vocab_size", "draft_vocab_size", "max_position_embeddings"}
 _NOT_MEANING = {*_GEOMETRY, *_SIZES, "path", "tensors", "sources", "warnings"}
 
 
-def _meaning_table(manifest: DraftManifest) -> Table:
+def _meaning_table(manifest: DraftManifest) -> TextTable:
     """List every field of the draft's interpretation, with its source."""
-    table = Table("field", "value", "from", box=None, pad_edge=False, header_style="bold")
+    table = TextTable("field", "value", "from")
     for name, value in vars(manifest).items():
         if name not in _NOT_MEANING:
             source = manifest.sources.get(name)
@@ -289,7 +287,7 @@ def _next_line(result: BuildReport) -> str:
         )
     bundle = shlex.quote(str(result.path))
     steps = {
-        f"validate {bundle}": "does it compute what PyTorch computes?",
+        f"validate {bundle}": "does it match PyTorch?",
         f"bench {bundle}": "how fast is it here?",
         f"serve {bundle}": "OpenAI clients, and a chat page",
     }

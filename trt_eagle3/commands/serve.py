@@ -15,9 +15,9 @@ from trt_eagle3.commands.console import (
     cache_option,
     draft_option,
     json_option,
-    out,
     print_json,
     set_option,
+    show,
     target_argument,
 )
 from trt_eagle3.errors import UserError
@@ -56,7 +56,10 @@ __all__ = ["deploy", "serve"]
 @click.option("--data-parallel-size", type=int, help="vllm: run this many copies of the target.")
 @json_option
 def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options: Any) -> None:
-    """Write a Triton model repository with BUNDLE in it, or the input of another runtime."""
+    """Deploy BUNDLE to Triton, TensorRT-LLM or vLLM.
+
+    Writes a Triton model repository with BUNDLE in it, or the input of another runtime.
+    """
     from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.runtimes.tensorrt_llm.bundle import deploy as to_tensorrt_llm
     from trt_eagle3.runtimes.vllm.bundle import deploy as to_vllm
@@ -76,7 +79,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     if as_json:
         print_json(result.to_dict())
     else:
-        out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
+        show(*result.lines())
 
 
 _BUILD_KEYS = ("target", "draft", "engine", "limits", "speculation", "prompts")

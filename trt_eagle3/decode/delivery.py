@@ -154,6 +154,7 @@ class Delivery:
         drafted = bool(emission.tree_depth)
         chunk = answer.output.take(tokens, logprobs, full=emission.full, drafted=drafted)
         answer.reused_tokens = sequence.num_reused_rows
+        answer.prompt_logprobs = sequence.prompt_logprobs
         seconds = answer.put(chunk)
         self._asleep[answer] = None
         if emission.tree_depth is None:

@@ -22,12 +22,12 @@ from trt_eagle3.parity.checks.mismatch import first_difference
 from trt_eagle3.parity.checks.registry import CHECKS, run_check
 from trt_eagle3.parity.checks.thresholds import Thresholds
 from trt_eagle3.parity.metrics import RowErrors, row_errors
-from trt_eagle3.parity.record.answers import RecordedAnswer
+from trt_eagle3.parity.record.answers import RecordedAnswer, served_answers
 from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 from trt_eagle3.parity.record.record import Record, record_answers
 from trt_eagle3.parity.record.trace import logits_of, outputs_of, positions_of
 from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, read_cases
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts
+from trt_eagle3.parity.reference.drafting import Acceptance
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.target import VisionStates
 from trt_eagle3.parity.report.result import Report
@@ -126,7 +126,7 @@ def _run_checks(recorder: CheckRecorder, evidence: Evidence, *, target_only: boo
         run_check(evidence, m)
         if target_only and m.check.needs_draft:
             m.skip("the targets alone were compared")
-    if not evidence.acceptance.reached and not target_only:
+    if not evidence.acceptance.recorded.reached and not target_only:
         recorder["draft.acceptance"].skip("the bundles do not speculate alike")
 
 
@@ -199,14 +199,19 @@ def _aux_errors(theirs: RecordedAnswer, ours: RecordedAnswer, rows: int) -> list
     return [RowErrors(ours.name, name, row_errors(found[:count], wanted[:count].float()))]
 
 
-def _acceptance(first: Record, second: Record) -> AcceptanceCounts:
+def _acceptance(first: Record, second: Record) -> Acceptance:
     """Count accepted drafts by depth; empty if the bundles speculate with different settings."""
-    counts = AcceptanceCounts()
+    counts = Acceptance()
     engines = [side.engine for side in (first, second)]
     configs = [engine.record.config.speculation for engine in engines]
     if any(engine.manifest is None for engine in engines) or configs[0] != configs[1]:
         return counts
-    for theirs, ours in zip(first.answers, second.answers, strict=True):
+    steps, served = configs[0].steps, served_answers(second.answers)
+    for theirs, ours, counted in zip(first.answers, second.answers, served, strict=True):
+        place = 1  # the prompt's forward emitted the first token
         for a, b in zip(ours.accepted_lengths[:-1], theirs.accepted_lengths[:-1], strict=False):
-            counts.add(configs[0].steps, a - 1, b - 1)
+            counts.recorded.add(steps, a - 1, b - 1)
+            if counted:
+                counts.served.add(steps, a - 1, b - 1, ours.served_len - place)
+            place += a
     return counts

@@ -7,10 +7,10 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal
 
 import yaml
-from rich.table import Table
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.errors import CheckFailedError
+from trt_eagle3.io.terminal_text import TextTable
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.score import Baseline
 from trt_eagle3.probe.search import Contrast, SearchResult, Standing, contrast
@@ -183,17 +183,18 @@ class ProbeReport:
             "interpretations": [_interpretation_to_dict(r) for r in self.interpretations],
         }
 
-    def table(self) -> Table:
-        """Return a table of the best ``_MAX_ROWS`` interpretations, and the manifest in use."""
-        title = (
+    @property
+    def title(self) -> str:
+        """What was scored."""
+        return (
             f"{self.bundle}: {self.num_tokens} answer tokens of {self.num_prompts} prompts, "
             f"{self.num_steps} steps"
         )
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for name in ("nats", "difference", "first accepted", "acceptance length"):
-            table.add_column(name, justify="right")
-        table.add_column("against the manifest")
-        table.add_column("interpretation", overflow="fold")
+
+    def table(self) -> TextTable:
+        """Return a table of the best ``_MAX_ROWS`` interpretations, and the manifest in use."""
+        names = ("nats", "difference", "first accepted", "acceptance length")
+        table = TextTable(*names, "against the manifest", "interpretation", right=len(names))
         for rank, r in enumerate(self.interpretations):
             changed = bool(r.interpretation.changes)
             if rank >= _MAX_ROWS and changed:
@@ -207,7 +208,7 @@ class ProbeReport:
                 f"{r.acceptance_length:.2f}",
                 r.contrast.standing if changed else "",
                 interpretation_text(r.interpretation),
-                style="bold" if r.interpretation == self.best else None,
+                style="bold" if r.interpretation == self.best else "",
             )
         return table
 

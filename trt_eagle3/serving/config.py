@@ -35,8 +35,9 @@ class ServingConfig(BaseModel):
         max_prompt_chars: characters of a request's text, without its images and videos.
         max_stop_words: stop words per request, and as many stop tokens. The engine thread checks
             each one after every token.
-        decode_timeout_s, video_timeout_s: time limit for decoding an image or a video. A client
-            with slow images occupies a decoder of its share for that long.
+        decode_timeout_s: time limit for decoding an image or a frame of a list. A client with slow
+            images occupies a decoder of its share for that long. video_timeout_s: time limit for
+            decoding a video file.
         max_body_bytes: bytes of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: bytes of a
             request outside data URIs.
         max_json_values: texts, names, lists, objects and numbers in the JSON of a request.

@@ -144,7 +144,14 @@ class Front:
             finally:
                 gone.cancel()
         generations = [answer.generation for answer in answers]
-        return JSONResponse(call.reply.whole(generations), headers=headers)
+
+        def write() -> Response:
+            return JSONResponse(call.reply.whole(generations), headers=headers)
+
+        if any(found.prompt_logprobs is not None for found in generations):
+            # on a thread: those of a long prompt take seconds
+            return await asyncio.get_running_loop().run_in_executor(self._pool, write)
+        return write()
 
     async def _admit(
         self, request: HTTPRequest, lease: BodyLease, endpoint: _Endpoint

@@ -10,6 +10,8 @@ Producers, all in float32 on a CPU, under torch 2.13 and transformers 5.23:
   a target of prepared aux states.
 - ``dspark_*``: DeepSpec (deepseek-ai, afdfa7c9), ``forward_dspark_draft_block`` and
   ``build_dspark_proposal`` of ``deepspec/eval/dspark/draft_ops.py``.
+- ``specforge_*``: SpecForge (sgl-project, a6b6b023), ``OnlineDFlashModel`` of
+  ``specforge/algorithms/common/dflash_family_model.py``, with its mask for sdpa.
 - ``speculators_*``: speculators 0.9.0 (PyPI), the training forwards of
   ``speculators/models/{dflash,dflash2,dspark}/core.py``.
 """

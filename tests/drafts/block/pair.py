@@ -120,9 +120,9 @@ class BlockPair:
         visual = torch.zeros(len(token_ids), dtype=torch.bool)
         visual[: len(prompt.token_ids)] = prompt.visual_rows
         embeds = self.pair.tables[0].lookup(token_ids)
-        embeds[visual] = prompt.visual_embeds
+        embeds[visual] = prompt.vision.embeds
         positions = prompt.positions(0, len(token_ids)).long()
-        states = target.states(embeds, positions, visual, prompt.visual_levels)
+        states = target.states(embeds, positions, visual, prompt.vision.visual_levels)
         return self.reference.context(states.aux(m.aux_layers, m.aux_pre_deepstack))
 
     def chain(self, context: KeysValues, root: int, length: int, num_drafts: int) -> list[int]:

@@ -135,8 +135,8 @@ def run(runner: BlockRunner, case: Case) -> Tensor:
     tokens[:, 0] = torch.tensor(case.anchors)
     tokens = tokens.to(embedding.device)
     place = metadata(list(LENGTHS), [ROWS] * 2, ROWS, mask)
-    logits, _ = runner.forward(tokens, place, causal, torch.arange(ROWS).expand(2, -1))
-    return logits.cpu()
+    rows = torch.arange(ROWS).expand(2, -1)
+    return runner.forward(tokens, place, causal, rows)["logits"].cpu()
 
 
 def expected(reference: BlockReference, case: Case) -> Tensor:

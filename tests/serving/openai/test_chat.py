@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.multimodal.bombs import encode
 from tests.multimodal.test_policy import data_uri
-from tests.serving.openai.model import SERVING, WEATHER, generation, pieces, sse
+from tests.serving.openai.model import SERVING, WEATHER, generation, pieces, served, sse
 from tests.serving.site import Site
 from tests.tiny import TARGET
 from trt_eagle3.decode.llm import LLM
@@ -286,6 +286,29 @@ def test_logprobs_are_sent_with_the_text_that_they_make(model: ServedModel) -> N
     assert reply.piece(0, Chunk((a,), "", None, tuple(found))) == ""
     [event] = sse(reply.piece(0, Chunk((a,), "aa", None, tuple(found))))
     assert len(event["choices"][0]["logprobs"]["content"]) == 2
+
+
+def test_prompt_logprobs_are_vllms_objects_beside_the_choices(site: Site, engine: LLM) -> None:
+    messages = [{"role": "user", "content": "What is 12 plus 30?"}]
+    asked = {"messages": messages, "max_tokens": 2, "n": 2}
+    found = site.chat(**asked, prompt_logprobs=1)[1]
+    first, *entries = found["prompt_logprobs"]
+    assert first is None
+    assert len(entries) == found["usage"]["prompt_tokens"] - 1
+    ids = engine.generate(messages, prompt_logprobs=0, max_tokens=1).prompt_logprobs
+    assert ids is not None
+    for entry, expected in zip(entries, ids[1:], strict=True):
+        assert expected is not None
+        [token] = expected
+        assert entry[str(token)]["rank"] == expected[token].rank
+        assert entry[str(token)]["decoded_token"] == served(engine).token_bytes(token).decode(
+            "utf-8", "replace"
+        )
+        assert any(one["rank"] == 1 for one in entry.values())
+    assert "prompt_logprobs" not in site.chat(**asked)[1]
+    status, refused = site.chat(**asked, prompt_logprobs=1, stream=True)
+    assert (status, refused["error"]["param"]) == (400, "prompt_logprobs")
+    assert "not served with stream: true" in refused["error"]["message"]
 
 
 def test_acceptance_is_sent_where_it_is_asked_for(model: ServedModel) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.openai.model import SERVING, generation, sse
+from tests.serving.openai.model import SERVING, generation, served, sse
 from tests.serving.site import Site
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request.conversation import RawPrompt
@@ -87,6 +87,47 @@ def test_logprobs_stand_at_the_offsets_of_their_tokens(model: ServedModel) -> No
     assert event["choices"][0]["logprobs"]["text_offset"] == [0, 1]
 
 
+def test_prompt_logprobs_are_vllms_objects_in_every_choice(site: Site, engine: LLM) -> None:
+    prompts = [PROMPT, PROMPT.replace("12", "7")]
+    _, found = complete(site, prompt=prompts, prompt_logprobs=2, max_tokens=2, n=2)
+    for i, choice in enumerate(found["choices"]):
+        prompt = RawPrompt(prompts[i // 2])
+        expected = engine.generate(prompt, prompt_logprobs=2, max_tokens=1).prompt_logprobs
+        assert expected is not None
+        assert choice["prompt_logprobs"][0] is None
+        assert choice["logprobs"] is None
+        for written, entry in zip(choice["prompt_logprobs"][1:], expected[1:], strict=True):
+            assert entry is not None
+            assert [int(token) for token in written] == list(entry)
+            assert [one["rank"] for one in written.values()] == [e.rank for e in entry.values()]
+            logprobs = [one["logprob"] for one in written.values()]
+            assert logprobs == pytest.approx([e.logprob for e in entry.values()], abs=1e-3)
+            texts = [
+                served(engine).token_bytes(token).decode("utf-8", "replace") for token in entry
+            ]
+            assert [one["decoded_token"] for one in written.values()] == texts
+    _, without = complete(site, prompt=prompts, max_tokens=2)
+    assert all("prompt_logprobs" not in choice for choice in without["choices"])
+
+
+def test_echo_with_logprobs_has_those_of_the_prompt(site: Site) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 3, "logprobs": 2}
+    _, answer = complete(site, **asked)
+    _, found = complete(site, **asked, echo=True)
+    [own], [choice] = answer["choices"], found["choices"]
+    whole = choice["logprobs"]
+    count = found["usage"]["prompt_tokens"]
+    assert "".join(whole["tokens"]) == choice["text"] == PROMPT + own["text"]
+    assert (whole["token_logprobs"][0], whole["top_logprobs"][0]) == (None, None)
+    assert all(value <= 0 for value in whole["token_logprobs"][1:])
+    assert all(len(top) == 2 for top in whole["top_logprobs"][1:])
+    assert whole["tokens"][count:] == own["logprobs"]["tokens"]
+    ours = own["logprobs"]["token_logprobs"]
+    assert whole["token_logprobs"][count:] == pytest.approx(ours, abs=1e-3)
+    assert whole["text_offset"][:2] == [0, len(whole["tokens"][0])]
+    assert whole["text_offset"][count] == len(PROMPT)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -99,6 +140,9 @@ def test_logprobs_stand_at_the_offsets_of_their_tokens(model: ServedModel) -> No
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [99_999]}, "prompt"),

@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
-from trt_eagle3.bench.result import Side, differing_prompts, narrow_table
+from trt_eagle3.bench.result import Side, differing_prompts
 from trt_eagle3.bench.workload import Load
+from trt_eagle3.io.terminal_text import TextTable
 from trt_eagle3.prompts.kept import GENERIC_NOTE
 
 __all__ = ["AgainstReport", "AgainstRow", "FirstTokenComparison"]
@@ -121,16 +120,16 @@ class AgainstReport:
         rows = [row.to_dict() for row in self.rows]
         return {**facts, "rows": rows, "first_tokens": [row.to_dict() for row in self.first_tokens]}
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TextTable]:
         """Return tables of speed, first tokens and steps by load, each within 60 columns.
 
         A load is a number of requests in flight. Ours is the upper row of each pair. A ratio above
         1: ours is faster.
         """
         left = "load", "engine", "decoding"
-        speed = narrow_table(*left, "tokens/s", "ratio", "acceptance\nlength")
-        first = narrow_table(*left, "first token ms,\np50 / 95 / 99", "ratio")
-        steps = narrow_table(*left, "step ms", "per token ms,\np50 / 95 / 99")
+        speed = TextTable(*left, "tokens/s", "ratio", "acceptance\nlength")
+        first = TextTable(*left, "first token ms,\np50 / 95 / 99", "ratio")
+        steps = TextTable(*left, "step ms", "per token ms,\np50 / 95 / 99")
         for row in self.rows:
             early = row.first_token_ratio
             ratios = f"{row.ratio:.2f}", f"{early:.2f}" if early else ""
@@ -148,9 +147,9 @@ class AgainstReport:
                 steps.add_row(*left, step, str(side.per_token or ""))
         return [speed, first, steps, *([self._first_tokens()] if self.first_tokens else [])]
 
-    def _first_tokens(self) -> Table:
+    def _first_tokens(self) -> TextTable:
         """Return the table by file of prompts, one at a time."""
-        table = narrow_table(
+        table = TextTable(
             "prompts", "engine", "decoding", "first token ms,\np50 / 95 / 99", "ratio"
         )
         for found in self.first_tokens:

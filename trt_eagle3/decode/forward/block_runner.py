@@ -6,7 +6,7 @@ hidden, Vd draft vocab.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from trt_eagle3.decode.forward.runner import AttentionMetadata, TargetIds
 from trt_eagle3.decode.memory.state import LayerStates
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
-from trt_eagle3.engine.runtime.session import Session
+from trt_eagle3.engine.runtime.session import Continuation, Session
 
 __all__ = ["BlockRunner"]
 
@@ -53,17 +53,34 @@ class BlockRunner:
 
     def forward(
         self, tokens: Tensor, metadata: AttentionMetadata, causal: Tensor, logit_rows: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> dict[str, Tensor]:
         """Run blocks: ``tokens`` int64 [B, S], the anchor first.
 
-        Returns logits f32 [B, R, Vd], and hidden states [B, R, Hd] if a head reads them.
-        ``causal``: bool [B, S, S], the lower-triangular mask.
+        Returns ``logits`` f32 [B, R, Vd], and ``hidden`` [B, R, Hd] if a head reads it. ``causal``:
+        bool [B, S, S], the lower-triangular mask.
         """
+        return self._block.run(self._inputs(tokens, metadata, causal, logit_rows))
+
+    def forward_then(
+        self,
+        tokens: Tensor,
+        metadata: AttentionMetadata,
+        causal: Tensor,
+        logit_rows: Tensor,
+        then: Continuation,
+        further: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Run blocks and continue with ``then`` (``Session.run_then``)."""
+        inputs = self._inputs(tokens, metadata, causal, logit_rows)
+        return self._block.run_then(inputs, then, further)
+
+    def _inputs(
+        self, tokens: Tensor, metadata: AttentionMetadata, causal: Tensor, logit_rows: Tensor
+    ) -> dict[str, Tensor]:
         embeds = self.embedding.lookup(tokens)
         if self._mask_embedding is not None:
             embeds[:, 1:] = self._mask_embedding
         inputs = {"inputs_embeds": embeds, **metadata.inputs(logit_rows)}
         if self._manifest.mixes_masks:
             inputs["causal_mask"] = causal
-        outputs = self._block.run(inputs)
-        return outputs["logits"], outputs.get("hidden")
+        return inputs

@@ -78,12 +78,13 @@ def may_begin(
     """Return whether ``sequence`` may start now. A backpressured sequence may not.
 
     If the same prompt is being prefilled for another sequence, it waits to reuse those pages. So
-    of several answers to one prompt, one prefills it. It does not wait for a short text, or if
-    ``cache`` has the pages already. ``with_snapshot``: as for ``PrefixCache.find``.
+    of several answers to one prompt, one prefills it. It does not wait for a short text, if
+    ``cache`` has the pages already, or if it needs the logits of its prompt. ``with_snapshot``: as
+    for ``PrefixCache.find``.
     """
     prompt = sequence.prompt
     worth = len(prompt.token_ids) > _WORTH_PAGES * sequence.pool.page_size or bool(prompt.media)
-    if sequence.backpressured or cache is None or not worth:
+    if sequence.backpressured or cache is None or not worth or sequence.needs_prompt_logits:
         return not sequence.backpressured
     is_prefilled = any(
         not s.tokens
@@ -124,8 +125,11 @@ class PrefixCache:
     def find(self, sequence: SequenceState, *, with_snapshot: bool = False) -> Prefix:
         """Find the longest cached prefix of ``sequence`` that leaves at least one row to compute.
 
-        ``with_snapshot``: only a prefix whose snapshot is cached too.
+        ``with_snapshot``: only a prefix whose snapshot is cached too. Rows whose logits are needed
+        are computed again, so for them it finds none.
         """
+        if sequence.needs_prompt_logits:
+            return Prefix((), None)
         keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
         return self.match(keys, with_snapshot=with_snapshot, drafted=sequence.drafting)
 

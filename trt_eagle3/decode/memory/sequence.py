@@ -15,6 +15,7 @@ from trt_eagle3.decode.memory.tensor_row import TensorRow
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
+from trt_eagle3.decode.sampling.prompt_logprobs import PromptLogprobs
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.errors import EngineFailedError, clip
@@ -55,6 +56,7 @@ class SequenceState:
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
         num_reused_rows: prompt rows that the prefix cache had before the first token.
         num_prompt: tokens of the prompt.
+        prompt_logprobs: of the prompt's tokens, if requested.
         vision: output of the vision tower, from admission to the end of the prompt's prefill.
         epoch: how often its rows were released. A forward in flight of an older epoch is void.
     """
@@ -81,12 +83,18 @@ class SequenceState:
     epoch: int = 0
     num_reused_rows: int = 0
     num_prompt: int = field(init=False)
+    prompt_logprobs: PromptLogprobs | None = field(init=False)
     vision: Vision | None = field(init=False)
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.prompt.token_ids)
+        num_best = self.sampling.prompt_logprobs
+        self.prompt_logprobs = None
+        if num_best is not None:
+            token_ids = self.prompt.token_ids.tolist()
+            self.prompt_logprobs = PromptLogprobs(token_ids, min(num_best, self.vocab_size))
         self.vision = self.prompt.vision
         self.pages = PageTable(self.pool)
         self.sampler = Sampler(
@@ -100,6 +108,12 @@ class SequenceState:
         The prompt, and after a preemption also the answer so far.
         """
         return self.num_prompt + max(len(self.tokens) - 1, 0)
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the logits of all its next prompt rows are needed, for ``prompt_logprobs``."""
+        found = self.prompt_logprobs
+        return found is not None and found.num_launched < found.num_rows
 
     @property
     def prefilled(self) -> bool:

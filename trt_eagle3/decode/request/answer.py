@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from trt_eagle3.decode.request.output import Output
 from trt_eagle3.decode.request.request import Chunk, FinishReason, Generation
+from trt_eagle3.decode.sampling.prompt_logprobs import PromptLogprobs
 
 __all__ = ["Answer", "Sink", "wake_readers"]
 
@@ -51,6 +52,7 @@ class Answer:
         self.cancelled = False
         self.failure: Exception | None = None  # of its sink; no more chunks can be sent
         self.prompt_tokens = self.reused_tokens = 0
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.finish_reason: FinishReason | None = None
         self.output: Output | None = None
         self._wake = wake
@@ -246,6 +248,7 @@ class Answer:
             else None,
             time_to_first_token_ms=None if first is None else 1000 * (first - self._start),
             logprobs=tuple(output.logprobs) if output else (),
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

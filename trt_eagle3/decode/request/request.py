@@ -13,6 +13,7 @@ from PIL import Image
 
 from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
+from trt_eagle3.decode.sampling.prompt_logprobs import PromptLogprobs
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams, as_tuple
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.multimodal import ImageSource, Video, VideoSource
@@ -151,6 +152,8 @@ class Generation:
         tokens_per_second: of the tokens after the first; None with fewer than two tokens.
         logprobs: of each token, if requested; otherwise empty.
         reused_tokens: prompt tokens that the prefix cache had.
+        prompt_logprobs: of the prompt's tokens, if requested; of several answers to one prompt,
+            only the first has them.
     """
 
     text: str
@@ -163,6 +166,7 @@ class Generation:
     time_to_first_token_ms: float | None
     logprobs: tuple[TokenLogprob, ...] = ()
     reused_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def num_forwards(self) -> int:

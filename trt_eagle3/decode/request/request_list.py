@@ -138,16 +138,23 @@ def requests_of(
 def repeated(request: Request, n: int) -> tuple[Request, ...]:
     """Repeat ``request`` for ``n`` answers, each with its own random seed.
 
+    Only the first one gets the log-probabilities of the prompt.
+
     Raises:
         UserError: ``n`` is not a whole number of at least 1.
     """
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise UserError(f"n: expected a whole number of at least 1, got {quote(n, 40)}")
     seed = request.sampling.seed
-    if n == 1 or seed is None:
+    if seed is None and request.sampling.prompt_logprobs is None:
         return (request,) * n
-    seeds = [(seed + i) % 2**64 for i in range(n)]
-    return tuple(replace(request, sampling=request.sampling.updated(seed=s)) for s in seeds)
+    others = [
+        request.sampling.updated(
+            seed=None if seed is None else (seed + i) % 2**64, prompt_logprobs=None
+        )
+        for i in range(1, n)
+    ]
+    return (request, *(replace(request, sampling=other) for other in others))
 
 
 def _samplings(sampling: Sampling, count: int) -> Sequence[SamplingParams]:

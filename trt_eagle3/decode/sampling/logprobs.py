@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trt_eagle3.host_copy import Readback
 
-__all__ = ["LogprobsReadback", "TokenLogprob", "token_logprobs"]
+__all__ = ["LogprobsReadback", "TokenLogprob", "packed_logprobs", "token_logprobs"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LogprobsReadback:
             path, tokens: int64 [B, D]: nodes and emitted tokens.
         """
         self._found = {
-            i: Readback(_packed(logits[i].index_select(0, path[i]), tokens[i], most))
+            i: Readback(packed_logprobs(logits[i].index_select(0, path[i]), tokens[i], most))
             for i, most in enumerate(num_best)
             if most is not None
         }
@@ -64,11 +64,11 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_best: int) -> list[TokenL
 
     ``logits``: f32 [n, V].
     """
-    return _unpacked(_packed(logits, tokens, num_best).tolist())
+    return _unpacked(packed_logprobs(logits, tokens, num_best).tolist())
 
 
-def _packed(logits: Tensor, tokens: Tensor, num_best: int) -> Tensor:
-    """Pack into float64 [n, 2 + 2 k]: token, its log-probability, the k best ones, their tokens."""
+def packed_logprobs(logits: Tensor, tokens: Tensor, num_best: int) -> Tensor:
+    """Return float64 [n, 2 + 2 k]: token, its log-probability, the k best ones, their tokens."""
     values = logits.double()
     values = values - values.logsumexp(dim=1, keepdim=True)
     own = values.gather(1, tokens.clamp(min=0)[:, None])

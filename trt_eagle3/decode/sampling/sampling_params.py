@@ -54,6 +54,8 @@ class SamplingParams:
         logprobs: return the log-probability of every token, and of this many of the likeliest.
             They are of the target's raw distribution: before bias, penalties, grammar, temperature
             and filters. 0: of the emitted token only; None: none.
+        prompt_logprobs: return the same for the tokens of the prompt, but the first. Their
+            prefill reuses no cached prefix, and is slower; None: none.
     Raises:
         UserError: a value is outside its range or of another type, or a field is unknown; names
             the field.
@@ -75,6 +77,7 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: Grammar | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
         """Refuse unknown fields with a UserError; ``__init__`` alone would raise TypeError."""
@@ -94,8 +97,9 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, 2**64 - 1)
-        if self.logprobs is not None:
-            _check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         if is_model_class(self.grammar):
             object.__setattr__(self, "grammar", Grammar.json_schema(self.grammar, "grammar"))
         if not isinstance(self.grammar, Grammar | None):
@@ -188,6 +192,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     grammar: Grammar | type[Any] | None
     logprobs: int | None
+    prompt_logprobs: int | None
 
 
 def check_options(options: Mapping[str, object], others: Sequence[str] = ()) -> None:

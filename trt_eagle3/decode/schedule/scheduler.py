@@ -92,6 +92,7 @@ class Scheduler:
         self._stats: StepStats | None = None  # of the current step
         self._vision = vision
         self._launched = LaunchedPrefill()  # its first tokens are not read yet
+        self._logits_last = False  # the last prefill returned the logits of a whole prompt chunk
 
     @property
     def idle(self) -> bool:
@@ -161,13 +162,27 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Choose the prompt rows of the next step, and the sequences that are batched with them.
 
-        Rows and their padding are at most ``prefill_chunk``.
+        Rows and their padding are at most ``prefill_chunk``. A prompt whose logits are needed runs
+        alone, in few rows at a time, and in turn with other prompts.
         """
         decoding = self._decoding()
-        beside = self._beside(decoding)
         ready = [
             s for s in self.running if s.num_computed_tokens < s.num_prefill and not s.backpressured
         ]
+        with_logits = [s for s in ready if s.needs_prompt_logits]
+        others = [s for s in ready if not s.needs_prompt_logits]
+        self._logits_last = bool(with_logits) and not (self._logits_last and others)
+        if self._logits_last:
+            first = with_logits[0]
+            end = self._pages.chunk_end(first, self._decoder.most_rows(first))
+            return Batch([(first, end - first.num_computed_tokens)], (), bool(decoding))
+        return self._schedule_rows(others, decoding)
+
+    def _schedule_rows(
+        self, ready: Sequence[SequenceState], decoding: list[SequenceState]
+    ) -> Batch:
+        """Choose the next rows of the prompts of ``ready``."""
+        beside = self._beside(decoding)
         left = [s.num_prefill - s.num_computed_tokens for s in ready]
         decoder = self._decoder
         budget = prefill_budget(decoder.prefill_chunk, len(decoding), sum(left))

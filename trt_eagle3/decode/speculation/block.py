@@ -234,9 +234,14 @@ class BlockDrafter:
         )
         tokens = torch.cat([roots[:, None], masks], dim=1)
         logit_rows = torch.arange(m.first_head_row, width).expand(size, -1)
-        logits, hidden = self.runner.forward(tokens, metadata, causal, logit_rows)
+        inputs = tokens, metadata, causal, logit_rows
         indices = lengths.long()[:, None] + torch.arange(1, num_drafts + 1, device=device)
-        found = self.heads.choose(logits, hidden, roots, indices, sampling, allowed)
+        if allowed is None:
+            then, further = self.heads.continuation(roots, indices, sampling)
+            found = BlockDrafts.of(self.runner.forward_then(*inputs, then, further))
+        else:
+            outputs = self.runner.forward(*inputs)
+            found = self.heads.choose(outputs, roots, indices, sampling, allowed)
         chain = tree_proposal(tree, torch.cat([roots[:, None], found.tokens], dim=1))
         return replace(chain, drawn=_drawn(found, sampling))
 

@@ -27,7 +27,7 @@ vocab, V vocab, r rank, K candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from torch import Tensor
 from trt_eagle3.decode.speculation.draft_filter import DraftFilter
 from trt_eagle3.decode.speculation.draft_sampling import DraftSampling
 from trt_eagle3.drafts.block.manifest import BlockManifest
+from trt_eagle3.engine.runtime.session import Continuation
 
 __all__ = ["BlockDrafts", "BlockHeads", "RowScores"]
 
@@ -51,20 +52,29 @@ class BlockDrafts:
     """
 
     tokens: Tensor
-    candidates: Tensor | None
-    probs: Tensor | None
-    confidence: Tensor | None
+    candidates: Tensor | None = None
+    probs: Tensor | None = None
+    confidence: Tensor | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Tensor]) -> BlockDrafts:
+        """Make it of ``fields`` by name."""
+        return cls(**fields)
+
+    def fields(self) -> dict[str, Tensor]:
+        """Return the fields that are not None, by name."""
+        return {name: field for name, field in vars(self).items() if field is not None}
 
 
 @dataclass(frozen=True)
 class RowScores:
     """The values by which the token of a row is chosen, after the heads.
 
-    ``scores``: f32 [B, n] of the draft ids int64 [B, n] ``ids``; None: of all draft ids.
+    ``scores``: f32 [B, n] of the target ids int64 [B, n] ``ids``; None: of all draft ids.
     """
 
     scores: Tensor
-    ids: Tensor | None
+    ids: Tensor | None = None
 
 
 class BlockHeads:
@@ -85,10 +95,25 @@ class BlockHeads:
         self._weights = weights
         self._target_ids = target_ids
 
+    def continuation(
+        self, roots: Tensor, indices: Tensor, sampling: DraftSampling | None
+    ) -> tuple[Continuation, dict[str, Tensor]]:
+        """Return ``choose`` without a grammar as work after a block's graph, and its tensors."""
+        drawn = {} if sampling is None else vars(sampling)
+
+        def choose(
+            outputs: Mapping[str, Tensor], further: Mapping[str, Tensor]
+        ) -> dict[str, Tensor]:
+            own = DraftSampling(**{name: further[name] for name in drawn}) if drawn else None
+            found = self.choose(outputs, further["roots"], further["indices"], own, None)
+            return found.fields()
+
+        name = "drawn tokens" if drawn else "likeliest tokens"
+        return Continuation(name, choose), {"roots": roots, "indices": indices, **drawn}
+
     def choose(
         self,
-        logits: Tensor,
-        hidden: Tensor | None,
+        outputs: Mapping[str, Tensor],
         roots: Tensor,
         indices: Tensor,
         sampling: DraftSampling | None,
@@ -97,26 +122,27 @@ class BlockHeads:
         """Choose the tokens of a block.
 
         Args:
-            logits: f32 [B, R, Vd]. hidden: [B, R, Hd]; None if no head reads it.
+            outputs: ``logits`` f32 [B, R, Vd], and ``hidden`` [B, R, Hd] if a head reads it.
             roots: int64 [B], the anchors. indices: int64 [B, N] sequence index of each draft.
             sampling: None if all sequences are greedy. allowed: masks tokens that grammars forbid.
         """
-        m = self._manifest
-        if not m.has_sequential_head and m.confidence is None and allowed is None:
-            return self._chosen(logits, indices, sampling)
-        parts = [p for _, p in self.walk(logits, hidden, roots, indices, sampling, allowed)]
-        fields = zip(*((p.tokens, p.candidates, p.probs, p.confidence) for p in parts), strict=True)
-        joined = (None if f[0] is None else torch.cat(f, dim=1) for f in fields)
-        return BlockDrafts(*joined)  # type: ignore[arg-type]  # tokens are never None
+        logits, hidden = outputs["logits"], outputs.get("hidden")
+        if not self._manifest.has_sequential_head and allowed is None:
+            found = self._chosen(logits, indices, sampling)
+        else:
+            rows = self.walk(logits, hidden, roots, indices, sampling, allowed)
+            found = _joined(drafts for _, drafts in rows)
+        before = torch.cat([roots[:, None], found.tokens[:, :-1]], dim=1)
+        return replace(found, confidence=self._confidence(before, hidden))
 
     def _chosen(
         self, logits: Tensor, indices: Tensor, sampling: DraftSampling | None
     ) -> BlockDrafts:
         """Choose tokens of independent rows: ``logits`` f32 [B, N, Vd]."""
         if sampling is None:
-            return BlockDrafts(self._target_ids(logits.argmax(dim=2)), None, None, None)
+            return BlockDrafts(self._target_ids(logits.argmax(dim=2)))
         ids, candidates, probs = sampling.draw(logits, indices)
-        return BlockDrafts(self._target_ids(ids), self._target_ids(candidates), probs, None)
+        return BlockDrafts(self._target_ids(ids), self._target_ids(candidates), probs)
 
     def walk(
         self,
@@ -129,73 +155,112 @@ class BlockHeads:
     ) -> Iterator[tuple[RowScores, BlockDrafts]]:
         """Yield the scores and the drafts of each row, from left to right.
 
-        Arguments: as for ``choose``.
+        Arguments: as for ``choose``, with ``outputs`` by one.
         """
-        markov = _Markov(self._manifest, self._weights) if self._manifest.markov else None
-        before, num_skipped = roots, logits.shape[1] - indices.shape[1]
-        no_parent = torch.zeros(1, dtype=torch.int64)
+        m, before = self._manifest, roots
+        num_skipped = logits.shape[1] - indices.shape[1]
+        markov = _Markov(m, self._weights) if m.markov else None
+        selector = None
+        if m.selector_rank and allowed is None:  # candidates do not depend on the tokens before
+            selector = _Selector(m, self._weights, logits, hidden, self._target_ids)
         for row in range(logits.shape[1]):
             scores = logits[:, row]
-            h = None if hidden is None else hidden[:, row]
-            confidence = self._confidence(before, h, row - num_skipped)
             if markov is not None:
-                scores = scores + markov.correction(before, h)
+                scores = scores + markov.correction(
+                    before, None if hidden is None else hidden[:, row]
+                )
             if row < num_skipped:  # the anchor's row only advances the markov head's state
                 continue
             i = row - num_skipped
             if allowed is not None:
-                scores = scores[:, None]
-                scores = (
-                    allowed.level(scores, before[:, None], no_parent)
-                    if i
-                    else allowed.first(scores)
-                )[:, 0]
-            ids = None
-            if self._manifest.selector_rank:
-                scores, ids = self._selected(scores, before, h)
-            found = self._of_row(scores, ids, indices[:, i : i + 1], sampling)
+                scores = _allowed(allowed, scores, before, i)
+            if m.selector_rank:
+                at, place = (selector, row) if selector else (self._select(scores, hidden, row), 0)
+                row_scores = RowScores(at.scores(place, before), at.ids[:, place])
+                found = self._of_candidates(row_scores, indices[:, i : i + 1], sampling)
+            else:
+                row_scores = RowScores(scores)
+                found = self._chosen(scores[:, None], indices[:, i : i + 1], sampling)
             before = found.tokens[:, 0]
-            drafts = BlockDrafts(found.tokens, found.candidates, found.probs, confidence)
-            yield RowScores(scores, ids), drafts
+            yield row_scores, found
 
-    def _of_row(
-        self, scores: Tensor, ids: Tensor | None, indices: Tensor, sampling: DraftSampling | None
-    ) -> BlockDrafts:
-        """Choose a token by ``scores`` f32 [B, n] of ``ids`` [B, n], or of all draft ids."""
-        if ids is None:
-            return self._chosen(scores[:, None], indices, sampling)
-        if sampling is None:
-            best = scores.argmax(dim=1, keepdim=True)
-            return BlockDrafts(self._target_ids(ids.gather(1, best)), None, None, None)
-        places, candidates, probs = sampling.draw(scores[:, None], indices)
-        found = self._target_ids(ids.gather(1, candidates[:, 0]))[:, None]
-        return BlockDrafts(self._target_ids(ids.gather(1, places)), found, probs, None)
-
-    def _selected(
-        self, logits: Tensor, before: Tensor, hidden: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the selector's scores f32 [B, K] of the likeliest tokens, and their draft ids."""
+    def _select(self, scores: Tensor, hidden: Tensor | None, row: int) -> _Selector:
+        """Return the selector over one row's ``scores`` f32 [B, Vd]."""
         assert hidden is not None
-        w = self._weights
-        best = logits.topk(min(self._manifest.selector_top_k, logits.shape[1]), dim=1)
-        projected = hidden @ w["candidate_selector.hidden_projection.weight"].T
-        wanted = w["candidate_selector.predecessor_codebook"][before] * projected
-        offered = w["candidate_selector.successor_codebook"][self._target_ids(best.indices)]
-        return best.values + (offered @ wanted[..., None])[..., 0].float(), best.indices
+        rows = scores[:, None], hidden[:, row : row + 1]
+        return _Selector(self._manifest, self._weights, *rows, self._target_ids)
 
-    def _confidence(self, before: Tensor, hidden: Tensor | None, place: int) -> Tensor | None:
-        """Return the confidence of a row f32 [B, 1]; ``place``: of its draft in the block."""
-        head = self._manifest.confidence
-        if head is None or place < 0:
+    def _of_candidates(
+        self, row: RowScores, indices: Tensor, sampling: DraftSampling | None
+    ) -> BlockDrafts:
+        """Choose a token of a row's candidates; ``indices`` int64 [B, 1]."""
+        assert row.ids is not None
+        scores, ids = row.scores[:, None], row.ids
+        if sampling is None:
+            return BlockDrafts(ids.gather(1, scores.argmax(dim=2)))
+        places, candidates, probs = sampling.draw(scores, indices)
+        found = ids.gather(1, candidates[:, 0])[:, None]
+        return BlockDrafts(ids.gather(1, places), found, probs)
+
+    def _confidence(self, before: Tensor, hidden: Tensor | None) -> Tensor | None:
+        """Return the confidence f32 [B, N] of the drafts after tokens ``before`` [B, N]."""
+        head, w = self._manifest.confidence, self._weights
+        if head is None:
             return None
         assert hidden is not None
-        x = hidden
+        count = before.shape[1]
+        x = hidden[:, hidden.shape[1] - count :]
         if head.with_markov:
-            x = torch.cat([hidden, self._weights["markov_head.markov_w1.weight"][before]], dim=1)
-        w = self._weights
-        logit = x @ w["confidence_head.proj.weight"].T + w["confidence_head.proj.bias"]
-        tau = head.temperatures[place] if place < len(head.temperatures) else 1.0
-        return torch.sigmoid(logit.float() / tau)
+            x = torch.cat([x, w["markov_head.markov_w1.weight"][before]], dim=2)
+        logit = x @ w["confidence_head.proj.weight"][0] + w["confidence_head.proj.bias"]
+        if head.temperatures:
+            tau = [head.temperatures[i] for i in range(count)]
+            logit = torch.stack([logit[:, i].float() / t for i, t in enumerate(tau)], dim=1)
+        return torch.sigmoid(logit.float())
+
+
+def _joined(parts: Iterator[BlockDrafts]) -> BlockDrafts:
+    """Join the drafts of rows, each [B, 1, ...]."""
+    fields = [part.fields() for part in parts]
+    return BlockDrafts.of({name: torch.cat([f[name] for f in fields], dim=1) for name in fields[0]})
+
+
+def _allowed(allowed: DraftFilter, scores: Tensor, before: Tensor, draft: int) -> Tensor:
+    """Mask forbidden tokens in ``scores`` f32 [B, Vd] of a draft after tokens ``before`` [B]."""
+    if draft == 0:
+        return allowed.first(scores[:, None])[:, 0]
+    no_parent = torch.zeros(1, dtype=torch.int64)
+    return allowed.level(scores[:, None], before[:, None], no_parent)[:, 0]
+
+
+class _Selector:
+    """The candidates of n rows, and their scores after a token.
+
+    ``ids``: int64 [B, n, K] target ids.
+    """
+
+    def __init__(
+        self,
+        manifest: BlockManifest,
+        weights: Mapping[str, Tensor],
+        logits: Tensor,
+        hidden: Tensor | None,
+        target_ids: Callable[[Tensor], Tensor],
+    ) -> None:
+        assert hidden is not None
+        best = logits.topk(min(manifest.selector_top_k, logits.shape[2]), dim=2)
+        self.ids = target_ids(best.indices)
+        self._values = best.values
+        prefix = "candidate_selector."
+        self._projected = hidden @ weights[f"{prefix}hidden_projection.weight"].T  # [B, n, r]
+        self._offered = weights[f"{prefix}successor_codebook"][self.ids]  # [B, n, K, r]
+        self._predecessors = weights[f"{prefix}predecessor_codebook"]
+
+    def scores(self, row: int, before: Tensor) -> Tensor:
+        """Return the scores f32 [B, K] of the candidates of ``row`` after tokens ``before`` [B]."""
+        sought = self._predecessors[before] * self._projected[:, row]
+        bonus = (self._offered[:, row] @ sought[..., None])[..., 0]
+        return self._values[:, row] + bonus.float()
 
 
 class _Markov:

@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import DraftManifest, Eagle3Manifest, autoregressive
+from trt_eagle3.checkpoint.manifest import DraftManifest, autoregressive
 from trt_eagle3.decode.forward.block_runner import BlockRunner
 from trt_eagle3.decode.forward.runner import DraftRunner
 from trt_eagle3.decode.memory.state import LayerStates
@@ -52,8 +52,7 @@ def open_drafter(
         block = BlockRunner(first, second, states, embedding, manifest, d2t, mask)
         heads = BlockHeads(manifest, tables, block.target_ids)
         return BlockDrafter(block, heads, manifest, **shapes)
-    runner = DraftRunner(first, second, states, embedding, d2t)
-    mask_rows = None
-    if isinstance(manifest, Eagle3Manifest) and manifest.parallel is not None:
-        mask_rows = MaskRows(manifest.parallel.mask_token_id, tables["mask_hidden"])
-    return EagleDrafter(runner, autoregressive(manifest), mask_rows, **shapes)
+    runner, manifest = DraftRunner(first, second, states, embedding, d2t), autoregressive(manifest)
+    rows = manifest.mask_rows
+    mask_rows = None if rows is None else MaskRows(rows.mask_token_id, tables["mask_hidden"])
+    return EagleDrafter(runner, manifest, mask_rows, **shapes)

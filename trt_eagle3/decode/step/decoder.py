@@ -12,7 +12,7 @@ from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.in_flight import StepOutput
 from trt_eagle3.decode.step.prefill import Prefiller
 from trt_eagle3.decode.step.stepper import Stepper, num_tree_rows
-from trt_eagle3.engine.runtime.buckets import BATCH_SIZES
+from trt_eagle3.engine.runtime.buckets import BATCH_SIZES, PROMPT_LOGIT_ROWS
 
 __all__ = ["Decoder"]
 
@@ -92,6 +92,11 @@ class Decoder:
         if self.drafter is not None:
             self.drafter.capture_prompts(self.prefill_chunk, table_len, has_room)
 
+    def most_rows(self, sequence: SequenceState) -> int:
+        """Return the most rows of a prompt in its next forward."""
+        limit = PROMPT_LOGIT_ROWS if sequence.needs_prompt_logits else self.prefill_chunk
+        return min(limit, self.prefill_chunk)
+
     def rows_wanted(self, sequence: SequenceState, tree: AnyTree | None) -> int:
         """Return the rows that the pages of ``sequence`` must hold for its next step.
 
@@ -128,7 +133,9 @@ class Decoder:
         """
         try:
             while not sequence.prefilled:
-                count = min(self.prefill_chunk, sequence.num_prefill - sequence.num_computed_tokens)
+                count = min(
+                    self.most_rows(sequence), sequence.num_prefill - sequence.num_computed_tokens
+                )
                 self.states.reserve(sequence, sequence.num_computed_tokens + count)
                 self.prefiller.run([(sequence, count)]).append()
                 if sequence.num_computed_tokens >= sequence.num_prefill and not sequence.tokens:

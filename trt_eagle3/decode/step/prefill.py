@@ -21,6 +21,7 @@ from trt_eagle3.decode.forward.segment import Segment, cut, last_segments
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.tensor_row import rows_of
 from trt_eagle3.decode.sampling.logprobs import token_logprobs
+from trt_eagle3.decode.sampling.prompt_logprobs import PromptLogprobsReadback
 from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.step.stepper import Stepper
 from trt_eagle3.engine.runtime.buckets import PROMPTS
@@ -37,8 +38,17 @@ Chunk = tuple[SequenceState, int]
 class FirstTokens:
     """The first tokens of the sequences whose prompts end in a prefill."""
 
-    def __init__(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
-        """Sample from ``logits`` f32 [n, V] of the last row of each of ``chunks``."""
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        logits: Tensor,
+        prompt_logprobs: PromptLogprobsReadback | None = None,
+    ) -> None:
+        """Sample from ``logits`` f32 [n, V] of the last row of each of ``chunks``.
+
+        ``prompt_logprobs``: of a chunk whose sequence requested them.
+        """
+        self._prompt_logprobs = prompt_logprobs
         ends = [
             (i, s)
             for i, (s, count) in enumerate(chunks)
@@ -81,8 +91,11 @@ class FirstTokens:
     def append(self) -> None:
         """Append each first token to its sequence, except where the logits are not finite.
 
-        The host waits for the samples, but for nothing that was launched after them.
+        Log-probabilities of prompts are stored before. The host waits for the samples, but for
+        nothing that was launched after them.
         """
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.put()
         tokens = [] if self._readback is None else self._readback.wait()
         for sequence, token in zip(self._rows, tokens, strict=True):
             if token < 0 or sequence.sampler.error:
@@ -182,7 +195,8 @@ class Prefiller:
     def run(self, chunks: Sequence[Chunk], beside: Sequence[SequenceState] = ()) -> FirstTokens:
         """Launch one forward over ``chunks``; the caller must ``append`` the first tokens.
 
-        A sequence whose logits are not finite gets no token.
+        A sequence whose logits are not finite gets no token. One that needs the logits of its
+        prompt is alone in ``chunks``.
         """
         segments = cut(chunks, self._max_segments)
         table = self._target.embedding
@@ -190,13 +204,17 @@ class Prefiller:
         embeds = table.lookup(rows.ids[:, :-1])
         inputs = segment_inputs(self._target.states, segments)
         metadata = segment_metadata(segments, rows.positions[..., :-1], inputs, embeds.device)
-        last_rows = torch.tensor([[s.count - 1] for s in segments])
-        prompts = TargetInputs(embeds, metadata, last_rows, self._put_visual(segments, embeds))
+        logit_rows = _logit_rows(segments)
+        prompts = TargetInputs(embeds, metadata, logit_rows, self._put_visual(segments, embeds))
         mixed = self._stepper.launch_mixed(beside, prompts) if beside else None
         logits, aux = mixed or self._target.forward(
-            embeds, metadata, last_rows, prompts.visual_levels
+            embeds, metadata, logit_rows, prompts.visual_levels
         )
-        first_tokens = FirstTokens(chunks, rows_of(logits[:, 0], last_segments(segments)))
+        first_tokens = FirstTokens(
+            chunks,
+            rows_of(logits[:, -1], last_segments(segments)),
+            _prompt_logprobs(rows, logits),
+        )
         try:
             if aux is not None:
                 self._run_draft(rows, inputs["page_table"], aux, first_tokens)
@@ -208,6 +226,8 @@ class Prefiller:
         self._target.states.swap_entries([s for s, _ in chunks])
         for sequence, count in chunks:
             sequence.num_computed_tokens += count
+            if sequence.prompt_logprobs is not None and sequence.needs_prompt_logits:
+                sequence.prompt_logprobs.num_launched = sequence.num_computed_tokens
         return first_tokens
 
     def _put_visual(self, segments: Sequence[Segment], embeds: Tensor) -> Tensor | None:
@@ -253,3 +273,24 @@ class Prefiller:
             return widest
         room = min(self._chunk - num_beside, self._max_seq_len - segments[0].start)
         return max(widest, min(PROMPTS.size_of(widest + num_beside) - num_beside, room))
+
+
+def _logit_rows(segments: Sequence[Segment]) -> Tensor:
+    """Return the rows of B segments whose logits are needed, int64 [B, R]: the last, or all."""
+    if not any(s.sequence.needs_prompt_logits for s in segments):
+        return torch.tensor([[s.count - 1] for s in segments])
+    assert len(segments) == 1, "a prompt whose logits are needed runs alone"
+    return torch.arange(segments[0].count)[None]
+
+
+def _prompt_logprobs(rows: PromptRows, logits: Tensor) -> PromptLogprobsReadback | None:
+    """Read ``logits`` f32 [1, R, V] of a prompt's ``rows``; None if they are not needed."""
+    segment = rows.segments[0]
+    found = segment.sequence.prompt_logprobs
+    if found is None or not segment.sequence.needs_prompt_logits:
+        return None
+    count = min(segment.count, found.num_rows - segment.start)  # the last row predicts the answer
+    if count <= 0:
+        return None
+    next_ids = rows.ids[0, 1 : 1 + count].to(logits.device)
+    return PromptLogprobsReadback(found, segment.start, logits[0, :count], next_ids)

@@ -17,6 +17,7 @@ __all__ = [
     "PATCHES",
     "PICKED_ROWS",
     "PROMPTS",
+    "PROMPT_LOGIT_ROWS",
     "PROMPT_WIDTHS",
     "ROWS",
     "Buckets",
@@ -57,6 +58,8 @@ class Buckets:
 
 CAPTURED_AT_RUN = 3
 """Capture a set of shapes at this run. Prompts seldom repeat their shapes; decode steps do."""
+PROMPT_LOGIT_ROWS = 64
+"""Most rows of a prompt chunk that return logits; each costs a row of the vocabulary."""
 MAX_WHOLE_WIDTH = 256
 """Most rows of one sequence in a forward that is captured whole. Up to this width, a GPU takes
 about as long as reading the weights takes.

@@ -17,6 +17,7 @@ from trt_eagle3.spec import StateSpec
 
 __all__ = [
     "Capabilities",
+    "Continuation",
     "Reduction",
     "Session",
     "check_names",
@@ -40,6 +41,19 @@ class Reduction:
     def __call__(self, output: Tensor) -> Tensor:
         """Apply ``function`` to ``output``."""
         return self.function(output)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Work on a graph's outputs, without waiting for the device.
+
+    Attributes:
+        name: identifies the function in captured graphs: equal names must mean equal functions.
+        function: takes the outputs and further tensors, both by name; returns tensors by name.
+    """
+
+    name: str
+    function: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,15 @@ class Session(ABC):
         """
         outputs = self.run(inputs)
         return {name: reduced[name](t) if name in reduced else t for name, t in outputs.items()}
+
+    def run_then(
+        self, inputs: Mapping[str, Tensor], then: Continuation, further: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Run once as ``run`` does, and continue with ``then``; return what that returns.
+
+        ``further``: the tensors of ``then``, on the session's device.
+        """
+        return then.function(self.run(inputs), further)
 
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run a target or draft graph over rows of prompts: ``tree_mask`` is lower-triangular.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -21,6 +22,7 @@ from trt_eagle3.engine import capi
 from trt_eagle3.engine.runtime.buckets import MAX_WHOLE_WIDTH
 from trt_eagle3.engine.runtime.session import (
     Capabilities,
+    Continuation,
     Reduction,
     Session,
     check_names,
@@ -187,6 +189,13 @@ class TorchSession(Session):
         return self._run(inputs, reduced)
 
     @torch.inference_mode()
+    def run_then(
+        self, inputs: Mapping[str, Tensor], then: Continuation, further: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Run once; ``then`` is a part of the captured graph."""
+        return self._run(inputs, {}, then, further)
+
+    @torch.inference_mode()
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run over prompts. If many rows are unread, the last layer computes only read ones."""
         batch, width, _ = inputs["tree_mask"].shape
@@ -238,21 +247,40 @@ class TorchSession(Session):
         return self._interpret(begun[0], reduced, begun[1])
 
     def _run(
-        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+        self,
+        inputs: Mapping[str, Tensor],
+        reduced: Mapping[str, Reduction],
+        then: Continuation | None = None,
+        further: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> dict[str, Tensor]:
         self._check(inputs)
+        names = tuple(further)
+
+        def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            own = {name: tensor for name, tensor in given.items() if name not in names}
+            outputs = self._interpret(own, reduced, self._steps)
+            if then is None:
+                return outputs
+            return then.function(outputs, {name: given[name] for name in names})
+
+        given = {**inputs, **further}
         if self.device.type != "cuda":
-            return self._interpret(self._placed(inputs), reduced, self._steps)
-        shapes = shapes_of(inputs)
+            return compute(self._placed(given))
+        shapes = shapes_of(given)
         shapes += tuple((f"{name} by {f.name}", ()) for name, f in reduced.items())
+        shapes += ((f"then {then.name}", ()),) if then else ()
         captured = self._captured.get(shapes)
         if captured is None:
             if not self._captured.due(shapes):
-                return self._interpret(self._placed(inputs), reduced, self._steps)
-            captured = self._captured.add(shapes, self._capture(self._placed(inputs), reduced))
-        return captured.run(inputs)
+                return compute(self._placed(given))
+            captured = self._captured.add(shapes, self._capture(self._placed(given), compute))
+        return captured.run(given)
 
-    def _capture(self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]) -> Captured:
+    def _capture(
+        self,
+        inputs: Mapping[str, Tensor],
+        compute: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+    ) -> Captured:
         static = {name: tensor.clone() for name, tensor in inputs.items()}
         # the first use in each thread creates a handle, which is forbidden while capturing
         torch.cuda.current_blas_handle()
@@ -260,7 +288,7 @@ class TorchSession(Session):
         graph = torch.cuda.CUDAGraph()
         # one graph runs at a time, so all graphs share the memory of their intermediates
         with capturing(graph, self._captured.pool):
-            outputs = self._interpret(static, reduced, self._steps)
+            outputs = compute(static)
         return Captured(graph, static, outputs)
 
     def _interpret(

@@ -13,13 +13,11 @@ import onnx
 
 from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.engine.builder.job import TreeSizes
+from trt_eagle3.engine.runtime.buckets import PROMPT_LOGIT_ROWS
 from trt_eagle3.engine.runtime.memory import num_entries, num_snapshots
 from trt_eagle3.families.family import SizeRange
 
 __all__ = ["Profile", "graph_profiles"]
-
-# rows of a prompt chunk that may return logits; each costs a row of the vocabulary
-_PROMPT_LOGIT_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def _generation(
 def _context(engine: EngineConfig, limits: LimitsConfig) -> dict[str, SizeRange]:
     """Sizes of a prompt's chunk; fuse takes a whole prompt at once."""
     chunk, batch = engine.prefill_chunk, limits.max_batch_size
-    rows = min(chunk, _PROMPT_LOGIT_ROWS)
+    rows = min(chunk, PROMPT_LOGIT_ROWS)
     return {
         **_cache(engine.page_size, limits),
         "batch": (1, 1, batch),

@@ -33,7 +33,7 @@ def trtexec() -> Requirement:
 
 def plugin_library() -> Requirement:
     """Require our plugin library. It is loaded if a TensorRT is installed, else only located."""
-    fix = "; ".join(f"for {found.label} {found.build_plugins}" for found in PACKAGES.values())
+    fix = "; ".join(f"for {found.label}: {found.build_plugins}" for found in PACKAGES.values())
     return Requirement("plugin library", _look_for_plugins, fix)
 
 

@@ -80,7 +80,7 @@ def check_acceptance(e: Evidence, m: Measurements) -> None:
 
     A dtype with a tolerance above 0 may differ in one cycle, however few cycles there are.
     """
-    counts = e.acceptance
+    counts = e.acceptance.recorded
     spare = 1 if m.limit.value > 0 else 0
     found = zip(counts.engine, counts.reference, counts.reached, strict=True)
     for position, (engine, reference, n) in enumerate(found):

@@ -14,7 +14,7 @@ from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.draft_parity import DraftParity
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts
+from trt_eagle3.parity.reference.drafting import Acceptance
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.quantisation_cost import QuantisationCost
 from trt_eagle3.parity.reference.rounding import RoundingReference
@@ -51,7 +51,7 @@ class Evidence:
     manifest: DraftManifest | None
     expected: Sequence[ExpectedAnswer]
     drafts: Sequence[ComparedDraft] = ()
-    acceptance: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    acceptance: Acceptance = field(default_factory=Acceptance)
     pytorch: PyTorch | None = None
     original: TargetCheckpoint | None = None
     cost: QuantisationCost | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,14 @@ from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.record.engine import RecordedForward, RecordingEngine
 from trt_eagle3.parity.record.workload import Case
 
-__all__ = ["RecordedAnswer", "SampledAnswer", "answer_cases", "kept_columns", "sample_cases"]
+__all__ = [
+    "RecordedAnswer",
+    "SampledAnswer",
+    "answer_cases",
+    "kept_columns",
+    "sample_cases",
+    "served_answers",
+]
 
 # logits of one verify forward; above this (big vocabularies, big trees) only some columns are kept
 _MAX_LOGITS = 4_000_000
@@ -37,6 +44,7 @@ class RecordedAnswer:
         speculative_forwards: forwards of all graphs with speculation.
         accepted_lengths: as in ``Generation``, of the speculative answer.
         text: the streamed text of the autoregressive answer.
+        served_len: tokens up to the first end token, which counts: where a request would end.
     """
 
     case: Case
@@ -48,6 +56,7 @@ class RecordedAnswer:
     speculative_forwards: Sequence[RecordedForward]
     accepted_lengths: tuple[int, ...]
     text: str = ""
+    served_len: int = 0
 
     @property
     def name(self) -> str:
@@ -110,11 +119,23 @@ def _answer(
         speculative_forwards=[],
         accepted_lengths=(),
         text=found.text,
+        served_len=_served_len(found.token_ids, engine.processor.end_token_ids),
     )
     if engine.manifest is not None:
         answer = _with_speculation(engine, answer, max_tokens)
     progress()
     return answer
+
+
+def _served_len(tokens: Sequence[int], end_ids: Collection[int]) -> int:
+    ends = [place + 1 for place, token in enumerate(tokens) if token in end_ids]
+    return ends[0] if ends else len(tokens)
+
+
+def served_answers(answers: Sequence[RecordedAnswer]) -> list[bool]:
+    """Return which answers are to the user's own prompts; all are if there are none."""
+    own = [answer.case.own for answer in answers]
+    return own if any(own) else [True] * len(own)
 
 
 def _with_speculation(

@@ -193,16 +193,19 @@ class HeadRow:
 def replay_heads(engine: RecordingEngine, block: Block, anchor: int) -> list[HeadRow]:
     """Choose the tokens of a block again, greedily, with the engine's heads."""
     assert isinstance(engine.drafter, BlockDrafter), type(engine.drafter)
-    m, device = engine.drafter.manifest, engine.device
-    hidden = None if block.hidden is None else block.hidden[None].to(device)
-    logits, roots = block.logits[None].to(device), torch.tensor([anchor], device=device)
+    m, heads, device = engine.drafter.manifest, engine.drafter.heads, engine.device
+    outputs = {"logits": block.logits[None].to(device)}
+    if block.hidden is not None:
+        outputs["hidden"] = block.hidden[None].to(device)
+    roots = torch.tensor([anchor], device=device)
     indices = torch.arange(m.drafts_of(len(block.embeds)), device=device)[None]
-    found = engine.drafter.heads.walk(logits, hidden, roots, indices, None, None)
-    return [
-        HeadRow(
-            int(drafts.tokens),
-            RowScores(scores.scores[0].cpu(), None if scores.ids is None else scores.ids[0].cpu()),
-            None if drafts.confidence is None else float(drafts.confidence),
-        )
-        for scores, drafts in found
-    ]
+    chosen = heads.choose(outputs, roots, indices, None, None)
+    given = outputs["logits"], outputs.get("hidden"), roots, indices
+    rows = heads.walk(*given, sampling=None, allowed=None)
+    found = []
+    for i, (row, _) in enumerate(rows):
+        ids = None if row.ids is None else row.ids[0].cpu()
+        confidence = None if chosen.confidence is None else float(chosen.confidence[0, i])
+        scores = RowScores(row.scores[0].cpu(), ids)
+        found.append(HeadRow(int(chosen.tokens[0, i]), scores, confidence))
+    return found

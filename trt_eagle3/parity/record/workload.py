@@ -26,17 +26,23 @@ _LONG = "long context"
 
 @dataclass(frozen=True)
 class Case:
-    """A named prompt; ``kind``: the feature that it covers."""
+    """A named prompt.
+
+    Attributes:
+        kind: the feature that it covers.
+        own: it is the user's, from the bundle or a prompt file.
+    """
 
     name: str
     kind: str
     question: Question
+    own: bool = False
 
 
 def read_cases(file: Path) -> list[Case]:
     """Read the user's own prompts (``trt_eagle3/prompts/prompt_file.py``)."""
     questions = read_questions(file)
-    return [Case(f"{file.name}[{i}]", _kind(q), q) for i, q in enumerate(questions)]
+    return [Case(f"{file.name}[{i}]", _kind(q), q, own=True) for i, q in enumerate(questions)]
 
 
 def _kind(question: Question) -> str:

@@ -19,7 +19,7 @@ from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.draft_parity import Errors, Rounding
 from trt_eagle3.parity.reference.draft_rows import compare_drafts
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts, AutoregressiveReference
+from trt_eagle3.parity.reference.drafting import Acceptance, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["AutoregressiveParity"]
@@ -33,7 +33,7 @@ class AutoregressiveParity:
 
     def compare(
         self, _record: Record, expected: Sequence[ExpectedAnswer], progress: Callable[[], object], /
-    ) -> tuple[list[ComparedDraft], AcceptanceCounts]:
+    ) -> tuple[list[ComparedDraft], Acceptance]:
         return compare_drafts(self.reference, expected, progress)
 
     def inside(self, record: Record, e: ExpectedAnswer) -> Errors:

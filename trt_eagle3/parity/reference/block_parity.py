@@ -20,6 +20,7 @@ from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.drafts.block.reference import BlockProposal, BlockReference, BlockRows
 from trt_eagle3.parity.metrics import Compared, RowErrors, errors_or_infinite, row_errors, sizes
+from trt_eagle3.parity.record.answers import served_answers
 from trt_eagle3.parity.record.blocks import (
     Block,
     BlockRecord,
@@ -35,7 +36,7 @@ from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, DraftedToken, Proposals
 from trt_eagle3.parity.reference.draft import KeysValues
 from trt_eagle3.parity.reference.draft_parity import Errors
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
+from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["BlockParity"]
@@ -64,14 +65,15 @@ class BlockParity:
 
     def compare(
         self, record: Record, expected: Sequence[ExpectedAnswer], progress: Callable[[], object]
-    ) -> tuple[list[ComparedDraft], AcceptanceCounts]:
-        found, acceptance = [], AcceptanceCounts()
-        for e in expected:
+    ) -> tuple[list[ComparedDraft], Acceptance]:
+        found, acceptance = [], Acceptance()
+        for e, served in zip(expected, served_answers([e.answer for e in expected]), strict=True):
             blocks = read_blocks(e.answer.speculative_forwards)
             compared = ComparedDraft(e.answer.name, blocks.verified)
             run = _Run.of(self, e, blocks)
             if run.rows:
-                _Comparison(self, record, e, run, compared).fill(blocks, acceptance)
+                comparison = _Comparison(self, record, e, run, compared)
+                comparison.fill(blocks, acceptance, served=served)
             found.append(compared)
             progress()
         return found, acceptance
@@ -221,7 +223,7 @@ class _Comparison:
         embeds = parity.reference.target.embed(self._known).cpu()
         self._table = embeds.to(record.engine.dtype)
 
-    def fill(self, blocks: BlockRecord, acceptance: AcceptanceCounts) -> None:
+    def fill(self, blocks: BlockRecord, acceptance: Acceptance, *, served: bool) -> None:
         self._compare_inputs()
         self._compare_rows(blocks)
         heads, after = _after_heads(self._parity, self._record, self._expected, self._run)
@@ -229,7 +231,7 @@ class _Comparison:
         for (_, block), rows, ours in zip(self._run.cycles, self._run.expected, heads, strict=True):
             anchor = int(self._known[block.num_rows])
             self._compare_tokens(block, anchor, rows, ours)
-            self._count_accepted(block, anchor, rows, acceptance)
+            self._count_accepted(block, anchor, rows, acceptance, served=served)
 
     def _compare_inputs(self) -> None:
         rows, draft, m = self._run.rows, self._draft, self._m
@@ -331,7 +333,7 @@ class _Comparison:
         return DraftedToken(self._draft.case, row, int(ids[best]), token, margin, size)
 
     def _count_accepted(
-        self, block: Block, anchor: int, rows: BlockRows, acceptance: AcceptanceCounts
+        self, block: Block, anchor: int, rows: BlockRows, acceptance: Acceptance, *, served: bool
     ) -> None:
         """Count the accepted drafts, for the engine's and the reference's proposal."""
         depth = len(block.nodes)
@@ -341,7 +343,12 @@ class _Comparison:
         engine = len(path_rows(block.verify, rows_of(block.verify), self._table)) - 1
         own = self._parity.draft.propose(anchor, rows).tokens
         same = [a == b for a, b in zip(own, truth, strict=False)]
-        acceptance.add(depth, engine, same.index(False) if False in same else len(same))
+        reference = same.index(False) if False in same else len(same)
+        acceptance.recorded.add(depth, engine, reference)
+        if served:
+            answer = self._expected.answer
+            room = answer.prompt_len + answer.served_len - (block.num_rows + 1)
+            acceptance.served.add(depth, engine, reference, room)
 
 
 _Scores = dict[str, Tensor]
@@ -357,13 +364,16 @@ def _after_heads(
     """
     m, found = parity.draft.manifest, list[list[HeadRow]]()
     scores, confidence = list[Tensor](), list[Tensor]()
+    ids = parity.reference.target_ids(torch.arange(m.draft_vocab_size))
+    places = torch.zeros(m.vocab_size, dtype=torch.int64)  # of target ids in the draft's vocabulary
+    places[ids] = torch.arange(len(ids))
     for (_, block), rows in zip(run.cycles, run.expected, strict=True):
         anchor = int(e.answer.token_ids[block.num_rows])
         ours = replay_heads(record.engine, block, anchor)
         told = [row.token for row in ours]
         theirs = parity.draft.propose(anchor, rows, draw=_told(told))
         for row, every in zip(ours, theirs.all_scores.cpu(), strict=True):
-            scores.append(every if row.scores.ids is None else every[row.scores.ids])
+            scores.append(every if row.scores.ids is None else every[places[row.scores.ids]])
         if theirs.confidence is not None:
             confidence.append(theirs.confidence.cpu()[:, None])
         found.append(ours)

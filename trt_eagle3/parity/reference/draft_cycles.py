@@ -16,7 +16,7 @@ from trt_eagle3.parity.record.trace import rows_of
 from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows, KeysValues
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts, AutoregressiveReference
+from trt_eagle3.parity.reference.drafting import Acceptance, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.proposals import CycleState, read_proposals
 
@@ -45,7 +45,12 @@ class DraftCycles:
         self._table = reference.target.embed(known).cpu().to(rows[0].embeds.dtype)
 
     def run(
-        self, states: Sequence[CycleState], kv: KeysValues, acceptance: AcceptanceCounts
+        self,
+        states: Sequence[CycleState],
+        kv: KeysValues,
+        acceptance: Acceptance,
+        *,
+        served: bool,
     ) -> None:
         """Run all cycles, level by level.
 
@@ -53,6 +58,7 @@ class DraftCycles:
 
         Args:
             kv: the reference's keys and values of the committed rows.
+            served: this answer counts in ``acceptance.served``.
         """
         columns: dict[tuple[int, int], int] = {}  # (cycle, row) -> column of its keys and values
         depth = 1
@@ -64,7 +70,7 @@ class DraftCycles:
         for s in states:
             root = self._rows[s.cycle.num_rows - 1].logits
             self._draft.proposals.append(read_proposals(s, root, self._ref))
-            self._count_accepted(s, acceptance)
+            self._count_accepted(s, acceptance, served=served)
 
     def _run_level(
         self, level: Level, depth: int, kv: KeysValues, columns: dict[tuple[int, int], int]
@@ -109,7 +115,7 @@ class DraftCycles:
             mask[at, [columns[id(s), row] for row in (*s.ancestors(i), i)]] = True
         return mask
 
-    def _count_accepted(self, s: CycleState, acceptance: AcceptanceCounts) -> None:
+    def _count_accepted(self, s: CycleState, acceptance: Acceptance, *, served: bool) -> None:
         """Count the accepted depth of the verified tree, for the engine's and the reference's
         proposals.
         """
@@ -122,4 +128,8 @@ class DraftCycles:
             return
         truth = answer.token_ids[s.cycle.num_rows + 1 : s.cycle.num_rows + 1 + depth].tolist()
         engine = len(path_rows(verify, rows_of(verify), self._table)) - 1
-        acceptance.add(depth, engine, s.reference_length(truth, self._ref))
+        reference = s.reference_length(truth, self._ref)
+        acceptance.recorded.add(depth, engine, reference)
+        if served:
+            room = answer.prompt_len + answer.served_len - (s.cycle.num_rows + 1)
+            acceptance.served.add(depth, engine, reference, room)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts, DraftReference
+from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["DraftParity", "Errors", "Rounding"]
@@ -32,7 +32,7 @@ class DraftParity(Protocol):
 
     def compare(
         self, record: Record, expected: Sequence[ExpectedAnswer], progress: Callable[[], object]
-    ) -> tuple[list[ComparedDraft], AcceptanceCounts]:
+    ) -> tuple[list[ComparedDraft], Acceptance]:
         """Compare every answer's draft rows, and count accepted proposals by position."""
         ...
 

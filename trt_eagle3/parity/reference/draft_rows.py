@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.metrics import Compared, RowErrors, row_errors
+from trt_eagle3.parity.record.answers import served_answers
 from trt_eagle3.parity.record.cycles import Committed, DraftRecord, read_draft_forwards
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
-from trt_eagle3.parity.reference.drafting import AcceptanceCounts, AutoregressiveReference
+from trt_eagle3.parity.reference.drafting import Acceptance, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
 __all__ = ["committed_rows", "compare_drafts"]
@@ -26,15 +27,15 @@ def compare_drafts(
     reference: AutoregressiveReference,
     expected: Sequence[ExpectedAnswer],
     progress: Callable[[], object],
-) -> tuple[list[ComparedDraft], AcceptanceCounts]:
+) -> tuple[list[ComparedDraft], Acceptance]:
     """Compare every answer's draft rows, and count accepted proposals by position."""
-    found, acceptance = [], AcceptanceCounts()
-    for e in expected:
+    found, acceptance = [], Acceptance()
+    for e, served in zip(expected, served_answers([e.answer for e in expected]), strict=True):
         record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
         draft = ComparedDraft(e.answer.name, record.verified)
         rows = committed_rows(e, record)
         if rows:
-            _compare_answer(reference, e, record, rows, draft, acceptance)
+            _compare_answer(reference, e, record, rows, draft, acceptance, served=served)
         found.append(draft)
         progress()
     return found, acceptance
@@ -56,7 +57,9 @@ def _compare_answer(
     record: DraftRecord,
     rows: Sequence[Committed],
     draft: ComparedDraft,
-    acceptance: AcceptanceCounts,
+    acceptance: Acceptance,
+    *,
+    served: bool,
 ) -> None:
     features = _compare_aux(reference, e, rows, draft)
     embeds, positions = _compare_inputs(reference, e, rows, draft)
@@ -69,7 +72,7 @@ def _compare_answer(
         CycleState(c, found.features[c.num_rows - 1], logits[c.num_rows - 1 - first])
         for c in cycles
     ]
-    DraftCycles(reference, e, rows, draft).run(states, found.memory, acceptance)
+    DraftCycles(reference, e, rows, draft).run(states, found.memory, acceptance, served=served)
 
 
 def _compare_aux(

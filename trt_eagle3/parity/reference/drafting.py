@@ -5,6 +5,7 @@ Shapes: n rows of a sequence, Hd draft hidden, Vd draft vocab.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -22,28 +23,56 @@ from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["AcceptanceCounts", "AutoregressiveReference", "DraftReference"]
+__all__ = ["Acceptance", "AcceptanceCounts", "AutoregressiveReference", "DraftReference"]
 
 
 @dataclass
 class AcceptanceCounts:
     """Cycles by position: how often it was reached, and accepted by the engine and the reference.
 
-    ``reached``: cycles with a node there. ``engine``, ``reference``: cycles that accept there.
+    Attributes:
+        reached: cycles with a node there.
+        engine, reference: cycles that accept there.
+        lengths: tokens that a verify forward emitted -> forwards.
     """
 
     reached: list[int] = field(default_factory=list)
     engine: list[int] = field(default_factory=list)
     reference: list[int] = field(default_factory=list)
+    lengths: Counter[int] = field(default_factory=Counter)
 
-    def add(self, depth: int, engine: int, reference: int) -> None:
-        """Add one cycle whose tree is ``depth`` deep; lengths exclude the bonus token."""
+    def add(self, depth: int, engine: int, reference: int, room: int | None = None) -> None:
+        """Add one cycle whose tree is ``depth`` deep; accepted lengths exclude the bonus token.
+
+        Args:
+            room: tokens until the answer ends, the end token included. Tokens after the end do not
+                count, so a cycle without room is left out. None: the answer goes on.
+        """
+        room = depth + 1 if room is None else room
+        if room <= 0:
+            return
+        depth = min(depth, room)
         for counts in (self.reached, self.engine, self.reference):
             counts += [0] * (depth - len(counts))
         for position in range(depth):
             self.reached[position] += 1
             self.engine[position] += engine > position
             self.reference[position] += reference > position
+        self.lengths[min(engine + 1, room)] += 1
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance of all recorded cycles, and of those that requests like the prompts would see.
+
+    Attributes:
+        recorded: all cycles. Answers go on past their end tokens.
+        served: cycles up to the end token, of the user's own prompts; of all prompts if there are
+            none.
+    """
+
+    recorded: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    served: AcceptanceCounts = field(default_factory=AcceptanceCounts)
 
 
 @dataclass(frozen=True)

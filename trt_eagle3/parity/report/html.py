@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
-from typing import get_args
+from typing import Any, get_args
 
 import jinja2
 
@@ -17,36 +20,62 @@ __all__ = ["report_html"]
 
 
 def report_html(report: Report) -> str:
-    """Return the text of the page, which loads no other files."""
+    """Return the text of the page.
+
+    It loads no other files. Its ``Content-Security-Policy`` permits its own style sheet and nothing
+    else: no scripts, no style attributes, no forms.
+    """
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "percent": _percent}
+    environment.filters |= {"date": _date, "number": _number, "percent": _percent}
     template = environment.from_string(
         files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
     )
+    style = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
     drawn = {name: getattr(plots, name)(report) for name in plots.__all__}
     return template.render(
         r=report,
+        style=style,
+        policy=_policy(style),
         plots=drawn,
         stages=_stages(report),
         counts=_counts(report),
+        counted=_counted(report),
+        total=sum(report.seconds.values()),
         **_groups(report.checks),
     )
 
 
-def _groups(checks: Sequence[CheckResult]) -> dict[str, list[CheckResult]]:
-    """Group checks: those to show, exact ones that passed, skipped and not applicable ones.
+def _policy(style: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
-    All but the first group are folded.
-    """
-    exact = [g for g in checks if g.status == "passed" and g.tolerance == 0]
-    folded = {
-        status: [g for g in checks if g.status == status]
-        for status in ("skipped", "not_applicable")
-    }
-    shown = [g for g in checks if g.status in ("passed", "failed") and g not in exact]
-    return {"shown": shown, "exact": exact, **folded}
+
+def _groups(checks: Sequence[CheckResult]) -> dict[str, Any]:
+    """Group checks by status; ``exact``: how many passed without any difference permitted."""
+    grouped = {status: [g for g in checks if g.status == status] for status in get_args(Status)}
+    return {**grouped, "exact": sum(g.tolerance == 0 for g in grouped["passed"])}
+
+
+_PROMPTS = {
+    "file": "the prompts of --prompts",
+    "bundle": "the bundle's own prompts",
+    "generic": "the suite's generic prompts, because the bundle has none of its own",
+}
+
+
+def _counted(report: Report) -> str:
+    """Return which cycles the plots of acceptance count."""
+    if report.acceptance is None:
+        return ""
+    prompts = _PROMPTS[report.acceptance.prompts]
+    return f"Over {prompts}, each answer up to its end token."
+
+
+def _date(created_at: str) -> str:
+    """Format an ISO time for people, in UTC."""
+    return f"{datetime.fromisoformat(created_at).astimezone(UTC):%d %B %Y, %H:%M} UTC"
 
 
 def _stages(report: Report) -> list[tuple[str, str]]:

@@ -232,9 +232,21 @@ def _svg(draw: Callable[[Axes], None]) -> str:
     text = text[text.index("<svg") :]
     for name, colour in _COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # the page permits no style in the plot: each property becomes an attribute of its element
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r' style="([^"]*)"', lambda found: _attributes(found[1]), text)
     return re.sub(
         r'(<svg[^>]*?) width="[^"]*"',
-        r'\1 role="img"',
+        r'\1 role="img" stroke-linejoin="round" stroke-linecap="butt"',
         re.sub(r' height="[^"]*"', "", text, count=1),
+    )
+
+
+def _attributes(style: str) -> str:
+    """Return an element's CSS properties as SVG attributes, without the page's own font."""
+    pairs = [declaration.partition(":") for declaration in style.split(";") if declaration.strip()]
+    return "".join(
+        f' {name.strip()}="{value.strip()}"'
+        for name, _, value in pairs
+        if name.strip() != "font-family"
     )

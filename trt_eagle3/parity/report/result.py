@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
-from rich.table import Table
+from rich.text import Text
 
 from trt_eagle3.errors import CheckFailedError
+from trt_eagle3.io.terminal_text import TextTable
 from trt_eagle3.parity.checks.check_recorder import Status
+from trt_eagle3.prompts.kept import PromptsOrigin
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -39,6 +41,7 @@ class Subject(_Part):
     """A bundle: the one that was checked, or the one it was compared with.
 
     Attributes:
+        machine: name of the GPU, or of the processor and its cores.
         max_seq_len: of its limits.
         draft_overrides: fields that its config sets, in place of the values in the draft's files.
     """
@@ -47,6 +50,7 @@ class Subject(_Part):
     name: str
     backend: str
     device: str
+    machine: str
     dtype: str
     tool_version: str
     created_at: str
@@ -177,7 +181,12 @@ class OverrideResult(_Part):
 
 
 class PromptResult(_Part):
-    """One prompt."""
+    """One prompt.
+
+    Attributes:
+        answer_tokens: compared tokens, without speculation.
+        answer: its text up to the first end token; long texts are cut.
+    """
 
     name: str
     kind: str
@@ -200,10 +209,16 @@ class LayerError(_Part):
 class AcceptanceResult(_Part):
     """Acceptance by draft position, over the cycles that could accept there.
 
+    Only the user's own prompts count (all prompts if there are none), each up to its answer's end
+    token.
+
     Attributes:
+        prompts: ``file``: those of ``--prompts``; ``bundle``: those that the bundle keeps;
+            ``generic``: those of the suite.
         lengths: tokens that a verify forward emitted -> forwards.
     """
 
+    prompts: PromptsOrigin
     cycles: tuple[int, ...]
     engine: tuple[float, ...]
     reference: tuple[float, ...]
@@ -269,18 +284,14 @@ class Report(_Part):
             f"{self.bundle.path}: {len(failed)} checks failed: {', '.join(failed)}{where}"
         )
 
-    def table(self) -> Table:
-        """The checks, one line each, for a terminal of any width."""
-        table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-        for name in ("", "check", "measured", "allowed", "what"):
-            table.add_column(
-                name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None
-            )
+    def table(self) -> TextTable:
+        """The checks, one row each."""
+        table = TextTable("", "check", "measured", "allowed", "what")
         marks = {
-            "passed": "[green]ok[/]",
-            "failed": "[red]FAIL[/]",
-            "skipped": "[dim]--[/]",
-            "not_applicable": "[dim]n/a[/]",
+            "passed": Text("ok", "green"),
+            "failed": Text("FAIL", "red"),
+            "skipped": Text("--", "dim"),
+            "not_applicable": Text("n/a", "dim"),
         }
         for g in self.checks:
             star = " *" if g.overridden else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from trt_eagle3.engine.runtime.machine import machine_name
+from trt_eagle3.parity import SUITES
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement, Measurements
 from trt_eagle3.parity.checks.diagnose import FailureDiagnosis, first_tensor
 from trt_eagle3.parity.checks.evidence import Evidence
@@ -77,7 +78,7 @@ def summarise(
         prompts=tuple(_prompt(found, answer) for answer in found.evidence.answers),
         left_out=tuple(left_out),
         layers=_layers(found.recorder),
-        acceptance=_acceptance(found),
+        acceptance=_acceptance(found, suite),
         quantisation=_quantisation(found.evidence),
         margins=_margins(found),
         seconds=found.seconds,
@@ -93,6 +94,7 @@ def _subject(engine: RecordingEngine) -> Subject:
         name=record.config.name,
         backend=record.engine.backend,
         device=record.config.engine.device,
+        machine=machine_name(record.config.engine.device),
         dtype=record.engine.dtype,
         tool_version=record.tool_version,
         created_at=record.created_at,
@@ -161,7 +163,7 @@ def _prompt(found: Findings, answer: RecordedAnswer) -> PromptResult:
         prompt_tokens=answer.prompt_len,
         visual_tokens=int(answer.inputs.visual_rows.sum()),
         answer_tokens=len(answer.autoregressive),
-        answer=_short(found.evidence.decode(answer.autoregressive)),
+        answer=_short(found.evidence.decode(answer.autoregressive[: answer.served_len])),
         failed_checks=tuple(failed),
     )
 
@@ -188,16 +190,17 @@ def _layers(recorder: CheckRecorder) -> tuple[LayerError, ...]:
     )
 
 
-def _acceptance(found: Findings) -> AcceptanceResult | None:
-    counts = found.evidence.acceptance
+def _acceptance(found: Findings, suite: str) -> AcceptanceResult | None:
+    counts = found.evidence.acceptance.served
     if not counts.reached:
         return None
-    lengths = Counter(n for a in found.evidence.answers for n in a.accepted_lengths)
+    own = any(answer.case.own for answer in found.evidence.answers)
     return AcceptanceResult(
+        prompts=("bundle" if suite in SUITES else "file") if own else "generic",
         cycles=tuple(counts.reached),
         engine=tuple(e / n for e, n in zip(counts.engine, counts.reached, strict=True)),
         reference=tuple(r / n for r, n in zip(counts.reference, counts.reached, strict=True)),
-        lengths=dict(sorted(lengths.items())),
+        lengths=dict(sorted(counts.lengths.items())),
     )
 
 

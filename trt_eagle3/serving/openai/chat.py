@@ -21,6 +21,7 @@ from trt_eagle3.serving.openai.fields import (
     SamplingFields,
     Whole,
     check_model,
+    check_prompt_logprobs,
     read_fields,
     sampling,
 )
@@ -73,6 +74,7 @@ class ChatFields(SamplingFields, StructuredFields):
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Whole | None = None
+    prompt_logprobs: Whole | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -117,8 +119,11 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     answer_format = served.answer_format(conversation)
     newer = fields.max_completion_tokens
     limit = fields.max_tokens if newer is None else newer
+    check_prompt_logprobs(fields.prompt_logprobs, stream=fields.stream)
     chosen = sampling(fields, served, serving, limit).updated(
-        grammar=read_grammar(fields), logprobs=_num_logprobs(fields)
+        grammar=read_grammar(fields),
+        logprobs=_num_logprobs(fields),
+        prompt_logprobs=fields.prompt_logprobs,
     )
     request = Request(
         conversation,
@@ -129,7 +134,8 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
         name,
         [conversation.parser(answer_format) for _ in range(fields.n)],
         count_reasoning=partial(count_reasoning_tokens, served.processor, answer_format.reasoning),
-        token_bytes=served.token_bytes if fields.logprobs else None,
+        token_bytes=served.token_bytes,
+        logprobs=fields.logprobs,
         include_usage=bool(fields.stream_options.include_usage),
         pieces=served.processor if fields.stream_options.include_acceptance else None,
     )

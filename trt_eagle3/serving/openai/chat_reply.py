@@ -19,7 +19,7 @@ from trt_eagle3.multimodal.assistant_message import (
 from trt_eagle3.multimodal.tokenizer import TokenBytes
 from trt_eagle3.serving.openai.acceptance import AcceptanceField
 from trt_eagle3.serving.openai.call import CountReasoning, to_event
-from trt_eagle3.serving.openai.logprobs import chat_logprobs
+from trt_eagle3.serving.openai.logprobs import chat_logprobs, prompt_logprobs
 from trt_eagle3.serving.openai.usage import usage
 
 __all__ = ["ChatReply", "message_object"]
@@ -34,7 +34,8 @@ class ChatReply:
         parsers: Sequence[MessageParser],
         *,
         count_reasoning: CountReasoning,
-        token_bytes: TokenBytes | None = None,
+        token_bytes: TokenBytes,
+        logprobs: bool = False,
         include_usage: bool = False,
         pieces: Processor | None = None,
     ) -> None:
@@ -43,7 +44,7 @@ class ChatReply:
         Args:
             parsers: one per answer.
             count_reasoning: counts the reasoning ids of an answer.
-            token_bytes: for log-probabilities; None: no log-probabilities.
+            token_bytes: for log-probabilities. logprobs: of the answers' tokens.
             pieces: for the field ``trt_eagle3`` of chunks; None: no such field.
         """
         self._common = {
@@ -54,6 +55,7 @@ class ChatReply:
         self._parsers = parsers
         self._count_reasoning = count_reasoning
         self._token_bytes = token_bytes
+        self._logprobs = logprobs
         self._include_usage = include_usage
         self._acceptance = [AcceptanceField(pieces) for _ in parsers] if pieces else None
         self._unsent: list[list[TokenLogprob]] = [[] for _ in parsers]
@@ -90,12 +92,16 @@ class ChatReply:
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """Return the ``chat.completion`` object."""
         choices = [self._choice(i, generation) for i, generation in enumerate(generations)]
-        return {
+        whole = {
             **self._common,
             "object": "chat.completion",
             "choices": choices,
             "usage": self._usage(generations),
         }
+        prompt = generations[0].prompt_logprobs
+        if prompt is not None:
+            whole["prompt_logprobs"] = prompt_logprobs(prompt, self._token_bytes)
+        return whole
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
         answers = zip(generations, self._parsers, strict=True)
@@ -114,7 +120,7 @@ class ChatReply:
             "index": index,
             "message": message_object(parser.message, lambda call: self._call_id(index, call)),
             "finish_reason": self._reason(index, generation.finish_reason),
-            "logprobs": chat_logprobs(found, self._token_bytes) if self._token_bytes else None,
+            "logprobs": chat_logprobs(found, self._token_bytes) if self._logprobs else None,
         }
 
     def _delta(self, index: int, delta: MessageDelta) -> dict[str, Any]:
@@ -157,7 +163,7 @@ class ChatReply:
             "delta": delta,
             "finish_reason": finish_reason,
             "logprobs": chat_logprobs(found, self._token_bytes)
-            if self._token_bytes and found
+            if self._logprobs and found
             else None,
         }
         event = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}

@@ -19,11 +19,16 @@ from trt_eagle3.serving.openai.fields import (
     SamplingFields,
     Whole,
     check_model,
+    check_prompt_logprobs,
     read_fields,
     sampling,
 )
 from trt_eagle3.serving.openai.known_keys import check_format_keys
-from trt_eagle3.serving.openai.logprobs import completion_logprobs
+from trt_eagle3.serving.openai.logprobs import (
+    completion_logprobs,
+    echo_logprobs,
+    prompt_logprobs,
+)
 from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
 from trt_eagle3.serving.openai.usage import usage
 from trt_eagle3.serving.served_model import ServedModel
@@ -34,7 +39,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "prompt_logprobs": (),
 }
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
@@ -46,6 +50,7 @@ class CompletionFields(SamplingFields, StructuredFields):
     max_tokens: Whole | None = None
     echo: bool = False
     logprobs: Whole | None = None
+    prompt_logprobs: Whole | None = None
 
 
 def completion_error(error: UserError) -> UserError:
@@ -73,8 +78,14 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
     for prompt in prompts:
         serving.check_prompt(prompt.content if isinstance(prompt.content, str) else ())
     limit = _DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    check_prompt_logprobs(fields.prompt_logprobs, stream=fields.stream)
+    of_prompt = fields.prompt_logprobs
+    if of_prompt is None and fields.echo and not fields.stream:
+        of_prompt = fields.logprobs
     chosen = sampling(fields, served, serving, limit).updated(
-        grammar=read_grammar(fields), logprobs=fields.logprobs
+        grammar=read_grammar(fields),
+        logprobs=fields.logprobs,
+        prompt_logprobs=of_prompt,
     )
     requests = [
         request
@@ -91,6 +102,7 @@ def read_completion(raw: Any, served: ServedModel, serving: ServingConfig) -> Ca
         num_prompts=len(prompts),
         include_usage=bool(fields.stream_options.include_usage),
         logprobs=fields.logprobs is not None,
+        prompt_logprobs=fields.prompt_logprobs is not None,
     )
     return Call(tuple(requests), reply, fields.stream, ignored.paths)
 
@@ -134,6 +146,7 @@ class CompletionReply:
         num_prompts: int,
         include_usage: bool,
         logprobs: bool,
+        prompt_logprobs: bool = False,
     ) -> None:
         """Start a reply; ``echoes`` are the texts before each answer."""
         self._common = {
@@ -147,6 +160,7 @@ class CompletionReply:
         self._num_prompts = num_prompts
         self._include_usage = include_usage
         self._logprobs = logprobs
+        self._prompt_logprobs = prompt_logprobs
         self._unsent: list[list[TokenLogprob]] = [[] for _ in echoes]
         self._offsets = [len(echo) for echo in echoes]
 
@@ -173,12 +187,21 @@ class CompletionReply:
 
     def whole(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """Return the ``text_completion`` object."""
-        choices = [
-            self._choice(i, self._echoes[i] + found.text, found.finish_reason, found.logprobs)
-            for i, found in enumerate(generations)
-        ]
+        choices = [self._whole_choice(i, generations) for i in range(len(generations))]
         counts = usage(generations, prompts=self._num_prompts)
         return {**self._common, "choices": choices, "usage": counts}
+
+    def _whole_choice(self, index: int, generations: Sequence[Generation]) -> dict[str, Any]:
+        found, token_bytes = generations[index], self._served.token_bytes
+        text = self._echoes[index] + found.text
+        choice = self._choice(index, text, found.finish_reason, found.logprobs)
+        num_answers = len(generations) // self._num_prompts
+        prompt = generations[index - index % num_answers].prompt_logprobs
+        if prompt is not None and self._echoes[index] and self._logprobs:
+            choice["logprobs"] = echo_logprobs(prompt, found.logprobs, token_bytes)
+        if prompt is not None and self._prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(prompt, token_bytes)
+        return choice
 
     def _event(self, index: int, text: str, finish_reason: str | None) -> str:
         found, self._unsent[index] = self._unsent[index], []

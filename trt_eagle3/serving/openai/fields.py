@@ -24,6 +24,7 @@ __all__ = [
     "StreamOptions",
     "Whole",
     "check_model",
+    "check_prompt_logprobs",
     "read_biases",
     "read_fields",
     "sampling",
@@ -209,6 +210,19 @@ def sampling(
         stop_token_ids=fields.stop_token_ids,
         ignore_eos=fields.ignore_eos,
     )
+
+
+def check_prompt_logprobs(prompt_logprobs: int | None, *, stream: bool) -> None:
+    """Refuse ``prompt_logprobs`` of an answer that is streamed, as vLLM does.
+
+    Raises:
+        FieldError: both are given.
+    """
+    if prompt_logprobs is not None and stream:
+        raise FieldError(
+            "prompt_logprobs: not served with stream: true. Leave one of them out.",
+            "prompt_logprobs",
+        )
 
 
 def _seed(seed: int | None) -> int | None:
