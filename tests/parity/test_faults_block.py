@@ -43,7 +43,7 @@ def test_without_a_fault_no_gate_fails(
 
 def _assert_accepted_like_the_reference(evidence: Evidence) -> None:
     """With and without the engine."""
-    counts = evidence.acceptance
+    counts = evidence.acceptance.recorded
     assert sum(counts.engine) > 2
     assert counts.engine == counts.reference
     assert evidence.drafting is not None
