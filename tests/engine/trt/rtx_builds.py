@@ -25,8 +25,9 @@ from tests.engine.trt.plugin_library import WHEELS
 from tests.hybrid import save_qwen3_5_text
 from tests.moe import save_qwen3_moe
 from tests.quantised import save_quantised
-from tests.tiny import TARGET, tiny_config
+from tests.tiny import ROOT, TARGET, tiny_config
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.engine.trt.build import build_engine
@@ -49,6 +50,7 @@ TARGETS = (
     ("fp8", "plugin"),
     ("w4a16-asymmetric", "plugin"),
 )
+BLOCK_DRAFT = ROOT / "examples/tiny/dflash"
 INNER, OUTER, BLOCK = 256, 512, 128
 LAYERS, AUX_LAYERS = 3, (0, 1, 2)
 """Of the targets: a builder's time is that of its layers, and one more is like the last."""
@@ -141,6 +143,7 @@ def refusals(library: Path, folder: Path) -> dict[str, str]:
         "no attribute": refused({"page_size": None}),
         "version": refused({"plugin_version": "9"}),
         "shape": refused({}, v_width=32),
+        "window": refused({"window": 4}),
     }
     dialect = type(find_dialect(EngineConfig.model_validate(engine_config(library)).tensorrt))
     configure = dialect.configure
@@ -259,6 +262,25 @@ def hybrid_build(library: Path, folder: Path) -> str:
     return build_target(target, engine_config(library), folder / "hybrid")
 
 
+def block_build(library: Path, folder: Path) -> str:
+    """The folder of a block draft's engines alone."""
+    config = tiny_config(draft=BLOCK_DRAFT, engine=engine_config(library))
+    spec, made = read_target(TARGET), folder / "block_draft"
+    manifest = find_draft(str(BLOCK_DRAFT), spec, {})
+    graphs = build_graphs(spec, manifest, config.engine, reference_location)
+    models = {name: with_word_states(graphs[name]) for name in ("context", "block")}
+    sizes = TreeSizes(6, 1, 5)
+    profiles = {
+        name: graph_profiles(name, model, config.engine, config.limits, sizes)
+        for name, model in models.items()
+    }
+    for name in models:
+        (made / name).mkdir(parents=True)
+        (made / name / "config.json").write_text("{}")
+    write_engines(made, models, profiles, config.engine, folder / "cache")
+    return str(made)
+
+
 def build_target(target: Path, engine: dict[str, Any], made: Path) -> str:
     """Put the target's engine alone into the folder ``made``."""
     config = tiny_config(target=target, draft=None, engine=engine)
@@ -297,6 +319,7 @@ def main(library: Path, folder: Path) -> None:
         )
     step("experts", lambda: experts_build(library, folder))
     step("hybrid", lambda: hybrid_build(library, folder))
+    step("block draft", lambda: block_build(library, folder))
     step("refusals", lambda: refusals(library, folder))
     step("quantised", lambda: quantised_builds(library, folder))
     print(json.dumps(found))

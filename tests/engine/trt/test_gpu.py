@@ -26,7 +26,7 @@ from torch import Tensor
 
 import trt_eagle3
 from tests.graph.test_trt_export import GRAPHS, ROWS, graphs, inputs_of, written
-from tests.tiny import build_tiny, build_tiny_moe, tiny_config
+from tests.tiny import ROOT, build_tiny, build_tiny_moe, tiny_config
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.bundle.record import reference_location
@@ -209,6 +209,19 @@ def test_float32_engines_give_the_torch_sessions_tokens(bundles: Bundles) -> Non
 
 
 @pytest.mark.xdist_group("float16")
+def test_float32_engines_of_a_block_draft_give_the_torch_sessions_tokens(tmp_path: Path) -> None:
+    """Their graphs have windows, where a draft's layers slide."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    pytest.importorskip("tensorrt")
+    hybrid = ROOT / "examples/tiny_hybrid"
+    sections = {"limits": LIMITS, "speculation": {"steps": 7}, "target": hybrid / "target"}
+    block = sections | {"draft": hybrid / "dflash2"}
+    plain = answers(build_tiny(tmp_path / "torch", engine=TORCH, **block), speculation=False)
+    built = build_tiny(tmp_path / "trt", engine=quick_engine("float32"), **block)
+    assert answers(built, speculation=True) == plain
+
+
 def test_float16_speculation_differs_from_plain_at_most_in_ties(bundles: Bundles) -> None:
     pairs = zip(
         *(answers(bundles.tensorrt("float16"), speculation=s) for s in (False, True)), strict=True

@@ -33,6 +33,14 @@ PLUGIN_NODES = {
     "fuse": {},
     "draft": {"AddRmsNorm": 4, "QKNormMRope": 1, "TreeAttention": 1, "SiluMul": 1, "PickRows": 1},
 }
+BLOCK_NODES = {
+    "context": {"AddRmsNorm": 1, "QKNormMRope": 3, "TreeAttention": 3},
+    "block": {
+        "AddRmsNorm": 7,
+        **dict.fromkeys(("QKNormMRope", "TreeAttention", "SiluMul"), 3),
+        "PickRows": 1,
+    },
+}
 PRODUCTS = LAYERS * (256 * 512 + 256 * 256 + 3 * 256 * 448)
 """Weights of the layers' products: of q, k and v, of o, of gate, up and down."""
 CHIP_BITS = {"sm89": 8, "sm120": 16}
@@ -79,6 +87,13 @@ def test_graph_becomes_an_engine_with_our_plugins(found: Any, dtype: str, graph:
     assert int.from_bytes(engine[MASK], "little") == bits
 
 
+@pytest.mark.parametrize("graph", BLOCK_NODES)
+def test_graphs_of_a_block_draft_become_engines_with_our_plugins(found: Any, graph: str) -> None:
+    inspection = read(found["block draft"], graph, "inspection.json")
+    assert inspection["plugins"] == BLOCK_NODES[graph]
+    assert inspection["copied_inputs"] == []
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_is_given_the_caches_themselves(found: Any, dtype: str) -> None:
     layers = read(found[dtype], "target", "inspection.json")["layers"]
@@ -114,7 +129,7 @@ def test_bundle_holds_no_timing_cache_and_no_graphs(found: Any) -> None:
     ],
 )
 def test_builder_refuses_what_is_wrong_in_our_words(found: Any, wrong: str, said: str) -> None:
-    assert found["refusals"]["right"] == ""
+    assert found["refusals"]["right"] == found["refusals"]["window"] == ""
     reason = found["refusals"][wrong]
     assert "\n" not in reason
     assert re.search(said, reason), reason
