@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.metrics import errors_or_infinite
-from trt_eagle3.parity.record.cycles import Committed, read_draft_forwards
+from trt_eagle3.parity.record.cycles import Committed
 from trt_eagle3.parity.record.engine import replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.record import Record
@@ -18,7 +18,7 @@ from trt_eagle3.parity.reference.chain_acceptance import accepted_chains
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.draft_parity import Errors, Rounding
-from trt_eagle3.parity.reference.draft_rows import compare_drafts
+from trt_eagle3.parity.reference.draft_rows import compare_drafts, read_draft
 from trt_eagle3.parity.reference.drafting import Acceptance, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
@@ -38,7 +38,7 @@ class AutoregressiveParity:
 
     def inside(self, record: Record, e: ExpectedAnswer) -> Errors:
         """Yield errors of the draft's first prompt forward, computed from the engine's inputs."""
-        found = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
+        found = read_draft(self.reference, e.answer)
         forwards = [f for f in found.forwards if int(f.inputs["past_lengths"].max()) == 0][:1]
         rows = [found.committed[i] for i in range(len(embeds_of(forwards)))]
         expected = self._run_committed(rows, e)

@@ -106,10 +106,14 @@ class _Chain:
     def step(self, depth: int) -> None:
         """Draft the tokens after ``guesses``, which are ``depth`` beyond the starts."""
         ref, own = self._ref, torch.eye(len(self._starts), dtype=torch.bool)
-        embeds = ref.embed(self.guesses, ref.draft.dtype).to(self._features)
+        embeds, features = ref.embed(self.guesses, ref.draft.dtype), self._features
+        if ref.mask_row is not None:
+            embeds, features = (
+                x.expand_as(features) for x in (ref.mask_row.embeds, ref.mask_row.features)
+            )
         positions = ref.positions(self._starts + depth, self._positions)
         self._seen = torch.cat([self._seen, own], dim=1)
-        found = ref.draft.run(embeds, self._features, positions.T, self._seen, self._memory)
+        found = ref.draft.run(embeds.to(features), features, positions.T, self._seen, self._memory)
         self._memory = [
             (torch.cat([k, new_k]), torch.cat([v, new_v]))
             for (k, v), (new_k, new_v) in zip(self._memory, found.memory, strict=True)

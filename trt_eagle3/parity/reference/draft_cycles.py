@@ -75,10 +75,16 @@ class DraftCycles:
     def _run_level(
         self, level: Level, depth: int, kv: KeysValues, columns: dict[tuple[int, int], int]
     ) -> KeysValues:
-        rows = [s.cycle.rows[i] for s, i in level]
-        fed = torch.stack([s.features(row.parent) for (s, _), row in zip(level, rows, strict=True)])
+        rows, mask = [s.cycle.rows[i] for s, i in level], self._ref.mask_row
+        given = [s.features(row.parent) for (s, _), row in zip(level, rows, strict=True)]
+        fed = torch.stack(given if mask is None else [mask.features] * len(rows))
         positions = self._positions(level, rows, depth)
-        embeds = torch.stack([r.embeds for r in rows]).to(fed)
+        embeds = torch.stack([r.embeds for r in rows])
+        if mask is not None:
+            wanted = mask.embeds.cpu().to(embeds.dtype).expand(len(rows), -1)
+            name = f"inputs_embeds.step{depth}"
+            self._draft.inputs_embeds.append(Compared(self._draft.case, name, embeds, wanted))
+        embeds = embeds.to(fed)
         found = self._ref.draft.run(embeds, fed, positions.T, self._mask(level, columns), kv)
         for at, (s, i) in enumerate(level):
             s.put(i, found.features[at], found.logits[at].cpu())

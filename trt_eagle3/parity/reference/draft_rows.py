@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.metrics import Compared, RowErrors, row_errors
-from trt_eagle3.parity.record.answers import served_answers
+from trt_eagle3.parity.record.answers import RecordedAnswer, served_answers
 from trt_eagle3.parity.record.cycles import Committed, DraftRecord, read_draft_forwards
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows
@@ -20,7 +20,7 @@ from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
 from trt_eagle3.parity.reference.drafting import Acceptance, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
-__all__ = ["committed_rows", "compare_drafts"]
+__all__ = ["committed_rows", "compare_drafts", "read_draft"]
 
 
 def compare_drafts(
@@ -31,7 +31,7 @@ def compare_drafts(
     """Compare every answer's draft rows, and count accepted proposals by position."""
     found, acceptance = [], Acceptance()
     for e, served in zip(expected, served_answers([e.answer for e in expected]), strict=True):
-        record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
+        record = read_draft(reference, e.answer)
         draft = ComparedDraft(e.answer.name, record.verified)
         rows = committed_rows(e, record)
         if rows:
@@ -39,6 +39,13 @@ def compare_drafts(
         found.append(draft)
         progress()
     return found, acceptance
+
+
+def read_draft(reference: AutoregressiveReference, answer: RecordedAnswer) -> DraftRecord:
+    """Read the draft's part of the record of an answer."""
+    mask = reference.mask_row
+    aux = None if mask is None else mask.aux.cpu()
+    return read_draft_forwards(answer.speculative_forwards, answer.prompt_len, aux)
 
 
 def committed_rows(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:

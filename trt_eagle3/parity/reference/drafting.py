@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["Acceptance", "AcceptanceCounts", "AutoregressiveReference", "DraftReference"]
+__all__ = ["Acceptance", "AcceptanceCounts", "AutoregressiveReference", "DraftReference", "MaskRow"]
 
 
 @dataclass
@@ -101,10 +102,32 @@ class DraftReference:
 
 
 @dataclass(frozen=True)
+class MaskRow:
+    """The inputs of every mask row: those of P-EAGLE's rows of proposals.
+
+    ``embeds``: [Hd], of the mask token. ``aux``: [k * H]. ``features``: [Hd], made from ``aux``.
+    """
+
+    embeds: Tensor
+    aux: Tensor
+    features: Tensor
+
+
+@dataclass(frozen=True)
 class AutoregressiveReference(DraftReference):
-    """A draft that predicts one token per step."""
+    """A draft that predicts one token per step, or by mask rows."""
 
     draft: ReferenceDraft
+
+    @cached_property
+    def mask_row(self) -> MaskRow | None:
+        """The mask row; None if the draft feeds back its own features."""
+        rows = self.manifest.mask_rows
+        if rows is None:
+            return None
+        aux = self.draft.weights["mask_hidden"].flatten()[None]
+        embeds = self.embed(torch.tensor([rows.mask_token_id]), self.draft.dtype)
+        return MaskRow(embeds[0].to(aux.device), aux[0], self.draft.fuse(aux)[0])
 
     @property
     def manifest(self) -> AutoregressiveManifest:

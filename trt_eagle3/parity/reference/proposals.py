@@ -106,6 +106,8 @@ def read_proposals(
 def _read_rows(
     s: CycleState, root: Tensor | None, reference: AutoregressiveReference
 ) -> Iterator[str]:
+    if reference.mask_row is not None:  # rows hold the mask token
+        return
     for i, row in enumerate(s.cycle.rows):
         parent = None if row.parent < 0 else s.cycle.rows[row.parent]
         best = _best(root if parent is None else parent.logits, reference)
@@ -124,7 +126,8 @@ def _read_nodes(
         return
     rows = rows_of(s.cycle.verify)
     embeds = rows.cut(s.cycle.verify.inputs["inputs_embeds"])
-    by_path = {s.path(i): i for i in range(len(s.cycle.rows))}
+    count, by_mask = len(s.cycle.rows), reference.mask_row is not None
+    by_path = {} if by_mask else {s.path(i): i for i in range(count)}
     s.nodes.append(Node(-1, 0, (), None))
     taken: dict[int, list[int]] = {}
     for node, parent in enumerate(parents_of(rows.mask)[1:], start=1):
@@ -133,7 +136,10 @@ def _read_nodes(
         path = (*s.nodes[parent].path, None if place is None else int(best.tokens[place]))
         siblings = taken.setdefault(parent, [])
         rank = -1 if place is None else best.rank(place, siblings)
-        s.nodes.append(Node(parent, rank, path, by_path.get(path)))
+        row = by_path.get(path)
+        if by_mask and len(path) <= count:  # a mask row for each depth
+            row = len(path) - 1
+        s.nodes.append(Node(parent, rank, path, row))
         if place is None:
             yield f"node {node} at depth {len(path)}"
         else:
