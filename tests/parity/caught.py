@@ -19,7 +19,7 @@ from trt_eagle3.parity.report.summary import summarise
 __all__ = ["BLOCK", "QUANTISED", "SERVED", "SINGLE", "assert_caught"]
 
 BLOCK = [name for name, fault in FAULTS.items() if fault.bundle in BLOCKS]
-"""Faults of bundles with a block draft."""
+"""Faults of bundles of ``BLOCKS``."""
 QUANTISED = [name for name, fault in FAULTS.items() if fault.bundle and name not in BLOCK]
 """Faults of quantised bundles."""
 SERVED = [name for name, fault in FAULTS.items() if not fault.bundle and fault.looks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.drafts.block.files import Geometry
 from tests.drafts.block.files import write as write_draft
@@ -18,7 +20,8 @@ from tests.parity.fault import MAX_TOKENS
 from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
 from tests.quantised import add_kv_scales, save_quantised
-from tests.tiny import QUESTIONS, TARGET, build_tiny
+from tests.tiny import DRAFT, QUESTIONS, TARGET, build_tiny, tiny_config
+from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.checks import sampling as sampling_check
@@ -31,6 +34,7 @@ from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.report import plots
 from trt_eagle3.parity.report.summary import Findings
 from trt_eagle3.parity.run import Validation
+from trt_eagle3.pipeline import build as make_bundle
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 TREE = {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10}
@@ -160,11 +164,23 @@ def _write_bigrams(folder: Path, answer: Sequence[int]) -> None:
     write_draft(folder, "deepspec", GEOMETRY, drop=tuple(names), add=tables, **_OWN)
 
 
+def _add_mask_rows(folder: Path, _: Sequence[int]) -> None:
+    """The tiny draft, as one of P-EAGLE."""
+    shutil.copytree(DRAFT, folder)
+    tensors = load_file(folder / "model.safetensors")
+    hidden = torch.randn(1, 1, 3 * 256, generator=torch.Generator().manual_seed(2))
+    (folder / "model.safetensors").unlink()  # it may be a link
+    save_file({**tensors, "mask_hidden": hidden.bfloat16()}, folder / "model.safetensors")
+
+
+OVERRIDES = {"p-eagle": {"parallel": {"mask_token_id": 640, "num_drafts": 4}}}
+"""Overrides of a draft's fields in ``BLOCKS``."""
 BLOCKS: dict[str, Callable[[Path, Sequence[int]], object]] = {
     "dflash2": lambda folder, _: write_draft(
         folder, "z-lab dflash2", replace(GEOMETRY, rank=16), nested=_OWN, sliding_window=8
     ),
     "dspark": _write_bigrams,
+    "p-eagle": _add_mask_rows,
     "dspark rnn": lambda folder, _: write_draft(
         folder,
         "speculators dspark",
@@ -177,7 +193,9 @@ BLOCKS: dict[str, Callable[[Path, Sequence[int]], object]] = {
         aux_hidden_state_layer_ids=[2, 4, 7],
     ),
 }
-"""Bundles with a block draft, and how the draft is written, with the tokens of an answer."""
+"""Bundles whose draft drafts a chain in one forward, and how that draft is written, which may learn
+the tokens of an answer.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -197,7 +215,9 @@ def block_bundle(
         root = tmp_path_factory.mktemp(name)
         BLOCKS[name](root / "draft", answer())
         chain = {"mode": "chain", "steps": 3}
-        return build_tiny(root, draft=root / "draft", speculation=chain, limits=LIMITS)
+        config = tiny_config(draft=root / "draft", speculation=chain, limits=LIMITS).model_dump()
+        config["draft"]["overrides"] = OVERRIDES.get(name, {})
+        return make_bundle(BuildConfig.model_validate(config), output=root).path
 
     return build
 

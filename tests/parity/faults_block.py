@@ -1,4 +1,4 @@
-"""Faults of block drafts: of context rows, of a block, of its heads, of what is proposed."""
+"""Faults of block drafts: of context rows, a block, its heads, its tokens; and of P-EAGLE."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from tests.parity.planting import Planted, Seam, Tensors
 from trt_eagle3.decode.speculation import block_heads
 from trt_eagle3.decode.speculation.block import BlockDrafter
 from trt_eagle3.decode.speculation.block_heads import BlockHeads
+from trt_eagle3.decode.speculation.grow import DraftInputs, MaskRows, TreeGrower
 from trt_eagle3.decode.speculation.proposal import Proposal
+from trt_eagle3.decode.speculation.tree import Tree
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.spec import RopeSpec
 
 _DFLASH2 = partial(Fault, bundle="dflash2")
 _DSPARK = partial(Fault, bundle="dspark")
+_P_EAGLE = partial(Fault, bundle="p-eagle")
 
 
 def _read_as(graph: str = "block", **changes: Any) -> Callable[[Planted], None]:
@@ -102,6 +105,29 @@ def _rope_positions(p: Planted) -> None:
 
 def _masks_like_the_anchor(_: Seam, inputs: Tensors) -> Tensors:
     return moved(inputs, "inputs_embeds", lambda t: t[:, :1].expand_as(t).contiguous())
+
+
+def _mask_rows(change: Callable[[MaskRows], MaskRows]) -> Callable[[Planted], None]:
+    def plant(p: Planted) -> None:
+        real = TreeGrower._fill_at_once
+
+        def fill(self: TreeGrower, tree: Tree, inputs: DraftInputs, rows: MaskRows) -> Proposal:
+            return real(self, tree, inputs, change(rows))
+
+        p.patch.setattr(TreeGrower, "_fill_at_once", fill)
+
+    return plant
+
+
+def _fed_back(p: Planted) -> None:
+    real = TreeGrower._level
+
+    def level(
+        self: TreeGrower, inputs: DraftInputs, depth: Any, tokens: Tensor, fed: Tensor, mask: Tensor
+    ) -> Any:
+        return real(self, inputs, depth, tokens, inputs.features[:, None].expand_as(fed), mask)
+
+    p.patch.setattr(TreeGrower, "_level", level)
 
 
 BLOCK: Mapping[str, Fault] = {
@@ -207,6 +233,18 @@ BLOCK: Mapping[str, Fault] = {
         "draft.tokens",
         "tokens",
         _heads(selector_top_k=1),
+    ),
+    "mask rows of P-EAGLE": _P_EAGLE(
+        "P-EAGLE's mask rows have another token's embedding",
+        "draft.inputs_embeds",
+        "inputs_embeds.step1",
+        _mask_rows(lambda rows: replace(rows, token_id=3)),
+    ),
+    "features of mask rows": _P_EAGLE(
+        "P-EAGLE's mask rows are fed back features of the last row",
+        "draft.features",
+        "features_out.step1",
+        _fed_back,
     ),
     "table of the markov head": _DSPARK(
         "an unused row of the markov head's table is not the checkpoint's",

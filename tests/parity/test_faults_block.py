@@ -1,4 +1,4 @@
-"""Faults of block drafts are caught and named; without one, all checks hold."""
+"""Faults of block drafts and of P-EAGLE are caught and named; without one, all checks hold."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from tests.parity.faults import FAULTS
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.reference.chain_acceptance import _emitted
+
+ABSENT = {
+    "dflash2": ["fuse", "confidence"],
+    "dspark": ["fuse"],
+    "dspark rnn": ["fuse"],
+    "p-eagle": ["context", "scores", "confidence", "tokens"],
+}
+"""Checks that do not apply to a draft."""
 
 
 @pytest.mark.parametrize("name", BLOCK)
@@ -32,12 +40,12 @@ def test_without_a_fault_no_gate_fails(
     found = inspect(RecordingEngine(block_bundle(name)), monkeypatch, own_sources=True)
     assert found.diagnosis is None
     of_drafts = {n: m.status for n, m in found.recorder.items() if n.startswith("draft.")}
-    absent = {"draft.fuse", *(["draft.confidence"] if name == "dflash2" else [])}
+    absent = {f"draft.{n}" for n in ABSENT[name]}
     assert of_drafts == {
         **dict.fromkeys(of_drafts, "passed"),
         **dict.fromkeys(absent, "not_applicable"),
     }
-    if name == "dspark":
+    if name in {"dspark", "p-eagle"}:
         _assert_accepted_like_the_reference(found.evidence)
 
 
