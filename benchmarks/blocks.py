@@ -10,6 +10,8 @@ same run.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -23,7 +25,7 @@ from benchmarks.drawn_packed import kv_dtype_option, weights_option
 from benchmarks.random_pair import RandomPair, random_pair
 from benchmarks.synthetic import size_option
 from benchmarks.synthetic_block import BLOCK_DRAFTS
-from benchmarks.timing import copy_bandwidth, median_ms
+from benchmarks.timing import copy_bandwidth, kernel_table, median_ms
 from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.forward.device_batch import DeviceBatch
 from trt_eagle3.decode.sampling.sampling_params import GREEDY
@@ -53,6 +55,7 @@ _DEVICE = torch.device("cuda")
 @click.option("--cycles", default=40, show_default=True, help="Steps per median.")
 @weights_option
 @kv_dtype_option
+@click.option("--profile", is_flag=True, help="Also print the draft part's time by kernel.")
 def main(
     size: str,
     drafts: tuple[str, ...],
@@ -61,6 +64,7 @@ def main(
     cycles: int,
     weights: str,
     kv_dtype: KVDtype,
+    profile: bool,
 ) -> None:
     """Print cycle times by draft and batch size, beside plain steps."""
     console, bandwidth = Console(width=120), copy_bandwidth()
@@ -90,7 +94,10 @@ def main(
             manifest = _manifest(pair)
             steps = manifest.drafts_of(manifest.block_size)
             found = _cycles(pair, context, batches, steps, cycles)
-            part, floor = _draft_ms(pair, context, steps), 1e3 * _bytes(pair, context) / bandwidth
+            run = _draft_part(pair, context, steps)
+            part, floor = median_ms(run), 1e3 * _bytes(pair, context) / bandwidth
+            if profile:
+                console.print(kernel_table(run, f"draft part, {name}"))
             ratios = (f"{found[b]:.2f} ({found[b] / plain[b]:.2f})" for b in batches)
             table.add_row(name, *ratios, f"{part:.2f}", f"{floor:.2f}", f"{part / floor:.2f}")
         del pair
@@ -127,8 +134,8 @@ def _bytes(pair: RandomPair, context: int) -> float:
     return weights + 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
 
 
-def _draft_ms(pair: RandomPair, context: int, steps: int) -> float:
-    """Return the device time of the draft's part of a cycle that accepts half of a block."""
+def _draft_part(pair: RandomPair, context: int, steps: int) -> Callable[[], object]:
+    """Return the draft's part of a cycle that accepts half of a block."""
     m, tree = _manifest(pair), static_tree(SpeculationConfig(steps=steps))
     drafter = pair.open_drafter(max_rows=512, max_sequences=1, fixed_shapes=True)
     pages = torch.arange(1, pair.pool.num_pages, dtype=torch.int32, device=_DEVICE)
@@ -142,7 +149,7 @@ def _draft_ms(pair: RandomPair, context: int, steps: int) -> float:
         device=_DEVICE,
     )
     paths = _paths(tree)
-    return median_ms(lambda: drafter.extend(batch, proposal, paths, aux, ahead=True))
+    return partial(drafter.extend, batch, proposal, paths, aux, ahead=True)
 
 
 def _paths(tree: Tree) -> AcceptedPaths:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +24,7 @@ from rich.table import Table
 from benchmarks.drawn_packed import kv_dtype_option, packed_share, weights_option
 from benchmarks.random_pair import RandomPair, random_pair
 from benchmarks.synthetic import size_option
-from benchmarks.timing import copy_bandwidth, median_ms
+from benchmarks.timing import copy_bandwidth, kernel_table, median_ms
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import KVDtype, SpeculationConfig
@@ -158,16 +159,9 @@ def _print_profile(pair: RandomPair, context: int, tokens: int) -> None:
     """Print the device time of one captured target step, by kernel."""
     metadata = _target_metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(10):
-            pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None])
-        torch.cuda.synchronize()
-    table = Table(f"kernels, {tokens} tokens, kv {context}", "us a step", "launches")
-    for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:12]:
-        table.add_row(
-            event.key[:70], f"{event.device_time_total / 10:.0f}", f"{event.count / 10:.0f}"
-        )
-    Console(width=110).print(table)
+    rows = torch.arange(tokens)[None]
+    forward = partial(pair.target.forward, embeds[None], metadata, rows)
+    Console(width=110).print(kernel_table(forward, f"kernels, {tokens} tokens, kv {context}"))
 
 
 def _draft_ms(pair: RandomPair, context: int) -> float:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
+from rich.table import Table
 
 from trt_eagle3.errors import EnvironmentMissingError
 
-__all__ = ["copy_bandwidth", "matmul_rate", "median_ms"]
+__all__ = ["copy_bandwidth", "kernel_table", "matmul_rate", "median_ms"]
 
 _REPEATS = 30
+_PROFILED, _KERNELS = 10, 12  # runs of a profile, and kernels that it names
 _BURST = 8  # runs between two events: the host is ahead of the device, as in the decode loop
 _LONG_SECONDS = 0.05  # longer runs are measured one by one, and less often
 _MATRIX = 8192  # rows and columns of the products that the rate is measured with
@@ -45,6 +47,19 @@ def _check_gpu() -> None:
         raise EnvironmentMissingError(
             "this benchmark measures a CUDA GPU, and torch sees none. Run it on a machine with one."
         )
+
+
+def kernel_table(run: Callable[[], object], title: str) -> Table:
+    """Return the device time of the longest kernels of a warm ``run``, in microseconds."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(_PROFILED):
+            run()
+        torch.cuda.synchronize()
+    table = Table(title, "us a run", "launches")
+    for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:_KERNELS]:
+        us, count = event.device_time_total / _PROFILED, event.count / _PROFILED
+        table.add_row(event.key[:70], f"{us:.0f}", f"{count:.0f}")
+    return table
 
 
 def median_ms(run: Callable[[], object]) -> float:

@@ -36,7 +36,7 @@ from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.drafts.block.reader import read_block
 from trt_eagle3.drafts.block.reference import BlockReference, BlockRows
 
-__all__ = ["NAMES", "Golden", "load_golden"]
+__all__ = ["NAMES", "Golden", "drawn", "load_golden", "vocabulary"]
 
 HERE = Path(__file__).parent / "goldens"
 NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
@@ -76,7 +76,7 @@ def load_golden(name: str) -> Golden:
     if "transformer_layer_config" in config:  # speculators saves no copy of the target's tables
         del saved[EMBEDDING]
         if "d2t" in record:
-            saved |= _vocabulary(record["d2t"], geometry["vocab_size"])
+            saved |= vocabulary(record["d2t"], geometry["vocab_size"])
         else:
             del saved[HEAD]
     with TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def drawn(name: str, shape: Sequence[int]) -> Tensor:
     return torch.tensor(x, dtype=torch.float32)
 
 
-def _vocabulary(d2t: Sequence[int], vocab_size: int) -> dict[str, Tensor]:
+def vocabulary(d2t: Sequence[int], vocab_size: int) -> dict[str, Tensor]:
     """Return the two maps of a draft's vocabulary, as saved."""
     offsets = torch.tensor(d2t)
     kept = torch.zeros(vocab_size, dtype=torch.bool)

@@ -28,15 +28,15 @@ def forced(tokens: list[int]) -> Callable[[int, Tensor], int]:
 def errors(golden: Golden, reference: BlockReference) -> dict[str, float]:
     """The largest difference of each kind of output from the producer's, over all blocks.
 
-    A different token counts as infinite.
+    Another shape, and a value that is no number, count as infinite.
     """
     found: dict[str, float] = {}
 
     def compare(kind: str, ours: Tensor | None, theirs: Any) -> None:
         wanted = torch.tensor(theirs, dtype=torch.float64)
         same = ours is not None and ours.shape == wanted.shape
-        error = float((ours - wanted).abs().max()) if same and ours is not None else torch.inf
-        found[kind] = max(found.get(kind, 0.0), error)
+        error = (ours - wanted).abs().max().nan_to_num(nan=torch.inf) if same else torch.inf
+        found[kind] = max(found.get(kind, 0.0), float(error))
 
     for cycle in golden.cycles:
         rows = golden.rows(cycle, reference)
