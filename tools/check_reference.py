@@ -72,6 +72,10 @@ _SUBJECTS = {
     "lacks_fp8": "an FP8 cache",
     "lacks_quantised": "quantised weights",
     "lacks_made": "weights quantised at build",
+    "lacks_block": "of block kind",
+    "lacks_confidence": "with a confidence head",
+    "lacks_fuse": "of autoregressive kind",
+    "lacks_heads": "with a selector or markov head",
 }
 """What a bundle must have, by the name of ``Check.lacks``."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conftest import WHOLE_CALL, inspect
+from tests.parity.conftest import BLOCKS, WHOLE_CALL, inspect
 from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
 from trt_eagle3.errors import CheckFailedError
@@ -16,13 +16,15 @@ from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.reference.sources import read_sources
 from trt_eagle3.parity.report.summary import summarise
 
-__all__ = ["QUANTISED", "SERVED", "SINGLE", "assert_caught"]
+__all__ = ["BLOCK", "QUANTISED", "SERVED", "SINGLE", "assert_caught"]
 
-QUANTISED = [name for name, fault in FAULTS.items() if fault.bundle]
+BLOCK = [name for name, fault in FAULTS.items() if fault.bundle in BLOCKS]
+"""Faults of bundles of ``BLOCKS``."""
+QUANTISED = [name for name, fault in FAULTS.items() if fault.bundle and name not in BLOCK]
 """Faults of quantised bundles."""
 SERVED = [name for name, fault in FAULTS.items() if not fault.bundle and fault.looks]
 """Those that a prompt alone never meets: of batches, sampling, options, and of unused bytes."""
-SINGLE = [name for name in FAULTS if name not in {*QUANTISED, *SERVED}]
+SINGLE = [name for name in FAULTS if name not in {*BLOCK, *QUANTISED, *SERVED}]
 """Those that one prompt shows."""
 
 
@@ -31,7 +33,9 @@ def assert_caught(name: str, bundle: Path, folder: Path, patch: pytest.MonkeyPat
     fault = FAULTS[name]
     planted = plant_in(bundle, folder, patch)
     if fault.bundle:
-        planted.spec, _ = read_sources(planted.engine())
+        planted.spec, manifest = read_sources(planted.engine())
+        assert manifest is not None
+        planted.manifest = manifest
     fault.plant(planted)
     settings, asked = {"temperature 0.7", fault.tensor}, {"grammar", fault.tensor}
     names = list(CHECKS)
@@ -44,7 +48,7 @@ def assert_caught(name: str, bundle: Path, folder: Path, patch: pytest.MonkeyPat
         asked=asked,
         max_tokens=fault.max_tokens,
         option_tokens=WHOLE_CALL,
-        quantised=bool(fault.bundle),
+        own_sources=bool(fault.bundle),
         left_out=[name for name in later if name not in fault.also],
     )
     diagnosis = found.diagnosis  # all that was found is long to print

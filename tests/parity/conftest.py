@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from tests.drafts.block.files import Geometry
+from tests.drafts.block.files import write as write_draft
 from tests.parity.fault import MAX_TOKENS
 from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
 from tests.quantised import add_kv_scales, save_quantised
-from tests.tiny import QUESTIONS, TARGET, build_tiny
+from tests.tiny import DRAFT, QUESTIONS, TARGET, build_tiny, tiny_config
+from trt_eagle3.config import BuildConfig
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
@@ -26,6 +34,7 @@ from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.report import plots
 from trt_eagle3.parity.report.summary import Findings
 from trt_eagle3.parity.run import Validation
+from trt_eagle3.pipeline import build as make_bundle
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 TREE = {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10}
@@ -139,6 +148,80 @@ def _quantised_target(folder: Path, name: str) -> Path:
     return add_kv_scales(save_quantised(folder, "fp8-channel"))
 
 
+GEOMETRY = Geometry(
+    hidden=256, inner=64, head_dim=32, vocab=704, draft_vocab=704, target_layers=8, rank=704
+)
+_OWN = {"mask_token_id": 640, "target_layer_ids": [1, 3, 6]}
+
+
+def _write_bigrams(folder: Path, answer: Sequence[int]) -> None:
+    """A DSpark draft whose markov head has learnt which token follows which in ``answer``."""
+    follows = 0.1 * torch.randn(704, 704, generator=torch.Generator().manual_seed(1))
+    for token, after in pairwise(answer):
+        follows[after, token] = 9.0
+    names = [f"markov_head.markov_{w}.weight" for w in ("w1", "w2")]
+    tables = dict(zip(names, (torch.eye(704), follows), strict=True))
+    write_draft(folder, "deepspec", GEOMETRY, drop=tuple(names), add=tables, **_OWN)
+
+
+def _add_mask_rows(folder: Path, _: Sequence[int]) -> None:
+    """The tiny draft, as one of P-EAGLE."""
+    shutil.copytree(DRAFT, folder)
+    tensors = load_file(folder / "model.safetensors")
+    hidden = torch.randn(1, 1, 3 * 256, generator=torch.Generator().manual_seed(2))
+    (folder / "model.safetensors").unlink()  # it may be a link
+    save_file({**tensors, "mask_hidden": hidden.bfloat16()}, folder / "model.safetensors")
+
+
+OVERRIDES = {"p-eagle": {"parallel": {"mask_token_id": 640, "num_drafts": 4}}}
+"""Overrides of a draft's fields in ``BLOCKS``."""
+BLOCKS: dict[str, Callable[[Path, Sequence[int]], object]] = {
+    "dflash2": lambda folder, _: write_draft(
+        folder, "z-lab dflash2", replace(GEOMETRY, rank=16), nested=_OWN, sliding_window=8
+    ),
+    "dspark": _write_bigrams,
+    "p-eagle": _add_mask_rows,
+    "dspark rnn": lambda folder, _: write_draft(
+        folder,
+        "speculators dspark",
+        replace(GEOMETRY, rank=16, draft_vocab=500),
+        weights={"markov": "rnn", "confidence": "hidden", "tables": True},
+        markov_head_type="rnn",
+        confidence_head_with_markov=False,
+        sample_from_anchor=False,
+        mask_token_id=640,
+        aux_hidden_state_layer_ids=[2, 4, 7],
+    ),
+}
+"""Bundles whose draft drafts a chain in one forward, and how that draft is written, which may learn
+the tokens of an answer.
+"""
+
+
+@pytest.fixture(scope="session")
+def block_bundle(
+    tree_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A bundle of ``BLOCKS`` by its name, built when it is first asked for."""
+
+    @cache
+    def answer() -> Sequence[int]:
+        asked = case().question
+        with LLM(tree_bundle) as engine:
+            return engine.generate(asked.prompt, images=asked.images, max_tokens=40).token_ids
+
+    @cache
+    def build(name: str) -> Path:
+        root = tmp_path_factory.mktemp(name)
+        BLOCKS[name](root / "draft", answer())
+        chain = {"mode": "chain", "steps": 3}
+        config = tiny_config(draft=root / "draft", speculation=chain, limits=LIMITS).model_dump()
+        config["draft"]["overrides"] = OVERRIDES.get(name, {})
+        return make_bundle(BuildConfig.model_validate(config), output=root).path
+
+    return build
+
+
 def inspect(
     engine: RecordingEngine,
     patch: pytest.MonkeyPatch,
@@ -148,14 +231,14 @@ def inspect(
     asked: Collection[str] | None = SOME_OPTIONS,
     max_tokens: int = MAX_TOKENS,
     option_tokens: int = BEGUN_CALL,
-    quantised: bool = False,
+    own_sources: bool = False,
     left_out: Sequence[str] = (),
 ) -> Findings:
     """Validate with one prompt, several where a stage wants them.
 
     ``looks``: those of ``OPTIONAL`` that run. ``settings``: those of ``SETTINGS`` that are sampled.
     ``asked``: the sets of options, for ``option_tokens`` each; None: all, for as many as they say.
-    ``quantised``: read the sources of the bundle, which are not the tiny pair. ``left_out``: checks
+    ``own_sources``: read those of the bundle, which are not the tiny pair. ``left_out``: checks
     that need not run.
     """
     cases = [case()]
@@ -175,7 +258,7 @@ def inspect(
     left_out = [*left_out, *without(*(stage for stage in OPTIONAL if stage not in looks))]
     share_reference(patch)
     original, spec, manifest = None, SPEC, MANIFEST
-    if quantised:
+    if own_sources:
         spec, found = read_sources(engine)
         assert found is not None
         manifest, original = found, read_unquantised(engine, spec)

@@ -24,7 +24,8 @@ class Fault:
         check: the first that fails. also: others that must fail with it. tensor: what the diagnosis
             names.
         looks: stages beside the plain ones that must run for it (``conftest.OPTIONAL``).
-        bundle: the quantised bundle that it is planted in; empty: that of the tiny pair.
+        bundle: the bundle that it is planted in: a quantised one, or one with a block draft; empty:
+            that of the tiny pair.
         max_tokens: of an answer, so many that it shows.
     """
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tests.parity.fault import Fault
 from tests.parity.faults_batch import BATCH
+from tests.parity.faults_block import BLOCK
 from tests.parity.faults_draft import DRAFT
 from tests.parity.faults_inputs import INPUTS
 from tests.parity.faults_kv import KV
@@ -23,6 +24,7 @@ FAULTS: Mapping[str, Fault] = {
     **KV,
     **TARGET,
     **DRAFT,
+    **BLOCK,
     **BATCH,
     **SAMPLING,
     **OPTIONS,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.parity.fault import Fault, decoding, given, gives, moved, reweigh, rewrite, row_spoilt
 from tests.parity.planting import MANIFEST, SPEC, Planted
-from trt_eagle3.decode.forward.runner import DraftRunner
+from trt_eagle3.decode.forward.runner import TargetIds
 from trt_eagle3.decode.request.prompt import Vision
 from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
@@ -61,9 +61,9 @@ def _rare_row(p: Planted) -> None:
 
 
 def _rare_ids(p: Planted) -> None:
-    true, last = DraftRunner.target_ids, MANIFEST.draft_vocab_size - 1
+    true, last = TargetIds.__call__, MANIFEST.draft_vocab_size - 1
     p.patch.setattr(
-        DraftRunner, "target_ids", lambda self, ids: true(self, torch.where(ids == last, 0, ids))
+        TargetIds, "__call__", lambda self, ids: true(self, torch.where(ids == last, 0, ids))
     )
 
 

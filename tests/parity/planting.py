@@ -81,6 +81,7 @@ class Planted:
     prompt: Callable[[Prompt], Prompt] = lambda prompt: prompt
     request: Callable[[Request], Request] = lambda request: request
     spec: TargetCheckpoint = field(default_factory=lambda: SPEC)
+    manifest: DraftManifest = field(default_factory=lambda: MANIFEST)
 
     def engine(self) -> RecordingEngine:
         """The engine with the fault in it."""
@@ -90,9 +91,9 @@ class Planted:
         self, graph: str, target: TargetSpec | None = None, draft: DraftManifest | None = None
     ) -> None:
         """Write ``graph`` as it would be of another target or draft."""
-        spec, manifest = target or self.spec, draft or MANIFEST
+        spec, manifest = target or self.spec, draft or self.manifest
         engine = read_bundle(self.bundle).config.engine
-        model = build_graphs(spec, manifest, engine, _locate)[graph]
+        model = build_graphs(spec, manifest, engine, self._locate)[graph]
         self.write(f"{graph}/model.onnx", model.SerializeToString())
 
     def edit(self, graph: str, change: Callable[[onnx.ModelProto], None]) -> None:
@@ -116,6 +117,10 @@ class Planted:
         raw = json.loads((self.bundle / "bundle.json").read_text())
         change(raw)
         self.write("bundle.json", json.dumps(raw).encode())
+
+    def _locate(self, ref: TensorRef) -> str:
+        role = "draft" if ref.file.parent == self.manifest.path else "target"
+        return f"weights/{role}/{ref.file.name}"
 
     def write(self, name: str, data: bytes) -> None:
         """A new file in place of the old one, which other bundles share."""
@@ -203,11 +208,6 @@ def plant_in(source: Path, folder: Path, patch: pytest.MonkeyPatch) -> Planted:
     copy = folder / "bundle"
     shutil.copytree(source, copy, copy_function=lambda a, b: Path(b).hardlink_to(a))
     return Planted(copy, patch)
-
-
-def _locate(ref: TensorRef) -> str:
-    role = "draft" if ref.file.parent == DRAFT else "target"
-    return f"weights/{role}/{ref.file.name}"
 
 
 SPEC = read_target(TARGET)

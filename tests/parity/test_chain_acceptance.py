@@ -10,7 +10,7 @@ from tests.parity.conftest import LIMITS, inspect
 from tests.parity.fault import MAX_TOKENS
 from tests.tiny import build_tiny
 from trt_eagle3.parity.record.engine import RecordingEngine
-from trt_eagle3.parity.reference.chain_acceptance import _accepted, _emitted, chain_acceptance
+from trt_eagle3.parity.reference.chain_acceptance import _emitted, chain_acceptance
 
 STEPS = 3
 
@@ -23,13 +23,14 @@ def test_chain_acceptance_is_what_an_engine_with_that_chain_accepts(
     evidence = inspect(RecordingEngine(bundle), monkeypatch).evidence
     drafting, expected = evidence.drafting, evidence.expected
     assert drafting is not None
-    accepted = _accepted(drafting, expected[0], STEPS).tolist()
+    rows = drafting.accepted(expected[0], STEPS)
+    accepted = rows.tolist()
     emitted = _emitted(accepted, STEPS)
     engines = list(expected[0].answer.accepted_lengths)
     assert len(emitted) >= 3
     assert emitted == engines[: len(emitted)]
     assert sum(emitted) >= MAX_TOKENS - 1 - 2 * STEPS
-    found = chain_acceptance(drafting, expected, STEPS)
+    found = chain_acceptance([rows], STEPS)
     assert found.length == sum(emitted) / len(emitted)
     assert found.first == sum(n > 0 for n in accepted) / len(accepted)
 

@@ -93,7 +93,7 @@ def test_sound_bundle_is_exit_0_and_leaves_its_report_in_the_bundle(
     ended = validate(bundle, "--prompts", prompts, "--junit", tmp_path / "checks.xml")
     assert ended.code == 0
     assert re.search(
-        r"checks hold, 0 failed, \d skipped, 4 not applicable; 1 prompt, "
+        r"checks hold, 0 failed, \d skipped, 8 not applicable; 1 prompt, "
         rf"{MAX_TOKENS} tokens, 0 ties",
         ended.out,
     )

@@ -35,7 +35,7 @@ def test_without_a_fault_no_gate_fails_of_quantised_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planted = plant_in(quantised_bundle(name), tmp_path, monkeypatch)
-    found = inspect(planted.engine(), monkeypatch, ("files",), quantised=True)
+    found = inspect(planted.engine(), monkeypatch, ("files",), own_sources=True)
     assert found.diagnosis is None
     assert all(found.recorder[check].taken for check in ("weights.values", "weights.made"))
     report = summarise(found, suite="test", reference="PyTorch")

@@ -25,7 +25,9 @@ def reference() -> Any:
         return TABLE[ids].to(dtype)
 
     target = SimpleNamespace(embed=embed)
-    return SimpleNamespace(width=3, embed=embed, target=target, target_ids=lambda ids: ids)
+    return SimpleNamespace(
+        mask_row=None, width=3, embed=embed, target=target, target_ids=lambda ids: ids
+    )
 
 
 def drafted(token: int) -> Drafted:

@@ -133,7 +133,7 @@ def test_report_says_what_was_not_checked(reports: dict[str, Report]) -> None:
     lines = "\n".join(other.lines(()))
     page = report_html(other)
     assert all(what in lines and what.replace("'", "&#39;") in page for what in other.not_checked)
-    assert f"{num_held - 1} checks hold, 0 failed, 1 skipped, 4 not applicable; " in lines
+    assert f"{num_held - 1} checks hold, 0 failed, 1 skipped, 8 not applicable; " in lines
     assert 'read with the config\'s override: residual = "normed"' in lines
     assert "1 checks were skipped" in page
 
@@ -147,6 +147,10 @@ def test_checks_that_do_not_apply_are_counted_apart_everywhere(
         "weights.made": "the build quantised no weight",
         "kv.rows": "keys and values are cached in the compute type",
         "kv.attention": "keys and values are cached in the compute type",
+        "draft.context": "the draft is no block draft",
+        "draft.scores": "the draft is no block draft",
+        "draft.confidence": "the draft is no block draft",
+        "draft.tokens": "the draft is no block draft",
     }
     found = {g.name: g.reason for g in sound.checks if g.status == "not_applicable"}
     assert found == absent
@@ -156,20 +160,20 @@ def test_checks_that_do_not_apply_are_counted_apart_everywhere(
     held, skipped = (sound.num_checks(status) for status in ("passed", "skipped"))
     assert held + skipped + len(absent) == len(CHECKS)
     lines = "\n".join(sound.lines(()))
-    assert f"{held} checks hold, 0 failed, {skipped} skipped, 4 not applicable; " in lines
+    assert f"{held} checks hold, 0 failed, {skipped} skipped, 8 not applicable; " in lines
     assert "not applicable: weights.values (no weight is quantised)" in lines
     assert f"kv.rows, kv.attention ({absent['kv.rows']})" in lines
     assert f"All {held} checks that compared something passed" in page
-    assert "4 checks do not apply to this bundle" in page
+    assert "8 checks do not apply to this bundle" in page
     assert ">weights (not applicable)</li>" in page
-    folded = page.split("4 checks not applicable to this bundle")[1]
+    folded = page.split("8 checks not applicable to this bundle")[1]
     assert all(f"<code>{name}</code>" in folded for name in absent)
     write_junit(sound, tmp_path / "checks.xml")
     cases = {case.get("name"): case for case in ET.parse(tmp_path / "checks.xml").iter("testcase")}
     [why] = cases["weights.made"].findall("skipped")
     assert why.get("message") == "not applicable: the build quantised no weight"
     rows = _table_rows(sound, width=120)
-    assert [rows[name].split()[0] for name in absent] == ["n/a"] * 4
+    assert [rows[name].split()[0] for name in absent] == ["n/a"] * 8
     assert absent["weights.values"] in rows["weights.values"]
 
 

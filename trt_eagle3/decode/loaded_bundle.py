@@ -242,7 +242,7 @@ class LoadedBundle:
             graphs,
             self._layer_states(graphs[-1]),
             self.draft_embedding,
-            {name: self._read_tensor(name) for name in kind.tables(manifest)},
+            {name: self.read_draft_tensor(name) for name in kind.tables(manifest)},
             self._read_d2t(manifest),
             max_rows=self.record.config.engine.prefill_chunk,
             max_sequences=self.limits.max_batch_size,
@@ -263,7 +263,7 @@ class LoadedBundle:
         with unreplaced(self.path, self.record):
             return EmbeddingTable(ref, self.dtype, self.device)
 
-    def _read_tensor(self, name: str) -> Tensor:
+    def read_draft_tensor(self, name: str) -> Tensor:
         """Read a tensor of the draft to the device, in the compute type."""
         assert self.manifest is not None
         with unreplaced(self.path, self.record):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from trt_eagle3.checkpoint.convert import Layout
+    from trt_eagle3.drafts.block.reference import BlockReference
     from trt_eagle3.graph.builder import ResolveLocation
     from trt_eagle3.parity.reference.draft import ReferenceDraft
     from trt_eagle3.probe.interpretation import Factor
@@ -105,7 +106,7 @@ class DraftKind(Protocol):
 
     def reference(
         self, manifest: DraftManifest, dtype: torch.dtype, device: torch.device | str
-    ) -> ReferenceDraft:
+    ) -> ReferenceDraft | BlockReference:
         """Load the draft in plain PyTorch with its weights, for parity."""
         ...
 

@@ -15,6 +15,7 @@ import torch
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.drafts.block.reference import BlockReference
 from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.errors import EngineFailedError, UserError
 from trt_eagle3.families.registry import family_of
@@ -27,8 +28,10 @@ from trt_eagle3.parity.checks.thresholds import Thresholds, read_overrides
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.record import Record, record_engine
 from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, read_cases
-from trt_eagle3.parity.reference.draft_rows import compare_drafts
-from trt_eagle3.parity.reference.drafting import DraftReference
+from trt_eagle3.parity.reference.autoregressive_parity import AutoregressiveParity
+from trt_eagle3.parity.reference.block_parity import BlockParity
+from trt_eagle3.parity.reference.draft_parity import DraftParity
+from trt_eagle3.parity.reference.drafting import AutoregressiveReference, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer, expect_prompts
 from trt_eagle3.parity.reference.followed import with_speculation
 from trt_eagle3.parity.reference.overflow import explain_overflow
@@ -258,15 +261,26 @@ class Validation:
         return RouterSlack(limits["layer_step"].value, limits["layer_output"].value)
 
     def _refer_draft(self, evidence: Evidence, manifest: DraftManifest) -> Evidence:
-        reference = evidence.reference
-        draft = kind_of(manifest).reference(manifest, self._dtype, reference.device)
-        speculation = self.engine.record.config.speculation
-        drafting = DraftReference(draft, reference, speculation)
+        drafting = self._draft_parity(evidence.reference, manifest)
         with self._stage("reference: draft", len(evidence.expected)) as step:
-            drafts, acceptance = compare_drafts(drafting, evidence.expected, step)
+            drafts, acceptance = drafting.compare(evidence.record, evidence.expected, step)
         assert evidence.pytorch is not None
         pytorch = replace(evidence.pytorch, drafting=drafting)
         return replace(evidence, drafts=drafts, acceptance=acceptance, pytorch=pytorch)
+
+    def _draft_parity(self, target: TargetReference, manifest: DraftManifest) -> DraftParity:
+        """Load the draft's reference, and return what compares with it."""
+        kind, device = kind_of(manifest), target.device
+        draft = kind.reference(manifest, self._dtype, device)
+        speculation = self.engine.record.config.speculation
+        if isinstance(draft, BlockReference):
+
+            def make(dtype: torch.dtype) -> BlockReference:
+                return BlockReference.load(draft.manifest, dtype, device)
+
+            reference = DraftReference(draft, target, speculation)
+            return BlockParity(draft, reference, make, getattr(torch, self.engine.precision))
+        return AutoregressiveParity(AutoregressiveReference(draft, target, speculation))
 
     def _rounding(
         self, spec: TargetCheckpoint, expected: Sequence[ExpectedAnswer]

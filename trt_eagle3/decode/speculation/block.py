@@ -83,7 +83,7 @@ class BlockDrafter:
             max_sequences=max_sequences,
             fixed_shapes=fixed_shapes,
         )
-        self._heads = heads
+        self.heads = heads
         self._prepared = PreparedTrees()
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -235,11 +235,11 @@ class BlockDrafter:
         logit_rows = torch.arange(m.first_head_row, width).expand(size, -1)
         inputs = tokens, metadata, causal, logit_rows
         if allowed is None:
-            then, further = self._heads.continuation(roots, lengths, sampling)
+            then, further = self.heads.continuation(roots, lengths, sampling)
             found = BlockDrafts.of(self.runner.forward_then(*inputs, then, further))
         else:
             outputs = self.runner.forward(*inputs)
-            found = self._heads.choose(outputs, roots, lengths, sampling, allowed)
+            found = self.heads.choose(outputs, roots, lengths, sampling, allowed)
         chain = tree_proposal(tree, torch.cat([roots[:, None], found.tokens], dim=1))
         return replace(chain, drawn=_drawn(found, sampling))
 

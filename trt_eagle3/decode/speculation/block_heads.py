@@ -37,7 +37,7 @@ from trt_eagle3.decode.speculation.draft_sampling import DraftSampling
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.engine.runtime.session import Continuation
 
-__all__ = ["BlockDrafts", "BlockHeads"]
+__all__ = ["BlockDrafts", "BlockHeads", "RowScores"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,17 @@ class BlockDrafts:
     def fields(self) -> dict[str, Tensor]:
         """Return the fields that are not None, by name."""
         return {name: field for name, field in vars(self).items() if field is not None}
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """The values by which the token of a row is chosen, after the heads.
+
+    ``scores``: f32 [B, n] of the target ids int64 [B, n] ``ids``; None: of all draft ids.
+    """
+
+    scores: Tensor
+    ids: Tensor | None = None
 
 
 class BlockHeads:
@@ -123,7 +134,8 @@ class BlockHeads:
         if not self._manifest.has_sequential_head and allowed is None:
             found = self._chosen(logits, indices, sampling)
         else:
-            found = _joined(self._walk(logits, hidden, roots, indices, sampling, allowed))
+            rows = self.walk(logits, hidden, roots, indices, sampling, allowed)
+            found = _joined(drafts for _, drafts in rows)
         before = torch.cat([roots[:, None], found.tokens[:, :-1]], dim=1)
         return replace(found, confidence=self._confidence(before, hidden))
 
@@ -136,7 +148,7 @@ class BlockHeads:
         ids, candidates, probs = sampling.draw(logits, indices)
         return BlockDrafts(self._target_ids(ids), self._target_ids(candidates), probs)
 
-    def _walk(
+    def walk(
         self,
         logits: Tensor,
         hidden: Tensor | None,
@@ -144,8 +156,11 @@ class BlockHeads:
         indices: Tensor,
         sampling: DraftSampling | None,
         allowed: DraftFilter | None,
-    ) -> Iterator[BlockDrafts]:
-        """Yield the drafts of each row, from left to right."""
+    ) -> Iterator[tuple[RowScores, BlockDrafts]]:
+        """Yield the scores and the drafts of each row, from left to right.
+
+        Arguments: as for ``choose``, with ``outputs`` by one.
+        """
         m, before = self._manifest, roots
         num_skipped = self._num_skipped
         markov = _Markov(m, self._weights) if m.markov else None
@@ -165,11 +180,13 @@ class BlockHeads:
                 scores = _allowed(allowed, scores, before, i)
             if m.selector_rank:
                 at, place = (selector, row) if selector else (self._select(scores, hidden, row), 0)
-                found = self._of_candidates(at, place, before, indices[:, i : i + 1], sampling)
+                row_scores = RowScores(at.scores(place, before), at.ids[:, place])
+                found = self._of_candidates(row_scores, indices[:, i : i + 1], sampling)
             else:
+                row_scores = RowScores(scores)
                 found = self._chosen(scores[:, None], indices[:, i : i + 1], sampling)
             before = found.tokens[:, 0]
-            yield found
+            yield row_scores, found
 
     def _select(self, scores: Tensor, hidden: Tensor | None, row: int) -> _Selector:
         """Return the selector over one row's ``scores`` f32 [B, Vd]."""
@@ -178,15 +195,11 @@ class BlockHeads:
         return _Selector(self._manifest, self._weights, *rows, self._target_ids)
 
     def _of_candidates(
-        self,
-        selector: _Selector,
-        row: int,
-        before: Tensor,
-        indices: Tensor,
-        sampling: DraftSampling | None,
+        self, row: RowScores, indices: Tensor, sampling: DraftSampling | None
     ) -> BlockDrafts:
-        """Choose a token of the candidates of ``row``; ``indices`` int64 [B, 1]."""
-        scores, ids = selector.scores(row, before)[:, None], selector.ids[:, row]
+        """Choose a token of a row's candidates; ``indices`` int64 [B, 1]."""
+        assert row.ids is not None
+        scores, ids = row.scores[:, None], row.ids
         if sampling is None:
             return BlockDrafts(ids.gather(1, scores.argmax(dim=2)))
         places, candidates, probs = sampling.draw(scores, indices)

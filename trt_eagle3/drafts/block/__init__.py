@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from trt_eagle3.checkpoint.convert import Layout
+    from trt_eagle3.drafts.block.reference import BlockReference
     from trt_eagle3.graph.builder import ResolveLocation
-    from trt_eagle3.parity.reference.draft import ReferenceDraft
     from trt_eagle3.probe.interpretation import Factor
 
 __all__ = ["KIND", "own"]
@@ -74,9 +74,11 @@ class _Block:
         }
 
     def reference(
-        self, manifest: DraftManifest, _dtype: torch.dtype, _device: torch.device | str, /
-    ) -> ReferenceDraft:
-        raise UserError(f"{manifest.path}: validate: a block draft: not supported.")
+        self, manifest: DraftManifest, dtype: torch.dtype, device: torch.device | str
+    ) -> BlockReference:
+        from trt_eagle3.drafts.block.reference import BlockReference
+
+        return BlockReference.load(own(manifest), dtype, device)
 
     def factors(self) -> Mapping[str, Factor]:
         from trt_eagle3.drafts.block.factors import FACTORS

@@ -44,6 +44,7 @@ class BlockProposal:
     Attributes:
         tokens: target ids.
         scores: [m, Vd], logits after the sequential head; -inf where the selector has no candidate.
+        all_scores: [m, Vd], the same of every token, candidate or not.
         q: [m, V], the distribution that each token was drawn from; None if greedy.
         confidence: [m], estimated probability that a draft is accepted if those before it are; None
             without the head.
@@ -51,6 +52,7 @@ class BlockProposal:
 
     tokens: tuple[int, ...]
     scores: Tensor
+    all_scores: Tensor
     q: Tensor | None
     confidence: Tensor | None
 
@@ -146,6 +148,7 @@ class BlockReference:
         previous, state = anchor, self._first_state(anchor, rows)
         tokens: list[int] = []
         scores: list[Tensor] = []
+        whole: list[Tensor] = []
         drawn: list[Tensor] = []
         confidence: list[Tensor] = []
         for draft, (hidden, logits) in enumerate(
@@ -156,8 +159,11 @@ class BlockReference:
             if m.markov is not None:
                 latent, state = self._latent(hidden, previous, state)
                 logits = logits + self._weight("markov_head.markov_w2.weight") @ latent
+            whole.append(logits)
             if m.selector_top_k:
-                logits = self._selected(hidden, logits, previous)
+                best = logits.topk(m.selector_top_k).indices
+                whole[-1] = logits + self._selector_bonus(hidden, previous)
+                logits = torch.full_like(logits, -torch.inf).scatter(0, best, whole[-1][best])
             scores.append(logits)
             if draw is None:
                 previous = int(self._target_ids()[logits.argmax()])
@@ -170,6 +176,7 @@ class BlockReference:
         return BlockProposal(
             tuple(tokens),
             torch.stack(scores),
+            torch.stack(whole),
             torch.stack(drawn) if drawn else None,
             torch.stack(confidence) if confidence else None,
         )
@@ -190,16 +197,18 @@ class BlockReference:
         def attend(rows: Tensor) -> Tensor:
             return self._attention(rows, layer, position, context, found)
 
-        normed = self._norm(x, f"{name}.input_layernorm")
+        normed = found[f"{name}.input_layernorm"] = self._norm(x, f"{name}.input_layernorm")
         x = found[f"{name}.attention_residual"] = x + self._convolved(
             normed, f"{name}.attention_conv", attend
         )
         normed = found[f"{name}.post_attention_layernorm"] = self._norm(
             x, f"{name}.post_attention_layernorm"
         )
-        mixed = self._convolved(normed, f"{name}.mlp_conv", lambda rows: self._mlp(rows, layer))
-        found[f"{name}.mlp.output"] = mixed
-        x = found[f"{name}.output"] = x + mixed
+
+        def mix(rows: Tensor) -> Tensor:
+            return self._mlp(rows, layer, found)
+
+        x = found[f"{name}.output"] = x + self._convolved(normed, f"{name}.mlp_conv", mix)
         return x
 
     def _convolved(self, x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -272,10 +281,11 @@ class BlockReference:
         turned = turn(heads[..., : 2 * pairs], positions, inv_freq, axes, self.dtype)
         return torch.cat([turned, heads[..., 2 * pairs :]], dim=-1)
 
-    def _mlp(self, x: Tensor, layer: int) -> Tensor:
+    def _mlp(self, x: Tensor, layer: int, found: dict[str, Tensor]) -> Tensor:
         prefix = f"layers.{layer}.mlp"
         gate, up = (self._linear(x, f"{prefix}.{p}_proj") for p in ("gate", "up"))
-        return self._linear(silu(gate) * up, f"{prefix}.down_proj")
+        found[f"{prefix}.output"] = self._linear(silu(gate) * up, f"{prefix}.down_proj")
+        return found[f"{prefix}.output"]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         m = self.manifest
@@ -327,15 +337,14 @@ class BlockReference:
         logit = self._linear(hidden, "confidence_head.proj")[0]
         return (logit / (head.temperatures[draft] if head.temperatures else 1.0)).sigmoid()
 
-    def _selected(self, hidden: Tensor, logits: Tensor, previous: int) -> Tensor:
-        """Return the selector's scores [Vd] of the best logits after a token; -inf elsewhere."""
+    def _selector_bonus(self, hidden: Tensor, previous: int) -> Tensor:
+        """Return what the selector adds to the logits [Vd] of a row after a token."""
         prefix = "candidate_selector"
-        best = logits.topk(self.manifest.selector_top_k)
         context = self._weight(f"{prefix}.predecessor_codebook")[previous] * self._linear(
             hidden, f"{prefix}.hidden_projection"
         )
-        bonus = self._weight(f"{prefix}.successor_codebook")[best.indices] @ context
-        return torch.full_like(logits, -torch.inf).scatter(0, best.indices, best.values + bonus)
+        successors = self._weight(f"{prefix}.successor_codebook")
+        return (successors @ context)[self._target_ids()]
 
     # ---- weights
 

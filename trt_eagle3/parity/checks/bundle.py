@@ -18,6 +18,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import manifest_to_dict
 from trt_eagle3.checkpoint.target import target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.drafts.registry import kind_of
 from trt_eagle3.engine.bundle.check import header_digest
 from trt_eagle3.engine.bundle.weight_locations import TABLE_FILE
 from trt_eagle3.graph.activations import read_activations
@@ -25,6 +26,7 @@ from trt_eagle3.multimodal.processor_files import PROCESSOR_FILES
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import Compared
+from trt_eagle3.parity.reference.dequantise import read_values
 
 __all__ = ["check_files", "check_meaning", "check_tables"]
 
@@ -147,9 +149,9 @@ def _same_file(ours: Path, theirs: Path) -> bool:
 def check_tables(e: Evidence, m: Measurements) -> None:
     """Compare what decoding reads outside the graphs, for every token.
 
-    These are the token tables and the draft's ids.
+    These are the token tables, the draft's ids, and the tables of its heads.
     """
-    engine, drafting = e.engine, e.drafting
+    engine, drafting = e.engine, e.drafting.reference if e.drafting else None
     size = engine.spec.vocab_size
     _check_table(m, "token table", size, engine.embedding.lookup, e.reference.embed)
     if drafting is None or e.record.target_ids is None:
@@ -165,6 +167,10 @@ def check_tables(e: Evidence, m: Measurements) -> None:
     ids = drafting.target_ids(torch.arange(drafting.manifest.draft_vocab_size))
     ours = e.record.target_ids
     m.add_exact(Compared("", "draft's vocabulary", ours[:, None], ids[:, None]))
+    for name in kind_of(drafting.manifest).tables(drafting.manifest):
+        table = engine.bundle.read_draft_tensor(name).cpu()
+        wanted = read_values(drafting.manifest.tensors[name])
+        _check_table(m, name, len(table), table.__getitem__, wanted.__getitem__)
 
 
 def _check_table(

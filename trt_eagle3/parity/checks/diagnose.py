@@ -8,28 +8,23 @@ tolerance locates the fault.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import errors_or_infinite
-from trt_eagle3.parity.record.cycles import Committed, DraftRecord
 from trt_eagle3.parity.record.engine import ROUTER, RecordedForward, replay
 from trt_eagle3.parity.record.intermediates import tensor_names
 from trt_eagle3.parity.record.trace import embeds_of, outputs_of
-from trt_eagle3.parity.reference.draft import DraftRows
-from trt_eagle3.parity.reference.drafting import DraftReference
+from trt_eagle3.parity.reference.draft_parity import Errors
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.routing import Routes
 
 __all__ = ["FailureDiagnosis", "diagnose", "diagnose_coarsely", "first_tensor"]
 
-Errors = Iterator[tuple[str, Tensor]]
-"""Name of a tensor, and the errors of its rows."""
 _LAYER = re.compile(r"layers\.(\d+)\.output(_pre_deepstack)?")
 _VISION_BLOCK = (
     "norm1",
@@ -144,7 +139,7 @@ def _inside(m: Measurement, evidence: Evidence, slack: float) -> Errors:
     if m.check in {"vision.embeds", "vision.deepstack"}:
         return _inside_vision(expected, evidence)
     if m.check in {"draft.features", "draft.logits"} and evidence.drafting is not None:
-        return _inside_draft(expected, evidence.drafts[at].record, evidence.drafting, evidence)
+        return evidence.drafting.inside(evidence.record, expected)
     return _inside_target(m, expected, evidence, slack)
 
 
@@ -207,31 +202,3 @@ def _vision_names(evidence: Evidence) -> list[str]:
     blocks = [f"blocks.{i}.{name}" for i in range(vision.depth) for name in _VISION_BLOCK]
     known = tensor_names(evidence.engine, "vision")
     return [name for name in ("patch_embed", "embeddings", *blocks) if name in known]
-
-
-def _inside_draft(
-    e: ExpectedAnswer, record: DraftRecord, reference: DraftReference, evidence: Evidence
-) -> Errors:
-    """Yield errors of the draft's first prompt forward, computed from the engine's inputs."""
-    forwards = [f for f in record.forwards if int(f.inputs["past_lengths"].max()) == 0][:1]
-    rows = [record.committed[i] for i in range(len(embeds_of(forwards)))]
-    expected = _run_committed(rows, e, reference)
-    known = tensor_names(evidence.engine, "draft")
-    names = [name for name in expected.intermediates if name in known]
-    outputs = _replayed(evidence, "draft", names, forwards)
-    for name in names:
-        found = outputs_of(forwards, outputs, name)
-        yield name, errors_or_infinite(found, expected.intermediates[name])
-    found = outputs_of(forwards, outputs, "features_out")
-    yield "features_out", errors_or_infinite(found, expected.features)
-
-
-def _run_committed(
-    rows: Sequence[Committed], e: ExpectedAnswer, reference: DraftReference
-) -> DraftRows:
-    """Run the reference on the features that the engine's draft received."""
-    features = torch.stack([r.fused for r in rows]).to(reference.target.device)
-    positions = reference.positions(torch.arange(len(rows)), e.positions)
-    embeds = torch.stack([r.embeds for r in rows]).to(features)
-    mask = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
-    return reference.draft.run(embeds, features, positions.T, mask)

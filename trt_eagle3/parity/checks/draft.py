@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
-from trt_eagle3.parity.checks.own_rounding import own_aux
+from trt_eagle3.parity.checks.own_rounding import own_aux, own_draft
 
 __all__ = [
     "check_acceptance",
@@ -46,31 +46,31 @@ def check_fuse(e: Evidence, m: Measurements) -> None:
 
 
 def check_features(e: Evidence, m: Measurements) -> None:
-    """Compare the features that the draft feeds back, over four steps."""
+    """Compare the features that the draft feeds back over four steps, or the rows of blocks."""
+    own = own_draft(e)
     for draft in e.drafts:
-        m.add_rows(*draft.features)
+        m.add_rows(*draft.features, own=own)
 
 
 def check_logits(e: Evidence, m: Measurements) -> None:
-    """Compare the draft's logits over the same steps."""
+    """Compare the draft's logits of the same rows, before any sequential head."""
+    own = own_draft(e)
     for draft in e.drafts:
-        m.add_rows(*draft.logits)
+        m.add_rows(*draft.logits, own=own)
 
 
 def check_proposals(e: Evidence, m: Measurements) -> None:
     """Check that every drafted token and node is among the best tokens of its parent.
 
-    The engine's own logits decide. Fails if no tree was verified.
+    The engine's own logits decide, and the heads of a block draft. Fails if no tree was verified.
     """
-    width = e.drafting.width if e.drafting else 0
     for draft in e.drafts:
         for p in draft.proposals:
             m.count(nodes=p.count)
-            detail = f"{p.wrong[0]}: not a token of its parent's best {width}" if p.wrong else ""
+            detail = f"{p.wrong[0]}: {p.rule}" if p.wrong else ""
             row = p.row if p.wrong else None
             m.add(len(p.wrong), draft.case, "proposals", row, detail, compared=p.count)
-    cycles = [c for draft in e.drafts for c in draft.record.cycles]
-    if not any(c.verify is not None and len(c.rows) for c in cycles):
+    if not any(draft.verified for draft in e.drafts):
         detail = "no tree was drafted and verified: speculation was not checked"
         m.add(float("inf"), "", "proposals", None, detail, compared=0)
 

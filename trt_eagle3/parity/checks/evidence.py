@@ -13,7 +13,8 @@ from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.draft_parity import DraftParity
+from trt_eagle3.parity.reference.drafting import Acceptance
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.quantisation_cost import QuantisationCost
 from trt_eagle3.parity.reference.rounding import RoundingReference
@@ -28,7 +29,7 @@ class PyTorch:
     """The references; ``drafting`` is None for a bundle without a draft."""
 
     target: TargetReference
-    drafting: DraftReference | None
+    drafting: DraftParity | None
     rounding: RoundingReference | None = None
 
 
@@ -73,8 +74,8 @@ class Evidence:
         return self.pytorch.target
 
     @property
-    def drafting(self) -> DraftReference | None:
-        """The draft's reference, if there is one."""
+    def drafting(self) -> DraftParity | None:
+        """The draft beside its reference, if there is one."""
         return self.pytorch.drafting if self.pytorch else None
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Shapes: n rows, A tokens of an answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ __all__ = [
     "Own",
     "own_aux",
     "own_cosines",
+    "own_draft",
     "own_logits",
     "own_logprobs",
     "own_outputs",
@@ -67,6 +68,22 @@ def own_cosines(e: Evidence) -> Own | None:
 def own_logprobs(e: Evidence) -> Own | None:
     """Return errors of the likeliest tokens' log-probabilities, in nats."""
     return _own(e, _logprob_errors)
+
+
+def own_draft(e: Evidence) -> Own | None:
+    """Return errors of the draft's tensors; None if they are not known."""
+    rounding = e.drafting.rounding if e.drafting is not None else None
+    if rounding is None:
+        return None
+    answers = {x.answer.name: x for x in e.expected}
+    found: dict[str, Mapping[str, Tensor]] = {}
+
+    def errors(rows: RowErrors) -> Tensor:
+        if rows.case not in found:
+            found[rows.case] = rounding(e.record, answers[rows.case])
+        return found[rows.case][rows.tensor]
+
+    return errors
 
 
 def _own(e: Evidence, errors: Callable[[AnswerRounding, RowErrors], Tensor]) -> Own | None:

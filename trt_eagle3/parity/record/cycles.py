@@ -69,12 +69,21 @@ class DraftRecord:
     cycles: list[Cycle]
     forwards: list[RecordedForward]
 
+    @property
+    def verified(self) -> bool:
+        """Whether a tree was drafted and verified."""
+        return any(c.verify is not None and len(c.rows) for c in self.cycles)
 
-def read_draft_forwards(forwards: Sequence[RecordedForward], prompt_len: int) -> DraftRecord:
+
+def read_draft_forwards(
+    forwards: Sequence[RecordedForward], prompt_len: int, mask_aux: Tensor | None = None
+) -> DraftRecord:
     """Sort a speculative run into committed rows and cycles.
 
     A draft forward whose first features are a row of the last ``fuse`` commits rows. Every other
-    draft forward drafts a level.
+    draft forward drafts a level; one over mask rows drafts all levels of a chain.
+
+    ``mask_aux``: [k * H], the input of ``fuse`` for mask rows; None if the draft has none.
     """
     committed: dict[int, Committed] = {}
     cycles: list[Cycle] = []
@@ -82,7 +91,7 @@ def read_draft_forwards(forwards: Sequence[RecordedForward], prompt_len: int) ->
     fused: RecordedForward | None = None
     for p in forwards:
         if p.graph == "fuse":
-            fused = p
+            fused = p if mask_aux is None or not _is_of(p, mask_aux) else fused
         elif p.graph == "draft":
             rows = rows_of(p)
             place = _place_in(fused, rows.cut(p.inputs["features"])[0])
@@ -96,6 +105,12 @@ def read_draft_forwards(forwards: Sequence[RecordedForward], prompt_len: int) ->
     if level:
         cycles.append(Cycle(len(committed), level))
     return DraftRecord(committed, cycles, [p for p in forwards if p.graph == "draft"])
+
+
+def _is_of(p: RecordedForward, aux: Tensor) -> bool:
+    """Return whether all rows of a ``fuse`` are those of ``aux``."""
+    given = p.inputs["aux_hidden_states"]
+    return bool((given == aux.to(given)).all())
 
 
 def _place_in(fused: RecordedForward | None, features: Tensor) -> int | None:

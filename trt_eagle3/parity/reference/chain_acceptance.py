@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.reference.draft import DraftRows
-from trt_eagle3.parity.reference.drafting import DraftReference
+from trt_eagle3.parity.reference.drafting import AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
-__all__ = ["ChainAcceptance", "chain_acceptance"]
+__all__ = ["ChainAcceptance", "accepted_chains", "chain_acceptance"]
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class ChainAcceptance:
     length: float | None
 
 
-def chain_acceptance(
-    drafting: DraftReference, expected: Sequence[ExpectedAnswer], steps: int
-) -> ChainAcceptance:
-    """Compute the acceptance of chains of ``steps`` tokens by the target's logits."""
-    accepted = [_accepted(drafting, e, steps) for e in expected]
-    rows = torch.cat(accepted)
+def chain_acceptance(accepted: Sequence[Tensor], steps: int) -> ChainAcceptance:
+    """Compute the acceptance of chains of ``steps`` tokens.
+
+    ``accepted``: of each answer, the accepted tokens from each row (``DraftParity.accepted``).
+    """
+    rows = torch.cat(list(accepted))
     emitted = [n for one in accepted for n in _emitted(one.tolist(), steps)]
     length = sum(emitted) / len(emitted) if emitted else None
     return ChainAcceptance(float((rows > 0).double().mean()) if len(rows) else 0.0, length)
@@ -56,12 +56,8 @@ def _emitted(accepted: Sequence[int], steps: int) -> list[int]:
     return found
 
 
-def _accepted(drafting: DraftReference, e: ExpectedAnswer, steps: int) -> Tensor:
-    """int64 [T]: number of drafted tokens that equal the target's best, from each row.
-
-    Draft row t holds token t + 1. A chain is followed only as far as the answer has the target's
-    best tokens.
-    """
+def accepted_chains(drafting: AutoregressiveReference, e: ExpectedAnswer, steps: int) -> Tensor:
+    """Compute ``DraftParity.accepted``. Draft row t holds token t + 1."""
     best, count = e.logits.argmax(dim=-1), e.answer.num_rows - 1
     first = e.answer.prompt_len - 1
     starts = torch.arange(first, count)
@@ -81,7 +77,7 @@ def _accepted(drafting: DraftReference, e: ExpectedAnswer, steps: int) -> Tensor
     return accepted
 
 
-def _true_rows(drafting: DraftReference, e: ExpectedAnswer, starts: Tensor) -> DraftRows:
+def _true_rows(drafting: AutoregressiveReference, e: ExpectedAnswer, starts: Tensor) -> DraftRows:
     """Run the draft over the whole answer, from the target's true hidden states."""
     draft, count = drafting.draft, e.answer.num_rows - 1
     aux = torch.cat([e.aux[k][:count] for k in drafting.manifest.aux_layers], dim=-1)
@@ -99,7 +95,7 @@ class _Chain:
     """
 
     def __init__(
-        self, drafting: DraftReference, e: ExpectedAnswer, starts: Tensor, rows: DraftRows
+        self, drafting: AutoregressiveReference, e: ExpectedAnswer, starts: Tensor, rows: DraftRows
     ) -> None:
         self._ref, self._positions, self._starts = drafting, e.positions, starts
         self._features = rows.features[starts.to(rows.features.device)]
@@ -110,10 +106,14 @@ class _Chain:
     def step(self, depth: int) -> None:
         """Draft the tokens after ``guesses``, which are ``depth`` beyond the starts."""
         ref, own = self._ref, torch.eye(len(self._starts), dtype=torch.bool)
-        embeds = ref.embed(self.guesses, ref.draft.dtype).to(self._features)
+        embeds, features = ref.embed(self.guesses, ref.draft.dtype), self._features
+        if ref.mask_row is not None:
+            embeds, features = (
+                x.expand_as(features) for x in (ref.mask_row.embeds, ref.mask_row.features)
+            )
         positions = ref.positions(self._starts + depth, self._positions)
         self._seen = torch.cat([self._seen, own], dim=1)
-        found = ref.draft.run(embeds, self._features, positions.T, self._seen, self._memory)
+        found = ref.draft.run(embeds.to(features), features, positions.T, self._seen, self._memory)
         self._memory = [
             (torch.cat([k, new_k]), torch.cat([v, new_v]))
             for (k, v), (new_k, new_v) in zip(self._memory, found.memory, strict=True)

@@ -16,7 +16,7 @@ from trt_eagle3.parity.record.trace import rows_of
 from trt_eagle3.parity.record.trees import path_rows
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows, KeysValues
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import Acceptance, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.proposals import CycleState, read_proposals
 
@@ -34,7 +34,7 @@ class DraftCycles:
 
     def __init__(
         self,
-        reference: DraftReference,
+        reference: AutoregressiveReference,
         expected: ExpectedAnswer,
         rows: Sequence[Committed],
         draft: ComparedDraft,
@@ -75,10 +75,16 @@ class DraftCycles:
     def _run_level(
         self, level: Level, depth: int, kv: KeysValues, columns: dict[tuple[int, int], int]
     ) -> KeysValues:
-        rows = [s.cycle.rows[i] for s, i in level]
-        fed = torch.stack([s.features(row.parent) for (s, _), row in zip(level, rows, strict=True)])
+        rows, mask = [s.cycle.rows[i] for s, i in level], self._ref.mask_row
+        given = [s.features(row.parent) for (s, _), row in zip(level, rows, strict=True)]
+        fed = torch.stack(given if mask is None else [mask.features] * len(rows))
         positions = self._positions(level, rows, depth)
-        embeds = torch.stack([r.embeds for r in rows]).to(fed)
+        embeds = torch.stack([r.embeds for r in rows])
+        if mask is not None:
+            wanted = mask.embeds.cpu().to(embeds.dtype).expand(len(rows), -1)
+            name = f"inputs_embeds.step{depth}"
+            self._draft.inputs_embeds.append(Compared(self._draft.case, name, embeds, wanted))
+        embeds = embeds.to(fed)
         found = self._ref.draft.run(embeds, fed, positions.T, self._mask(level, columns), kv)
         for at, (s, i) in enumerate(level):
             s.put(i, found.features[at], found.logits[at].cpu())

@@ -12,33 +12,40 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.parity.metrics import Compared, RowErrors, row_errors
-from trt_eagle3.parity.record.answers import served_answers
+from trt_eagle3.parity.record.answers import RecordedAnswer, served_answers
 from trt_eagle3.parity.record.cycles import Committed, DraftRecord, read_draft_forwards
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
 from trt_eagle3.parity.reference.draft import DraftRows
 from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
-from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.drafting import Acceptance, AutoregressiveReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
-__all__ = ["committed_rows", "compare_drafts"]
+__all__ = ["committed_rows", "compare_drafts", "read_draft"]
 
 
 def compare_drafts(
-    reference: DraftReference,
+    reference: AutoregressiveReference,
     expected: Sequence[ExpectedAnswer],
     progress: Callable[[], object],
 ) -> tuple[list[ComparedDraft], Acceptance]:
     """Compare every answer's draft rows, and count accepted proposals by position."""
     found, acceptance = [], Acceptance()
     for e, served in zip(expected, served_answers([e.answer for e in expected]), strict=True):
-        record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
-        draft = ComparedDraft(e.answer.name, record)
+        record = read_draft(reference, e.answer)
+        draft = ComparedDraft(e.answer.name, record.verified)
         rows = committed_rows(e, record)
         if rows:
-            _compare_answer(reference, e, rows, draft, acceptance, served=served)
+            _compare_answer(reference, e, record, rows, draft, acceptance, served=served)
         found.append(draft)
         progress()
     return found, acceptance
+
+
+def read_draft(reference: AutoregressiveReference, answer: RecordedAnswer) -> DraftRecord:
+    """Read the draft's part of the record of an answer."""
+    mask = reference.mask_row
+    aux = None if mask is None else mask.aux.cpu()
+    return read_draft_forwards(answer.speculative_forwards, answer.prompt_len, aux)
 
 
 def committed_rows(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
@@ -52,8 +59,9 @@ def committed_rows(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
 
 
 def _compare_answer(
-    reference: DraftReference,
+    reference: AutoregressiveReference,
     e: ExpectedAnswer,
+    record: DraftRecord,
     rows: Sequence[Committed],
     draft: ComparedDraft,
     acceptance: Acceptance,
@@ -66,7 +74,7 @@ def _compare_answer(
     found = _run_rows(reference, features, embeds, positions, first)
     _compare_rows(rows, found, first, draft)
     logits = found.logits.cpu()  # rows from ``first`` on
-    cycles = [c for c in draft.record.cycles if first < c.num_rows <= len(rows)]
+    cycles = [c for c in record.cycles if first < c.num_rows <= len(rows)]
     states = [
         CycleState(c, found.features[c.num_rows - 1], logits[c.num_rows - 1 - first])
         for c in cycles
@@ -75,7 +83,10 @@ def _compare_answer(
 
 
 def _compare_aux(
-    reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
+    reference: AutoregressiveReference,
+    e: ExpectedAnswer,
+    rows: Sequence[Committed],
+    draft: ComparedDraft,
 ) -> Tensor:
     """Compare aux rows and fused features; return the expected features [n, Hd]."""
     m = reference.manifest
@@ -91,7 +102,10 @@ def _compare_aux(
 
 
 def _compare_inputs(
-    reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
+    reference: AutoregressiveReference,
+    e: ExpectedAnswer,
+    rows: Sequence[Committed],
+    draft: ComparedDraft,
 ) -> tuple[Tensor, Tensor]:
     """Compare inputs; return the expected embeddings and positions of the rows."""
     embeds = reference.prompt_embeds(e.answer, rows[0].embeds.dtype)[: len(rows)]
@@ -104,7 +118,11 @@ def _compare_inputs(
 
 
 def _run_rows(
-    reference: DraftReference, features: Tensor, embeds: Tensor, positions: Tensor, first: int
+    reference: AutoregressiveReference,
+    features: Tensor,
+    embeds: Tensor,
+    positions: Tensor,
+    first: int,
 ) -> DraftRows:
     """Run step 0, from true features; logits of rows from ``first`` on."""
     mask = torch.ones(len(embeds), len(embeds), dtype=torch.bool).tril()

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.manifest import AutoregressiveManifest, autoregressive
+from trt_eagle3.checkpoint.manifest import (
+    AutoregressiveManifest,
+    DraftManifest,
+    autoregressive,
+)
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.drafts.block.reference import BlockReference
 from trt_eagle3.parity.record.answers import RecordedAnswer
 from trt_eagle3.parity.reference.draft import ReferenceDraft
 from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["Acceptance", "AcceptanceCounts", "DraftReference"]
+__all__ = ["Acceptance", "AcceptanceCounts", "AutoregressiveReference", "DraftReference", "MaskRow"]
 
 
 @dataclass
@@ -72,16 +78,16 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class DraftReference:
-    """The draft of a checkpoint with its tables."""
+    """The draft of a checkpoint with its tables, of any kind."""
 
-    draft: ReferenceDraft
+    draft: ReferenceDraft | BlockReference
     target: TargetReference
     speculation: SpeculationConfig
 
     @property
-    def manifest(self) -> AutoregressiveManifest:
+    def manifest(self) -> DraftManifest:
         """The manifest, read again from the checkpoint."""
-        return autoregressive(self.draft.manifest)
+        return self.draft.manifest
 
     def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[n, Hd] on the CPU: embeddings from the draft's own table or the target's."""
@@ -93,6 +99,40 @@ class DraftReference:
         """int64: target ids of draft ids."""
         d2t = self.draft.weights.get("d2t")
         return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+
+
+@dataclass(frozen=True)
+class MaskRow:
+    """The inputs of every mask row: those of P-EAGLE's rows of proposals.
+
+    ``embeds``: [Hd], of the mask token. ``aux``: [k * H]. ``features``: [Hd], made from ``aux``.
+    """
+
+    embeds: Tensor
+    aux: Tensor
+    features: Tensor
+
+
+@dataclass(frozen=True)
+class AutoregressiveReference(DraftReference):
+    """A draft that predicts one token per step, or by mask rows."""
+
+    draft: ReferenceDraft
+
+    @cached_property
+    def mask_row(self) -> MaskRow | None:
+        """The mask row; None if the draft feeds back its own features."""
+        rows = self.manifest.mask_rows
+        if rows is None:
+            return None
+        aux = self.draft.weights["mask_hidden"].flatten()[None]
+        embeds = self.embed(torch.tensor([rows.mask_token_id]), self.draft.dtype)
+        return MaskRow(embeds[0].to(aux.device), aux[0], self.draft.fuse(aux)[0])
+
+    @property
+    def manifest(self) -> AutoregressiveManifest:
+        """The manifest, read again from the checkpoint."""
+        return autoregressive(self.draft.manifest)
 
     def prompt_embeds(self, answer: RecordedAnswer, dtype: torch.dtype) -> Tensor:
         """[P + A - 1, Hd]: row t has token t + 1, or the manifest's choice at image rows."""

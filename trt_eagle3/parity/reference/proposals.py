@@ -15,7 +15,7 @@ from trt_eagle3.parity.record.cycles import Cycle
 from trt_eagle3.parity.record.trace import rows_of
 from trt_eagle3.parity.record.trees import parents_of
 from trt_eagle3.parity.reference.compared_draft import Proposals
-from trt_eagle3.parity.reference.drafting import DraftReference
+from trt_eagle3.parity.reference.drafting import AutoregressiveReference
 
 __all__ = ["CycleState", "read_proposals"]
 
@@ -66,7 +66,7 @@ class CycleState:
         above = [*sorted(self.ancestors(row)), row]
         return tuple(self.tokens[i] for i in above)
 
-    def reference_length(self, truth: list[int], reference: DraftReference) -> int:
+    def reference_length(self, truth: list[int], reference: AutoregressiveReference) -> int:
         """Return how many true tokens the reference would draft in a tree of this shape."""
         node, length, logits = 0, 0, self._root_logits
         for token in truth:
@@ -86,7 +86,9 @@ class CycleState:
         return length
 
 
-def read_proposals(s: CycleState, root: Tensor | None, reference: DraftReference) -> Proposals:
+def read_proposals(
+    s: CycleState, root: Tensor | None, reference: AutoregressiveReference
+) -> Proposals:
     """Find the token of every drafted row and node, which must be among the best of its parent.
 
     Fills in ``s.tokens`` and ``s.nodes``. The engine may take any of equal logits, which 16-bit
@@ -97,10 +99,15 @@ def read_proposals(s: CycleState, root: Tensor | None, reference: DraftReference
     """
     wrong = [*_read_rows(s, root, reference), *_read_nodes(s, root, reference)]
     count = len(s.cycle.rows) + max(0, len(s.nodes) - 1)
-    return Proposals(s.cycle.num_rows, count, wrong)
+    rule = f"not a token of its parent's best {reference.width}"
+    return Proposals(s.cycle.num_rows, count, wrong, rule)
 
 
-def _read_rows(s: CycleState, root: Tensor | None, reference: DraftReference) -> Iterator[str]:
+def _read_rows(
+    s: CycleState, root: Tensor | None, reference: AutoregressiveReference
+) -> Iterator[str]:
+    if reference.mask_row is not None:  # rows hold the mask token
+        return
     for i, row in enumerate(s.cycle.rows):
         parent = None if row.parent < 0 else s.cycle.rows[row.parent]
         best = _best(root if parent is None else parent.logits, reference)
@@ -111,13 +118,16 @@ def _read_rows(s: CycleState, root: Tensor | None, reference: DraftReference) ->
             yield f"drafted row {i} at depth {row.depth}"
 
 
-def _read_nodes(s: CycleState, root: Tensor | None, reference: DraftReference) -> Iterator[str]:
+def _read_nodes(
+    s: CycleState, root: Tensor | None, reference: AutoregressiveReference
+) -> Iterator[str]:
     """Find rank and draft row of every node of the verified tree."""
     if s.cycle.verify is None:
         return
     rows = rows_of(s.cycle.verify)
     embeds = rows.cut(s.cycle.verify.inputs["inputs_embeds"])
-    by_path = {s.path(i): i for i in range(len(s.cycle.rows))}
+    count, by_mask = len(s.cycle.rows), reference.mask_row is not None
+    by_path = {} if by_mask else {s.path(i): i for i in range(count)}
     s.nodes.append(Node(-1, 0, (), None))
     taken: dict[int, list[int]] = {}
     for node, parent in enumerate(parents_of(rows.mask)[1:], start=1):
@@ -126,7 +136,10 @@ def _read_nodes(s: CycleState, root: Tensor | None, reference: DraftReference) -
         path = (*s.nodes[parent].path, None if place is None else int(best.tokens[place]))
         siblings = taken.setdefault(parent, [])
         rank = -1 if place is None else best.rank(place, siblings)
-        s.nodes.append(Node(parent, rank, path, by_path.get(path)))
+        row = by_path.get(path)
+        if by_mask and len(path) <= count:  # a mask row for each depth
+            row = len(path) - 1
+        s.nodes.append(Node(parent, rank, path, row))
         if place is None:
             yield f"node {node} at depth {len(path)}"
         else:
@@ -155,7 +168,7 @@ class _Best:
         return int(equal.nonzero()[0]) + sum(bool(equal[i]) for i in siblings)
 
 
-def _best(logits: Tensor | None, reference: DraftReference) -> _Best:
+def _best(logits: Tensor | None, reference: AutoregressiveReference) -> _Best:
     """Return the best draft tokens of a row: as many as a tree may take, and ties of the last."""
     if logits is None:
         return _Best(torch.empty(0), torch.empty(0, dtype=torch.int64))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from trt_eagle3.parity.reference.chain_acceptance import chain_acceptance
-from trt_eagle3.parity.reference.drafting import DraftReference
+from trt_eagle3.parity.reference.draft_parity import DraftParity
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.target import TargetReference
 from trt_eagle3.parity.reference.target_rows import run_layers
@@ -49,13 +49,13 @@ class QuantisationCost:
 def quantisation_cost(
     original: TargetReference,
     expected: Sequence[ExpectedAnswer],
-    drafting: DraftReference | None,
+    drafting: DraftParity | None,
     progress: Callable[[], object],
 ) -> QuantisationCost:
     """Run the ``original`` target over the answers, and compare with the quantised logits in
     ``expected``.
     """
-    manifest = drafting.manifest if drafting else None
+    manifest = drafting.reference.manifest if drafting else None
     other = [ExpectedAnswer(e.answer, {}, e.positions, vision=e.vision) for e in expected]
     run_layers(original, other, manifest, progress)
     theirs = torch.cat([e.logits for e in other]).double().log_softmax(dim=-1)
@@ -65,7 +65,10 @@ def quantisation_cost(
     figures = (float(kl.mean()), float(kl.max()), float(same.double().mean()))
     if drafting is None:
         return QuantisationCost(len(kl), *figures, None, None, None, None)
-    steps = drafting.speculation.steps
-    quantised, dense = (chain_acceptance(drafting, side, steps) for side in (expected, other))
+    steps = drafting.reference.speculation.steps
+    quantised, dense = (
+        chain_acceptance([drafting.accepted(e, steps) for e in side], steps)
+        for side in (expected, other)
+    )
     accepted = (quantised.first, dense.first, quantised.length, dense.length)
     return QuantisationCost(len(kl), *figures, *accepted)
