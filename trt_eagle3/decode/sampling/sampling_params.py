@@ -103,7 +103,10 @@ class SamplingParams:
         if is_model_class(self.grammar):
             object.__setattr__(self, "grammar", Grammar.json_schema(self.grammar, "grammar"))
         if not isinstance(self.grammar, Grammar | None):
-            raise UserError(f"grammar: expected a Grammar, got {type(self.grammar).__name__}")
+            raise UserError(
+                f"grammar: expected a Grammar, got {type(self.grammar).__name__}. "
+                "For a JSON Schema: Grammar.json_schema(schema)."
+            )
         self._check_end()
 
     def _check_end(self) -> None:
