@@ -115,7 +115,7 @@ def test_parts_say_what_each_says_alone(
     """With the last layer computed for the rows that are read, or for all."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    monkeypatch.setitem(session_module._LEFT_OUT, device, left_out)
+    monkeypatch.setitem(session_module._MIN_UNREAD_ROWS, device, left_out)
     caches: dict[str, Tensor] = {}
     alone, mixed = open_target(bundle, caches), open_target(bundle, caches, device=device)
     rtol = RTOL if alone.states[0].dtype == "float32" else RTOL_FP8

@@ -98,7 +98,7 @@ def test_captured_pieces_say_what_the_nodes_say(
     bundle: Path, left_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 83 rows, padded to 96: two prompts and three steps; then the steps first, and others."""
-    monkeypatch.setitem(session_module._LEFT_OUT, "cpu", left_out)
+    monkeypatch.setitem(session_module._MIN_UNREAD_ROWS, "cpu", left_out)
     caches: dict[str, Tensor] = {}
     plain, recorder = open_target(bundle, caches), Pieces()
     captured = open_captured(bundle, caches, recorder)
