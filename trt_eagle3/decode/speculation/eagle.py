@@ -147,7 +147,7 @@ class EagleDrafter:
         """Return trees proposed ahead, if they fit these sequences; else propose new ones."""
         num_kept = None
         if not all(speculates):
-            kept = [tree.num_nodes if s else 1 for s in speculates]
+            kept = [tree.num_nodes if takes_tree else 1 for takes_tree in speculates]
             kept += [1] * (batch.size - len(kept))
             num_kept = to_device(
                 torch.tensor(kept, dtype=torch.int32), batch.num_computed_tokens.device
@@ -166,6 +166,7 @@ class EagleDrafter:
         speculates: Sequence[bool],
         num_kept: Tensor | None,
     ) -> Proposal:
+        """Propose trees for rows that speculate; ``num_kept``: nodes per row, None for all."""
         filler = next(s.draft for s in sequences if s.draft)  # of rows that are masked or dropped
         for s, takes_tree in zip(sequences, speculates, strict=True):
             assert not takes_tree or s.num_draft_computed_tokens == s.num_computed_tokens, (
@@ -173,7 +174,10 @@ class EagleDrafter:
             )
         states = [s.draft or filler for s in sequences]
         states += [filler] * (batch.size - len(states))
-        samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
+        samplers = [
+            s.sampler if takes_tree else None
+            for s, takes_tree in zip(sequences, speculates, strict=True)
+        ]
         rows = batch if num_kept is None else batch.only(num_kept > 1)
         return self._grow(tree, rows, *DraftState.gather(states), samplers)
 
