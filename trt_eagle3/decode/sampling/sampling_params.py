@@ -212,6 +212,8 @@ def check_options(options: Mapping[str, object], others: Sequence[str] = ()) -> 
             known = (*others, *fields)
             near = difflib.get_close_matches(name[:40].lower(), known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
+            if name == "n":
+                hint = " Give it to generate or chat, beside the sampling parameters."
             raise UserError(f"{clip(name, 40)}: unknown option.{hint} Options: {', '.join(known)}")
 
 
