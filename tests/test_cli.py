@@ -404,11 +404,23 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
     ),
     "path that is nowhere": (
         lambda _, tmp: ["build", _config_file(tmp, target={"checkpoint": "nowhere"})],
-        "target.checkpoint: nowhere: no such folder, and not a Hub id .owner/name.. Tried "
-        "/.*/nowhere and /.*/nowhere.$",
+        "target.checkpoint: nowhere: no such folder, and not a Hub id .owner/name.. Check the "
+        "path. Tried /.*/nowhere and /.*/nowhere.$",
     ),
     "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),
     "empty folder": (lambda _, tmp: ["inspect", tmp], "not a checkpoint"),
+    "bundle for a checkpoint": (
+        lambda b, _: ["inspect", b],
+        "a bundle, expected a checkpoint. To describe a bundle: trt-eagle3 doctor ",
+    ),
+    "draft for a target": (
+        lambda _, tmp: ["build", _config_file(tmp, target={"checkpoint": str(DRAFT)})],
+        "tiny/draft: an EAGLE-3 draft .specforge layout., expected a target. Name the draft in ",
+    ),
+    "text for a section": (
+        lambda _, tmp: ["build", _config_file(tmp, target=str(TARGET))],
+        "target: expected a mapping, got '.*'. Write target: {checkpoint: .*tiny/target}$",
+    ),
     "target for a draft": (lambda *_: ["inspect", TARGET, TARGET], "draft"),
     "draft alone": (
         lambda *_: ["inspect", DRAFT],

@@ -30,7 +30,7 @@ def main() -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trt-eagle3")
 def cli() -> None:
-    """Compile, validate and deploy Qwen3-VL and Qwen3 with EAGLE-3 drafts."""
+    """Compile, validate and serve vision-language models with EAGLE-3 drafts or MTP heads."""
 
 
 for _command in COMMANDS:

@@ -166,7 +166,8 @@ class EngineConfig(Section):
         if support.dtypes == ALL_DTYPES:
             raise ValueError(f"{self.backend} runs on device: {devices}, got {self.device}")
         raise ValueError(
-            f"{self.backend} runs in {dtypes} on the {devices}, got {self.dtype} on {self.device}"
+            f"{self.backend} runs in {dtypes} on the {devices}, got {self.dtype} on {self.device}. "
+            "For another type or device, set backend: torch"
         )
 
     def _check_activations(self, device: DeviceSupport) -> None:
@@ -339,7 +340,8 @@ def load_config(
     except OSError as error:
         raise UserError(f"{path}: cannot read the config: {error.strerror}") from error
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a mapping of config keys, got {type(raw).__name__}")
+        got = "an empty file" if raw is None else type(raw).__name__
+        raise UserError(f"{path}: expected a mapping of config keys, got {got}")
     raw = merged(_beside(raw, Path(path).absolute().parent), settings or {})
     if overrides:
         draft = raw.get("draft")
@@ -409,7 +411,10 @@ def _problem(error: Any) -> str:
     if error["type"] == "missing":
         return f"{key}: required, not given"
     got = "" if isinstance(error["input"], dict) else f", got {quote(error['input'])}"
-    return f"{key}: {problem_text(error)}{got}"
+    fix = ""
+    if key in ("target", "draft") and isinstance(error["input"], str):
+        fix = f". Write {key}: {{checkpoint: {clip(error['input'], 80)}}}"
+    return f"{key}: {problem_text(error)}{got}{fix}"
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -13,7 +13,7 @@ ask "What do you see in this image?" --image "$images/scene.png"
 ask "What changed between the two images?" --image "$images/before.png" --image "$images/after.png"
 ask "Describe the video." --video "$images/frames"
 ask "What is 12 plus 30?"
-printf '\nThe first question again, decoded plainly: the same answer, one token per target pass.\n'
+printf '\nThe first question again, without speculation: the same answer, one token per target forward.\n'
 ask "What do you see in this image?" --image "$images/scene.png" --no-speculation
-printf '\nPlain against speculative decoding over these prompts:\n'
+printf '\nAutoregressive (plain) against speculative decoding over these prompts:\n'
 .venv/bin/trt-eagle3 bench "$bundle" --batch 1,4 --rounds 3

@@ -195,6 +195,12 @@ def test_token_ids_are_prompts_alone_and_in_lists(llm: LLM) -> None:
             "prompt: expected a mapping with prompt_token_ids alone, got ['role', 'content']. Put "
             "a chat message into a list.",
         ),
+        (
+            {"prompt": "x", "multi_modal_data": {}},
+            "prompt: expected a mapping with prompt_token_ids alone, got ['prompt', "
+            "'multi_modal_data']. Give the text alone, and images and videos as images= and "
+            "videos=.",
+        ),
     ],
 )
 def test_bad_token_ids_are_refused_in_one_line(llm: LLM, prompt: Any, message: str) -> None:

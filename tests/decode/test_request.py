@@ -64,6 +64,8 @@ def test_unknown_option_is_refused_with_the_nearest_known_one() -> None:
             refuse(max_token=5)  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r"^zzz: unknown option\. Options: "):
         SamplingParams(zzz=5)  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r"^n: unknown option\. Give it to generate or chat"):
+        SamplingParams(n=3)  # type: ignore[call-arg]
 
 
 def test_single_values_stand_for_lists_of_one(tmp_path: Path) -> None:

@@ -273,9 +273,10 @@ class BenchReport:
         through rounding.
         """
         f = self.facts
+        measured = "1 round" if f["rounds"] == 1 else f"medians of {f['rounds']} rounds"
         lines = [
             f"{f['bundle']} on {f['machine']}: {f['backend']}, {f['dtype']}, {f['num_prompts']} "
-            f"prompts, medians of {f['rounds']} rounds"
+            f"prompts, {measured}"
         ]
         lines += [GENERIC_NOTE] if f.get("prompts") == "generic" else []
         lines += [row.comparison for row in self.rows if row.comparison]

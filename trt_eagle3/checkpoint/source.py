@@ -38,7 +38,7 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     if path.is_file():
         raise UserError(f"{name}: a file, expected a folder. Name the one it is in: {path.parent}")
     if path.exists() or not is_hub_id(name):
-        raise UserError(f"{name}: no such folder, and not a Hub id (owner/name)")
+        raise UserError(f"{name}: no such folder, and not a Hub id (owner/name). Check the path.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -78,7 +78,7 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
 @click.option(
     "--tune",
     is_flag=True,
-    help="First measure the best number of draft tokens, and write it into BUNDLE.",
+    help="First measure the time of a step by tree and batch size, and write it into BUNDLE.",
 )
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Write a plot to this .png, .svg or .pdf file."

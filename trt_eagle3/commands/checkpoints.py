@@ -53,9 +53,10 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
 
 
 def _target(checkpoint: str) -> TargetCheckpoint:
-    """Read a target; if the path has a draft instead, the error names it."""
+    """Read a target; if the path has a draft or a bundle instead, the error names it."""
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.drafts.registry import describe_draft
+    from trt_eagle3.engine.bundle.record import BUNDLE_FILE
     from trt_eagle3.families.registry import read_target
 
     path = resolve_checkpoint(checkpoint)
@@ -65,6 +66,11 @@ def _target(checkpoint: str) -> TargetCheckpoint:
         if found := describe_draft(path):
             raise UserError(
                 f"{path}: {found}, which needs its target. Run: trt-eagle3 inspect TARGET "
+                f"{shlex.quote(checkpoint)}"
+            ) from error
+        if (path / BUNDLE_FILE).is_file():
+            raise UserError(
+                f"{path}: a bundle, expected a checkpoint. To describe a bundle: trt-eagle3 doctor "
                 f"{shlex.quote(checkpoint)}"
             ) from error
         raise

@@ -6,6 +6,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from trt_eagle3.checkpoint.draft import describe_draft
 from trt_eagle3.checkpoint.model_config import read_model_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
@@ -51,6 +52,11 @@ def read_target(directory: Path) -> TargetCheckpoint:
     config = read_model_config(directory)
     model_type = config.get("model_type", "text")
     if model_type not in FAMILIES:
+        if found := describe_draft(directory):
+            raise UserError(
+                f"{directory}: {found}, expected a target. Name the draft in draft.checkpoint or "
+                "--draft."
+            )
         architecture = (config.get("architectures", "texts") or [None])[0]
         raise UserError(
             f"{directory}: {_foreign(str(model_type))}model_type {quote(model_type, 80)}, "

@@ -454,7 +454,8 @@ class Processor:
             of_these = f" (of these {sizes})" if visuals else ""
             raise UserError(
                 f"prompt: {length} tokens{of_these}, the limit is {self.max_prompt_len}. Shorten "
-                "the text, use smaller images or fewer frames, or build with a larger limit."
+                "the text, use smaller images or fewer frames, or build with a larger "
+                "limits.max_seq_len."
             )
 
     def _sizes(self, visuals: Sequence[_Visual]) -> list[tuple[str, int]]:

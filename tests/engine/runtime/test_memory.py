@@ -157,3 +157,10 @@ def test_room_is_one_line_with_sequences_and_tokens(pair: Pair) -> None:
     assert line == (
         "8 sequences at once, KV cache of 32,768 tokens (5.0 GB): 2.0 sequences of 16,384"
     )
+
+
+def test_amounts_below_a_tenth_of_a_gigabyte_are_written_in_megabytes() -> None:
+    need = MemoryNeed(
+        weights=2_000_000_000, kv_cache=75_497_472, images=99_000_000, prefill=0, kv_token=1
+    )
+    assert str(need) == "2.2 GB (weights 2.0 GB, KV cache 75 MB, images 99 MB, prefill 0 MB)"

@@ -108,14 +108,14 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ],
     ids=["cpu", "cuda", "captured"],
 )
-@pytest.mark.parametrize("left_out", [1, 10_000], ids=["wanted rows", "all rows"])
+@pytest.mark.parametrize("min_unread", [1, 10_000], ids=["wanted rows", "all rows"])
 def test_parts_say_what_each_says_alone(
-    bundle: Path, left_out: int, device: str, captured: bool, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, min_unread: int, device: str, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the last layer computed for the rows that are read, or for all."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    monkeypatch.setitem(session_module._LEFT_OUT, device, left_out)
+    monkeypatch.setitem(session_module._MIN_UNREAD_ROWS, device, min_unread)
     caches: dict[str, Tensor] = {}
     alone, mixed = open_target(bundle, caches), open_target(bundle, caches, device=device)
     rtol = RTOL if alone.states[0].dtype == "float32" else RTOL_FP8

@@ -70,9 +70,12 @@ def as_prompt(prompt: PromptInput) -> PromptSource:
     """
     if isinstance(prompt, Mapping):
         if prompt.keys() != {_TOKEN_IDS}:
+            fix = "Put a chat message into a list."
+            if "prompt" in prompt:
+                fix = "Give the text alone, and images and videos as images= and videos=."
             raise UserError(
                 f"prompt: expected a mapping with {_TOKEN_IDS} alone, got "
-                f"{quote(list(prompt), 80)}. Put a chat message into a list."
+                f"{quote(list(prompt), 80)}. {fix}"
             )
         ids = prompt[_TOKEN_IDS]
         if not isinstance(ids, list | tuple):

@@ -103,7 +103,10 @@ class SamplingParams:
         if is_model_class(self.grammar):
             object.__setattr__(self, "grammar", Grammar.json_schema(self.grammar, "grammar"))
         if not isinstance(self.grammar, Grammar | None):
-            raise UserError(f"grammar: expected a Grammar, got {type(self.grammar).__name__}")
+            raise UserError(
+                f"grammar: expected a Grammar, got {type(self.grammar).__name__}. "
+                "For a JSON Schema: Grammar.json_schema(schema)."
+            )
         self._check_end()
 
     def _check_end(self) -> None:
@@ -209,6 +212,8 @@ def check_options(options: Mapping[str, object], others: Sequence[str] = ()) -> 
             known = (*others, *fields)
             near = difflib.get_close_matches(name[:40].lower(), known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
+            if name == "n":
+                hint = " Give it to generate or chat, beside the sampling parameters."
             raise UserError(f"{clip(name, 40)}: unknown option.{hint} Options: {', '.join(known)}")
 
 

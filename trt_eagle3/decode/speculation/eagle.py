@@ -191,6 +191,7 @@ class EagleDrafter:
         speculates: Sequence[bool],
         num_kept: Tensor | None,
     ) -> Proposal:
+        """Propose trees for rows that speculate; ``num_kept``: nodes per row, None for all."""
         last = [_last_row(s) for s in sequences]
         filler = next(row for row in last if row)  # of rows that are masked or dropped
         for s, takes_tree in zip(sequences, speculates, strict=True):
@@ -198,7 +199,10 @@ class EagleDrafter:
                 f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
             )
         states = [row or filler for row in last] + [filler] * (batch.size - len(last))
-        samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
+        samplers = [
+            s.sampler if takes_tree else None
+            for s, takes_tree in zip(sequences, speculates, strict=True)
+        ]
         rows = batch if num_kept is None else batch.only(num_kept > 1)
         return self._grow(tree, rows, *LastRow.gather(states), samplers)
 

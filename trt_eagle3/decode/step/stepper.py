@@ -166,7 +166,7 @@ class Stepper:
     def collect(self, done: InFlight, sequences: Sequence[SequenceState]) -> StepOutput:
         """Read the tokens of ``done`` and append them to the ``sequences`` that are in it.
 
-        The caller has already swapped the entries of these sequences (``swap_entries``).
+        The caller has already swapped the entries of these sequences (``_swap_entries``).
         """
         rows = done.rows.rows_of(sequences)
         found = self._read(done, rows)

@@ -140,7 +140,8 @@ def _read_record(path: Path) -> BundleRecord:
         if (path / "config.json").is_file():
             raise UserError(
                 f"{path}: a checkpoint, expected a bundle. Build one from it: trt-eagle3 build "
-                "PAIR.yaml. Only serve, generate and LLM take a checkpoint."
+                "PAIR.yaml. Only serve, generate and LLM take a checkpoint, and probe a pair: "
+                "trt-eagle3 probe TARGET DRAFT."
             ) from error
         raise UserError(
             f"{path}: no bundle here ({BUNDLE_FILE} not found). Make one: trt-eagle3 build"

@@ -77,8 +77,8 @@ class MemoryNeed:
             "prefill": self.prefill,
             **({"states": self.states} if self.states else {}),
         }
-        named = ", ".join(f"{name} {_gb(value)}" for name, value in parts.items())
-        return f"{_gb(self.total)} ({named})"
+        named = ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
+        return f"{_size(self.total)} ({named})"
 
 
 def memory_need(
@@ -183,8 +183,8 @@ def check_fits(need: MemoryNeed, free: int, limits: LimitsConfig) -> None:
     if lacking <= 0:
         return
     raise UserError(
-        f"limits: this bundle needs {need} and {_gb(_LIBRARIES_BYTES)} for CUDA, and the GPU has "
-        f"{_gb(free)} free. {_fix(need, need.kv_cache - lacking, limits)}"
+        f"limits: this bundle needs {need} and {_size(_LIBRARIES_BYTES)} for CUDA, and the GPU has "
+        f"{_size(free)} free. {_fix(need, need.kv_cache - lacking, limits)}"
     )
 
 
@@ -214,7 +214,7 @@ def kv_room(need: MemoryNeed, limits: LimitsConfig, page_size: int) -> str:
     full = f"{tokens / limits.max_seq_len:.1f}"
     return (
         f"{limits.max_batch_size} sequences at once, KV cache of {tokens:,} tokens "
-        f"({_gb(tokens * need.kv_token)}): {full} sequences of {limits.max_seq_len:,}"
+        f"({_size(tokens * need.kv_token)}): {full} sequences of {limits.max_seq_len:,}"
     )
 
 
@@ -311,5 +311,6 @@ def _row_values(spec: TargetSpec) -> int:
     return (spec.num_visual_levels + 9) * spec.hidden_size + inner
 
 
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+def _size(num_bytes: int) -> str:
+    """Write bytes in GB, or in MB below 0.1 GB."""
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes < 1e8 else f"{num_bytes / 1e9:.1f} GB"

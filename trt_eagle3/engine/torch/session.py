@@ -1,8 +1,7 @@
 """The torch session: interprets a graph node by node, on the CPU or on CUDA.
 
-It serves debugging, as it can return any tensor of the graph by name, and machines without
-TensorRT. On CUDA our ops use our kernels (``engine/capi``), or stock operations if the library is
-missing.
+On CUDA our ops use our kernels (``engine/capi``), or stock operations if the library is missing.
+For debugging a session can return any tensor of the graph by name.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ from trt_eagle3.spec import StateSpec
 
 __all__ = ["TorchSession"]
 
-_LEFT_OUT = {"cpu": 32, "cuda": 512}
-"""From this number of unread rows on, a prompt's last layer skips them. A GPU multiplies fewer rows
-in the time of reading the weights.
+_MIN_UNREAD_ROWS = {"cpu": 32, "cuda": 512}
+"""From this number of unread rows on, a prompt's last layer skips them. On a GPU fewer rows cost no
+time, because reading the weights takes longer.
 """
 
 
@@ -105,11 +104,9 @@ class TorchSession(Session):
         self.device = torch.device(device)
         program = load_program(model, weights_root, intermediates, self.device, read_weight)
         self._inputs = {name: _Input.of(tensor) for name, tensor in program.inputs.items()}
-        self._outputs, self._constants, self._steps = (
-            program.outputs,
-            program.constants,
-            program.steps,
-        )
+        self._outputs = program.outputs
+        self._constants = program.constants
+        self._steps = program.steps
         self._prompt_steps = program.prompt_steps
         self._states: tuple[StateSpec, ...] = program.states
         mixes = mixable(program.inputs, program.outputs, program.states, program.steps)
@@ -205,8 +202,8 @@ class TorchSession(Session):
         if self._draft_pieces is not None and not whole and self._draft_pieces.fit(inputs):
             self._check(inputs)
             return self._draft_pieces.run(inputs)
-        left_out = batch * (width - inputs["logit_rows"].shape[1])
-        if self._prompt_steps is None or left_out < _LEFT_OUT[self.device.type]:
+        num_unread = batch * (width - inputs["logit_rows"].shape[1])
+        if self._prompt_steps is None or num_unread < _MIN_UNREAD_ROWS[self.device.type]:
             return with_picked_rows(self._run(inputs, {}), inputs["logit_rows"])
         self._check(inputs)
         return self._interpret(self._placed(inputs), {}, self._prompt_steps)
@@ -220,8 +217,9 @@ class TorchSession(Session):
             self._check(part)
         widths = [(part["tree_mask"].shape[0], part["tree_mask"].shape[1]) for part in parts]
         wanted = [(part["logit_rows"].shape[0], part["logit_rows"].shape[1]) for part in parts]
-        left_out = sum(a * b for a, b in widths) - sum(a * b for a, b in wanted)
-        of_prompts = bool(self._mixed_prompt_steps) and left_out >= _LEFT_OUT[self.device.type]
+        num_unread = sum(a * b for a, b in widths) - sum(a * b for a, b in wanted)
+        skips = num_unread >= _MIN_UNREAD_ROWS[self.device.type]
+        of_prompts = bool(self._mixed_prompt_steps) and skips
         reduce = {LOGITS: reduction_of(wanted, reduced)}
         outputs: dict[str, Any] = self._mixed([self._placed(p) for p in parts], reduce, of_prompts)
         found = [{LOGITS: logits} for logits in outputs[LOGITS]]
@@ -236,8 +234,9 @@ class TorchSession(Session):
         reduced: Mapping[str, Callable[[Tensor], Any]],
         of_prompts: bool,
     ) -> dict[str, Tensor]:
-        """Run one forward over all rows of ``parts``; ``of_prompts``: the last layer computes only
-        the rows that are read.
+        """Run one forward over all rows of ``parts``.
+
+        ``of_prompts``: the last layer computes only the rows that are read.
         """
         pieces = self._target_pieces
         begun = pieces.run(parts, self._bound, picked=of_prompts) if pieces is not None else None
@@ -324,8 +323,9 @@ class TorchSession(Session):
             self._inputs[name].check(name, tensor)
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return contiguous inputs on this device. Unbound states are copied, because the ops would
-        write into the caller's tensors.
+        """Return contiguous inputs on this device.
+
+        Unbound states are copied, because the ops would write into the caller's tensors.
         """
         placed = {name: to_device(t, self.device).contiguous() for name, t in inputs.items()}
         states = {state.name for state in self.states}

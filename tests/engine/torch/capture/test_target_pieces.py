@@ -93,12 +93,12 @@ def same(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> b
     )
 
 
-@pytest.mark.parametrize("left_out", [1, 10_000], ids=["wanted rows", "all rows"])
+@pytest.mark.parametrize("min_unread", [1, 10_000], ids=["wanted rows", "all rows"])
 def test_captured_pieces_say_what_the_nodes_say(
-    bundle: Path, left_out: int, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, min_unread: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 83 rows, padded to 96: two prompts and three steps; then the steps first, and others."""
-    monkeypatch.setitem(session_module._LEFT_OUT, "cpu", left_out)
+    monkeypatch.setitem(session_module._MIN_UNREAD_ROWS, "cpu", min_unread)
     caches: dict[str, Tensor] = {}
     plain, recorder = open_target(bundle, caches), Pieces()
     captured = open_captured(bundle, caches, recorder)
