@@ -55,6 +55,6 @@ def test_bundle_with_calibrated_weights_and_kv_scales_is_sound(
     held = read_bundle(bundle).kv_scales
     assert all(len(scales.k) == len(scales.v) == 2 for scales in held.values())
     assert 0.005 < held[0].k[0] < 0.5
-    found = inspect(RecordingEngine(bundle), monkeypatch, ("files",), quantised=True)
+    found = inspect(RecordingEngine(bundle), monkeypatch, ("files",), own_sources=True)
     assert found.diagnosis is None
     assert summarise(found, suite="test", reference="PyTorch").passed

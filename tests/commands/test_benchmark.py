@@ -59,6 +59,7 @@ def test_generic_prompts_are_named_in_every_output(bundle: Path) -> None:
     assert "--prompts FILE" in shown
 
 
+@pytest.mark.usefixtures("wide_console")
 def test_bench_says_which_files_it_wrote(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.json").write_text('[{"prompt": "one two"}]')
     words = [str(bundle), "--prompts", str(tmp_path / "prompts.json"), "--batch", "1"]

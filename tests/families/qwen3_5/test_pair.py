@@ -85,7 +85,7 @@ def test_inspect_names_layers_experts_and_state(root: Path) -> None:
     result = CliRunner().invoke(cli, ["inspect", str(pair / "target"), str(pair / "specforge")])
     assert result.exit_code == 0, result.output
     told = " ".join(result.output.split())
-    assert "Qwen3.5-MoE, 5 layers" in told
+    assert "Qwen3.5-MoE (3.6 and 3.8 too), 5 layers" in told
     assert "4 layers of linear attention, 1/3 heads of 12/20, convolution of 3" in told
     assert "5 layers of 5 experts of 20, 2 per token, renormalised, and a shared one of 28" in told
     assert "no visual levels" in told

@@ -81,6 +81,7 @@ def test_planted_fault_in_the_time_of_videos_is_caught(
     assert "processor.position_ids" in failed(validate_pair(built(root, tmp_path), ASKED[1:]))
 
 
+@pytest.mark.usefixtures("wide_console")
 def test_inspect_names_the_thinker(root: Path) -> None:
     result = CliRunner().invoke(cli, ["inspect", str(root / "target"), str(root / "specforge")])
     assert result.exit_code == 0, result.output

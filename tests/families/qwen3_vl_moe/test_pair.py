@@ -71,6 +71,7 @@ def test_experts_quantised_by_the_build_pass_every_gate(target: Path, tmp_path: 
     assert found.recorder["weights.made"].taken
 
 
+@pytest.mark.usefixtures("wide_console")
 def test_inspect_names_the_experts(target: Path) -> None:
     result = CliRunner().invoke(cli, ["inspect", str(target), str(DRAFT)])
     assert result.exit_code == 0
