@@ -228,8 +228,8 @@ class SpeculationConfig(Section):
         mode: ``chain`` drafts one token per step, a block or P-EAGLE draft all in one forward;
             ``tree`` drafts a static tree; ``dynamic`` grows a tree from the draft's scores. A block
             or P-EAGLE draft drafts chains only.
-        steps: draft steps per cycle, the length of the deepest path. Left out for a block or P-EAGLE
-            draft: the tokens of its trained block.
+        steps: draft steps per cycle, the length of the deepest path. Left out for a block or
+            P-EAGLE draft: the tokens of its trained block.
         topk: maximum children per node of a tree. In a dynamic tree also the nodes expanded at each
             level.
         num_draft_tokens: tokens verified per cycle, including the root (last accepted token). A
