@@ -83,8 +83,6 @@ def _files(video: object) -> Sequence[object]:
 
 
 def _keep(source: Path, folder: Path, name: str) -> str:
-    if not source.is_file():
-        raise UserError(f"prompts: {source}: no such file. Correct the prompt file.")
     kept = f"{name}{source.suffix}"
     shutil.copyfile(source, folder / kept)
     return kept
