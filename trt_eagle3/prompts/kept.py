@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from trt_eagle3.atomic_io import create_file
-from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
