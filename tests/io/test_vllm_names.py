@@ -84,3 +84,5 @@ def test_arguments_in_python_exist() -> None:
 def test_sampling_params_answer_structured_outputs() -> None:
     with pytest.raises(UserError, match=r"^structured_outputs: .*; here it is called grammar"):
         SamplingParams(structured_outputs={})  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r"In vLLM an argument of LLM; here it is called settings="):
+        SamplingParams(max_model_len=3)  # type: ignore[call-arg]

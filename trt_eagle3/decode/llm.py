@@ -70,6 +70,7 @@ def load(
     media: MediaPolicy = LOCAL_MEDIA,
     split_special_tokens: bool | None = None,
     tool_format: str = "auto",
+    prefix_cache: bool | None = None,
     **unknown: Never,
 ) -> LLM:
     """Load a bundle: the same as ``LLM(bundle)``, under a common name.
@@ -87,6 +88,7 @@ def load(
         media=media,
         split_special_tokens=split_special_tokens,
         tool_format=tool_format,
+        prefix_cache=prefix_cache,
         **unknown,
     )
 

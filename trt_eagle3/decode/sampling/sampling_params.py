@@ -11,6 +11,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 from trt_eagle3.decode.sampling.grammar import Grammar, is_model_class
 from trt_eagle3.errors import UserError, clip
+from trt_eagle3.io.vllm_names import called_in_python
 
 __all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams", "check_options"]
 
@@ -218,6 +219,8 @@ def check_options(options: Mapping[str, object], others: Sequence[str] = ()) -> 
             known = (*others, *fields)
             near = difflib.get_close_matches(name[:40].lower(), known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
+            if ours := called_in_python(name):
+                hint = f" In vLLM an argument of LLM; {ours}."
             hint = _HINTS.get(name, hint)
             raise UserError(f"{clip(name, 40)}: unknown option.{hint} Options: {', '.join(known)}")
 
