@@ -209,8 +209,8 @@ def test_wrong_frame_text_would_be_noticed(fault: str, monkeypatch: pytest.Monke
         encode = processor._control.encoder.encode
 
         class Timeless:
-            def encode(self, text: str, caller: Caller) -> list[int]:
-                return encode(re.sub(r"<[\d.]+ seconds>", "", text), caller)
+            def encode(self, text: str, caller: Caller, **options: bool) -> list[int]:
+                return encode(re.sub(r"<[\d.]+ seconds>", "", text), caller, **options)
 
         monkeypatch.setattr(processor._control, "encoder", Timeless())
     with pytest.raises(AssertionError):

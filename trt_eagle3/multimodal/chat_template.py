@@ -146,6 +146,11 @@ class ChatTemplate:
         """Whether arguments of past calls may be JSON text. Otherwise they must be objects."""
         return all("arguments is string" in text for text in (self._source, self._with_tools))
 
+    def starts_with_bos(self, rendered: str) -> bool:
+        """Return whether a rendered prompt begins with the tokenizer's BOS token."""
+        bos = self._variables.get("bos_token")
+        return bool(bos) and rendered.startswith(str(bos))
+
     def takes_option(self, name: str) -> bool:
         """Return whether the template reads the variable ``name`` and a request may set it."""
         return name in self._names and name not in self._values((), (), NO_OPTIONS)

@@ -94,16 +94,23 @@ class ControlTokens:
             raise UserError("messages: nested too deep. Send plain messages.") from error
 
     def encode(
-        self, rendered: str, literals: Sequence[str] = (), caller: Caller = NO_CALLER
+        self,
+        rendered: str,
+        literals: Sequence[str] = (),
+        caller: Caller = NO_CALLER,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[int]:
         """Encode a prompt to token ids. Its placeholders become ``literals``, encoded as text.
 
+        Args:
+            add_special_tokens: let the tokenizer add its own tokens around the prompt (BOS).
         Raises:
             UserError, RequestCancelledError, EnvironmentMissingError: as for
                 ``TextEncoder.encode``.
         """
         if not literals and not self._always:
-            return self.encoder.encode(rendered, caller)
+            return self.encoder.encode(rendered, caller, add_special_tokens=add_special_tokens)
         with self._lock:
             splitting, names, ids = self._splitting
 
@@ -112,7 +119,8 @@ class ControlTokens:
             return names[found[0]] if index is None else literals[int(index, 16)]
 
         text = self._find_all.sub(name_or_text, rendered)
-        return [ids.get(i, i) for i in splitting.encode(text, caller)]
+        found = splitting.encode(text, caller, add_special_tokens=add_special_tokens)
+        return [ids.get(i, i) for i in found]
 
     def _protect(self, value: Any, literals: list[str]) -> Any:
         match value:

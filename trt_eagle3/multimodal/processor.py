@@ -138,6 +138,7 @@ class Processor:
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
         self._tool_format = tool_format
+        self._text_only = spec.vision is None
         self._tiled = image_config is not None and image_config.tile_side is not None
 
     @classmethod
@@ -282,7 +283,14 @@ class Processor:
             turns, functions, options = self._control.protect(parts, literals)
         rendered = self.template.render(turns, functions, options, ending)
         text = self._expand(rendered, slots, visuals)
-        return self._inputs(self._control.encode(text, literals, caller), visuals)
+        # as transformers: the BOS of a text-only chat is its template's, others have exactly one
+        ids = self._control.encode(
+            text,
+            literals,
+            caller,
+            add_special_tokens=not (self._text_only or self.template.starts_with_bos(text)),
+        )
+        return self._inputs(ids, visuals)
 
     def ignored_keys(
         self, messages: Sequence[Mapping[str, Any]], where: str = "messages"

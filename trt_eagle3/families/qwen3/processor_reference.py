@@ -1,4 +1,4 @@
-"""Prepare Qwen3 prompts with ``transformers``: tokenizer and chat template."""
+"""Prepare text prompts with ``transformers``: tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Qwen3ProcessorReference"]
 
 
 class Qwen3ProcessorReference:
-    """Implements ``parity.processor.ProcessorReference`` for a Qwen3 checkpoint."""
+    """Implements ``parity.processor.ProcessorReference`` for a text-only checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
         check_transformers()
@@ -30,10 +30,10 @@ class Qwen3ProcessorReference:
     def __call__(self, question: Question) -> ReferenceInputs:
         """Return token ids, and positions 0, 1, 2, ..."""
         messages = [{"role": "user", "content": question.prompt}]
-        text = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
+        made = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True
         )
-        token_ids = torch.tensor(self._tokenizer(text)["input_ids"])
+        token_ids = torch.tensor(made["input_ids"])
         return ReferenceInputs(
             token_ids=token_ids,
             position_ids=torch.arange(len(token_ids), dtype=torch.int32).repeat(3, 1),
