@@ -203,7 +203,8 @@ def _numbers(
     missing = [key for key in required if key not in numbers]
     if missing:
         raise UserError(
-            f"rope: rope_type {kind} needs {', '.join(missing)}; give it in draft.overrides.rope"
+            f"rope: rope_type {kind} needs {', '.join(missing)}. Write what the model was trained "
+            "with into its config, a draft's into draft.overrides.rope"
         )
     positive = (*required, "attention_factor", "beta_fast", "beta_slow")
     wrong = [key for key in positive if key in numbers and not _sane(key, numbers[key])]
