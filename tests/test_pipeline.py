@@ -182,8 +182,8 @@ BAD_TARGETS = {
     "not a checkpoint": (lambda f: (f / "config.json").unlink(), "not a checkpoint"),
     "truncated weights": (_truncate, "not a valid safetensors file"),
     "another architecture": (
-        lambda f: _edit_config(f, lambda c: c.update(model_type="llama")),
-        "model_type .llama., architecture .*: not supported",
+        lambda f: _edit_config(f, lambda c: c.update(model_type="mistral")),
+        "model_type .mistral., architecture .*: not supported",
     ),
     "too many layers promised": (
         lambda f: _edit_config(f, lambda c: c["text_config"].update(num_hidden_layers=9)),

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trt_eagle3.checkpoint.draft import describe_draft
-from trt_eagle3.checkpoint.model_config import read_model_config
+from trt_eagle3.checkpoint.model_config import ModelConfig, read_model_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.family import Family, FamilyVision
@@ -17,6 +17,7 @@ __all__ = ["FAMILIES", "family_named", "family_of", "read_target", "tower_of"]
 
 FAMILIES = {
     "internvl": "trt_eagle3.families.internvl:FAMILY",
+    "llama": "trt_eagle3.families.llama:FAMILY",
     "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
     "qwen3_5": "trt_eagle3.families.qwen3_5:FAMILY",
@@ -50,16 +51,24 @@ def read_target(directory: Path) -> TargetCheckpoint:
             surplus, misshapen or quantised. The message names each.
     """
     config = read_model_config(directory)
-    model_type = config.get("model_type", "text")
-    if model_type not in FAMILIES:
+    try:
+        return _read(config)
+    except UserError:
+        # drafts share the model_type llama with targets
         if found := describe_draft(directory):
             raise UserError(
                 f"{directory}: {found}, expected a target. Name the draft in draft.checkpoint or "
                 "--draft."
-            )
+            ) from None
+        raise
+
+
+def _read(config: ModelConfig) -> TargetCheckpoint:
+    model_type = config.get("model_type", "text")
+    if model_type not in FAMILIES:
         architecture = (config.get("architectures", "texts") or [None])[0]
         raise UserError(
-            f"{directory}: {_foreign(str(model_type))}model_type {quote(model_type, 80)}, "
+            f"{config.file.parent}: {_foreign(str(model_type))}model_type {quote(model_type, 80)}, "
             f"architecture {quote(architecture, 80)}: not supported. Supported: "
             f"{', '.join(FAMILIES)}."
         )

@@ -26,11 +26,14 @@ class DecoderConfig:
     """The decoder in a section of a config.
 
     Attributes:
+        default_eps, default_theta: of a config without ``rms_norm_eps`` or ``rope_theta``; theta
+            None: the config must name it.
         section: its dotted prefix (``text_config.``).
         sparse: reads the mixture of experts of a sparse layer; None: all layers are dense.
     """
 
     default_eps: ClassVar[float] = 1e-6
+    default_theta: ClassVar[float | None] = None
 
     config: ModelConfig
     section: str = ""

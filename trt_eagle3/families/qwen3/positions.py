@@ -37,9 +37,10 @@ def plain_rope(decoder: DecoderConfig) -> RopeSpec:
     config, section = decoder.config, decoder.section
     values = config.get(section[:-1], "object") if section else config.values
     rope = read_rope_config(values, config.file)
-    if rope.base is None or rope.base <= 1:
+    base = decoder.default_theta if rope.base is None else rope.base
+    if base is None or base <= 1:
         raise config.error(
-            f"{section}rope_theta: expected a number above 1, got {rope.base}. Write the one it "
+            f"{section}rope_theta: expected a number above 1, got {base}. Write the one it "
             "was trained with."
         )
     if rope.kind() == "dynamic":
@@ -49,7 +50,7 @@ def plain_rope(decoder: DecoderConfig) -> RopeSpec:
     try:
         return make_rope(
             rope.kind(),
-            rope.base,
+            base,
             decoder.head_dim,
             parameters=rope.values,
             max_positions=decoder.max_position_embeddings,

@@ -10,7 +10,7 @@ from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.families.qwen3.positions import check_full_attention, plain_rope, reach
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 
-__all__ = ["read_qwen3"]
+__all__ = ["read_qwen3", "read_text_target"]
 
 _PREFIXES = (("model.", ""), ("lm_head.", "lm_head."))
 
@@ -27,14 +27,47 @@ def read_qwen3(
         UserError: its kind is not supported (sliding window, a classifier), or its tensors do not
             fit.
     """
-    decoder = DecoderConfig(config, sparse=sparse)
-    _check_kind(config, architecture)
+    # in a mixture of experts all layers slide, or none
+    return read_text_target(
+        DecoderConfig(config, sparse=sparse),
+        family,
+        "Qwen3",
+        architecture,
+        first_window=28 if sparse is None else 0,
+    )
+
+
+def read_text_target(
+    decoder: DecoderConfig,
+    family: str,
+    title: str,
+    architecture: str,
+    *,
+    first_window: int | None = None,
+) -> TargetCheckpoint:
+    """Read a text-only checkpoint whose config is that of its decoder.
+
+    Args:
+        title: the family's name for messages.
+        architecture: the one that generates text.
+        first_window: ``first`` of ``check_full_attention``; None: the caller has checked windows.
+    Raises:
+        UserError: its kind is not supported (sliding window, a classifier), or its tensors do not
+            fit.
+    """
+    config = decoder.config
+    told = (config.get("architectures", "texts") or [None])[0]
+    if told not in {None, architecture}:
+        raise UserError(
+            f"{config.file.parent}: expected a {title} that generates text ({architecture}), got "
+            f"architecture {quote(told, 80)}."
+        )
     decoder.check()
     tensors, quantisation = open_weights(config, _PREFIXES)
     if decoder.num_layers > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
-    # in a mixture of experts all layers slide, or none
-    check_full_attention(decoder, first=28 if sparse is None else 0)
+    if first_window is not None:
+        check_full_attention(decoder, first_window)
     rope = plain_rope(decoder)
     return decoder.checkpoint(
         family,
@@ -43,12 +76,3 @@ def read_qwen3(
         max_position_embeddings=reach(decoder, rope),
         quantisation=quantisation,
     )
-
-
-def _check_kind(config: ModelConfig, architecture: str) -> None:
-    told = (config.get("architectures", "texts") or [None])[0]
-    if told not in {None, architecture}:
-        raise UserError(
-            f"{config.file.parent}: expected a Qwen3 that generates text ({architecture}), got "
-            f"architecture {quote(told, 80)}."
-        )

@@ -1,0 +1,98 @@
+"""Random pairs of text-only families, whose drafts are right now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tests.checkpoint.drafts import Geometry
+from tests.families.random_pairs import config_of
+from trt_eagle3 import LLM, SamplingParams
+from trt_eagle3.decode.policy.protocol import FixedPolicy
+from trt_eagle3.decode.speculation.tree import configured_tree
+from trt_eagle3.families.registry import family_of, read_target
+from trt_eagle3.multimodal import Processor
+from trt_eagle3.pipeline import build
+
+__all__ = [
+    "PROMPT",
+    "check_speculation",
+    "processor_of",
+    "save_answer_draft",
+    "transformers_tokens",
+]
+
+PROMPT = "What is 12 plus 30?"
+NUM_TOKENS = 24
+TREE = {"mode": "tree", "steps": 3, "topk": 6, "num_draft_tokens": 20}
+
+
+def processor_of(target: Path, **options: Any) -> Processor:
+    """The processor of a checkpoint."""
+    spec = read_target(target)
+    return family_of(spec).processor(target, spec, **options)
+
+
+@torch.no_grad()
+def transformers_tokens(model: PreTrainedModel, ids: torch.Tensor) -> tuple[int, ...]:
+    """The greedy answer to token ids."""
+    options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None}
+    out = model.generate(ids[None], attention_mask=torch.ones_like(ids[None]), **options)  # type: ignore[operator]
+    return tuple(out[0, len(ids) :].tolist())
+
+
+def save_answer_draft(
+    folder: Path,
+    model: PreTrainedModel,
+    write: Callable[[Path, Geometry], object],
+    tokens: Collection[int],
+) -> Path:
+    """Write a draft of ``model``, whose vocabulary is ``tokens``.
+
+    Its weights are random. With few tokens, some of its drafts are right.
+    """
+    config, kept = model.config, torch.tensor(sorted(set(tokens)))
+    geometry = replace(
+        Geometry(),
+        hidden=config.hidden_size,
+        target_hidden=config.hidden_size,
+        heads=3,
+        kv_heads=1,
+        head_dim=config.hidden_size // 3,
+        vocab=config.vocab_size,
+        draft_vocab=len(kept),
+        target_layers=config.num_hidden_layers,
+        base=5e5,
+    )
+    write(folder, geometry)
+    table = {
+        "d2t": kept - torch.arange(len(kept)),
+        "t2d": torch.zeros(config.vocab_size, dtype=torch.bool).scatter(0, kept, True),
+    }
+    pickled, file = folder / "pytorch_model.bin", folder / "model.safetensors"
+    if pickled.exists():
+        torch.save(torch.load(pickled) | table, pickled)
+    else:
+        save_file(load_file(file) | table, file, {"format": "pt"})
+    return folder
+
+
+def check_speculation(
+    target: Path, draft: Path, output: Path, backend: str, answer: tuple[int, ...]
+) -> None:
+    """Check that the tokens are ``answer`` with and without speculation, and drafts are accepted."""
+    engine = {"prefill_chunk": 64, "backend": backend}
+    pair = config_of(target, draft, output, engine=engine, speculation=TREE)
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    with LLM(build(pair).path) as llm:
+        plain = llm.generate(PROMPT, sampling=sampling, speculation=False)
+        llm.use_policy(FixedPolicy(configured_tree(pair.speculation)))
+        drafted = llm.generate(PROMPT, sampling=sampling)
+    assert drafted.token_ids == plain.token_ids == answer
+    assert max(drafted.accepted_lengths) > 1
