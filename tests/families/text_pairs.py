@@ -86,7 +86,7 @@ def save_answer_draft(
 def check_speculation(
     target: Path, draft: Path, output: Path, backend: str, answer: tuple[int, ...]
 ) -> None:
-    """Check that the tokens are ``answer`` with and without speculation, and drafts are accepted."""
+    """Check that the tokens are ``answer`` with and without speculation, and drafts accepted."""
     engine = {"prefill_chunk": 64, "backend": backend}
     pair = config_of(target, draft, output, engine=engine, speculation=TREE)
     sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -18,6 +18,7 @@ __all__ = ["FAMILIES", "family_named", "family_of", "read_target", "tower_of"]
 FAMILIES = {
     "internvl": "trt_eagle3.families.internvl:FAMILY",
     "llama": "trt_eagle3.families.llama:FAMILY",
+    "qwen2": "trt_eagle3.families.qwen2:FAMILY",
     "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
     "qwen3_5": "trt_eagle3.families.qwen3_5:FAMILY",

@@ -1,41 +1,23 @@
-"""Qwen2.5's decoder: Qwen3's with biases of q, k and v, and without norms of their heads."""
+"""Qwen2.5-VL's decoder: Qwen2's, whose head size follows from the width."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trt_eagle3.families.qwen3.decoder import DecoderConfig
-from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, RopeSpec
+from trt_eagle3.families.qwen2.decoder import Qwen2Decoder
 
-__all__ = ["Qwen2Decoder"]
+__all__ = ["Qwen25Decoder"]
 
 
 @dataclass(frozen=True)
-class Qwen2Decoder(DecoderConfig):
+class Qwen25Decoder(Qwen2Decoder):
     """The decoder in a section of a config."""
 
     default_eps: ClassVar[float] = 1e-5
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head."""
+        """Channels of a head; transformers ignores the config's ``head_dim``."""
         heads, _ = self._heads()
         return self.hidden_size // heads
-
-    def check(self) -> None:
-        """Check that this program can compute the decoder."""
-        super().check()
-        heads, _ = self._heads()
-        if self.hidden_size % heads:
-            raise self.config.error(
-                f"{self.section}hidden_size: expected whole heads, got {self.hidden_size} channels "
-                f"for {heads}"
-            )
-
-    def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-        """Return the layers, which are all equal."""
-        heads, kv_heads = self._heads()
-        mixer = AttentionSpec(heads, kv_heads, self.head_dim, rope, None, True, False)
-        layer = LayerSpec(mixer, DenseMlp(self._whole("intermediate_size")), self.norm)
-        return (layer,) * self.num_layers

@@ -9,7 +9,7 @@ from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import make_rope, read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.families.qwen2_5_vl.decoder import Qwen2Decoder
+from trt_eagle3.families.qwen2_5_vl.decoder import Qwen25Decoder
 from trt_eagle3.families.qwen2_5_vl.tower import Windows, vision_shapes, window_side
 from trt_eagle3.families.qwen3.positions import check_full_attention
 from trt_eagle3.families.qwen3_vl.reader import PADS
@@ -32,7 +32,7 @@ def read_qwen2_5_vl(config: ModelConfig) -> TargetCheckpoint:
     _check_kind(config)
     # published configs are flat; transformers 4.52 and later write a section
     section = "text_config." if config.get("text_config", "object") else ""
-    decoder = Qwen2Decoder(config, section)
+    decoder = Qwen25Decoder(config, section)
     decoder.check()
     vision = _vision_spec(config, decoder)
     rope = _rope(config, decoder)
@@ -65,7 +65,7 @@ def _check_kind(config: ModelConfig) -> None:
         raise config.error("vision_config: expected an object, got none")
 
 
-def _rope(config: ModelConfig, decoder: Qwen2Decoder) -> RopeSpec:
+def _rope(config: ModelConfig, decoder: Qwen25Decoder) -> RopeSpec:
     """Build the rope: the first channel pairs rotate by time, then rows, the last by columns."""
     values = config.get("text_config", "object") if decoder.section else config.values
     rope = read_rope_config(values, config.file)
@@ -86,7 +86,7 @@ def _rope(config: ModelConfig, decoder: Qwen2Decoder) -> RopeSpec:
         raise config.error(str(error)) from error
 
 
-def _vision_spec(config: ModelConfig, decoder: Qwen2Decoder) -> VisionSpec:
+def _vision_spec(config: ModelConfig, decoder: Qwen25Decoder) -> VisionSpec:
     pad_id = partial(checked_token_id, config, decoder.vocab_size)
     mark_id = partial(mark_token_id, config, decoder.vocab_size)
     blocks = config.get("vision_config.fullatt_block_indexes", "wholes", (7, 15, 23, 31))
@@ -119,7 +119,7 @@ def _vision_spec(config: ModelConfig, decoder: Qwen2Decoder) -> VisionSpec:
 
 
 def _check_tower(
-    config: ModelConfig, spec: VisionSpec, windows: Windows, decoder: Qwen2Decoder
+    config: ModelConfig, spec: VisionSpec, windows: Windows, decoder: Qwen25Decoder
 ) -> None:
     theta = config.get("vision_config.rope_parameters.rope_theta", "number", 1e4)
     problems = {

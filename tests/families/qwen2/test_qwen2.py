@@ -1,0 +1,165 @@
+"""Random Qwen2s through the whole program, against transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2ForCausalLM
+
+from tests.families.gates import failed, validate_pair
+from tests.families.qwen2.random_pair import DRAFTS, GEOMETRIES, save_qwen2
+from tests.families.qwen3.test_qwen3 import graph_logits, reference_logits
+from tests.families.random_pairs import config_of
+from tests.families.test_readers import changed
+from tests.families.text_pairs import (
+    PROMPT,
+    check_speculation,
+    processor_of,
+    save_answer_draft,
+    transformers_tokens,
+)
+from tests.reference.compare import FLOAT32_TOLERANCE
+from trt_eagle3.checkpoint.target import target_to_dict
+from trt_eagle3.cli import cli
+from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.pipeline import build
+from trt_eagle3.prompts.prompt_file import Question
+
+IDS = torch.randint(300, (17,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, and drafts of two producers that know the tokens of its answer."""
+    folder = tmp_path_factory.mktemp("qwen2")
+    model = save_qwen2(folder / "target")
+    tokens = answer_of(model, folder / "target")
+    for producer, write in DRAFTS.items():
+        save_answer_draft(folder / producer, model, write, tokens)
+    return folder
+
+
+def answer_of(model: Qwen2ForCausalLM, target: Path) -> tuple[int, ...]:
+    return transformers_tokens(model, processor_of(target).prompt(PROMPT).token_ids)
+
+
+def published(config: dict[str, Any]) -> None:
+    """Qwen2.5's config as on the Hub."""
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope["rope_theta"], "torch_dtype": "float32"}
+    config |= {"use_sliding_window": False, "sliding_window": 512, "max_window_layers": 3}
+    config.pop("layer_types")
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@torch.no_grad()
+def test_graph_and_reference_equal_the_whole_model(name: str, tmp_path: Path) -> None:
+    model = save_qwen2(tmp_path, name, num_hidden_layers=2)
+    spec = read_target(tmp_path)
+    assert spec.tied_head is model.config.tie_word_embeddings
+    attention = spec.attention
+    assert (attention.qk_norm, attention.qkv_bias, attention.out_bias) == (None, True, False)
+    expected = model(IDS[None]).logits[0]
+    assert relative_error(reference_logits(spec, IDS), expected) < FLOAT32_TOLERANCE
+    assert relative_error(graph_logits(spec, IDS), expected) < FLOAT32_TOLERANCE
+
+
+def test_published_spelling_is_the_same_target(root: Path, tmp_path: Path) -> None:
+    folder = changed(root / "target", tmp_path / "target", published)
+    assert target_to_dict(read_target(folder)) == target_to_dict(read_target(root / "target"))
+
+
+def test_conversation_equals_transformers(root: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "target")
+    messages = [
+        {"role": "user", "content": "Compare, please — naïvely."},
+        {"role": "assistant", "content": "Seen."},
+        {"role": "user", "content": "And this?"},
+    ]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    found = processor_of(root / "target").messages(messages).token_ids.tolist()
+    assert found == expected["input_ids"]
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_speculative_equals_autoregressive_equals_transformers(
+    backend: str, draft: str, root: Path, tmp_path: Path
+) -> None:
+    model = Qwen2ForCausalLM.from_pretrained(root / "target").eval()
+    answer = answer_of(model, root / "target")
+    check_speculation(root / "target", root / draft, tmp_path, backend, answer)
+
+
+def test_every_gate_holds(root: Path, tmp_path: Path) -> None:
+    bundle = build(config_of(root / "target", root / "specforge", tmp_path)).path
+    found = validate_pair(bundle, [Question(PROMPT)])
+    assert failed(found) == []
+    names = ("processor.token_ids", "target.logits_l2", "draft.logits", "tokens.speculative")
+    assert all(found.recorder[name].worst is not None for name in names)
+
+
+def test_tensorrt_bundle_is_exported(root: Path, tmp_path: Path) -> None:
+    engine = {"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
+    pair = config_of(root / "target", root / "specforge", tmp_path, engine=engine)
+    assert "target" in (build(pair).path / "build_engine.sh").read_text()
+
+
+def test_inspect_names_family_and_producer(root: Path) -> None:
+    result = CliRunner().invoke(cli, ["inspect", str(root / "target"), str(root / "specforge")])
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    assert "Qwen2, 7 layers" in words
+    assert "by specforge" in words.lower()
+
+
+def _set(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda config: config.update(values)
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "window": (
+        _set(use_sliding_window=True, max_window_layers=2, layer_types=None),
+        "sliding window attention (use_sliding_window, layer_types): not supported",
+    ),
+    "unknown rope": (
+        _set(rope_parameters={"rope_type": "longrope", "rope_theta": 1e6}),
+        "rope_type 'longrope': not supported",
+    ),
+    "heads": (_set(num_attention_heads=5), "hidden_size: expected a multiple of the 5 heads"),
+    "embeddings": (
+        _set(architectures=["Qwen2Model"]),
+        "expected a Qwen2 that generates text (Qwen2ForCausalLM), got architecture",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_a_target_is_refused_in_one_line(
+    name: str, root: Path, tmp_path: Path
+) -> None:
+    change, expected = REFUSED[name]
+    folder = changed(root / "target", tmp_path / "spoilt", change)
+    with pytest.raises(UserError, match=re.escape(expected)) as caught:
+        read_target(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_checkpoint_without_biases_is_refused(root: Path, tmp_path: Path) -> None:
+    folder = changed(root / "target", tmp_path / "spoilt", lambda _: None)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not name.endswith("q_proj.bias")}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"q_proj\.bias.* missing") as caught:
+        read_target(folder)
+    assert "\n" not in str(caught.value)
