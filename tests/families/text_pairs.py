@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from tests.checkpoint.drafts import Geometry
 from tests.families.random_pairs import config_of
+from tests.quantised import PACKERS, pack
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.speculation.tree import configured_tree
@@ -24,6 +26,7 @@ __all__ = [
     "PROMPT",
     "check_speculation",
     "processor_of",
+    "quantise",
     "save_answer_draft",
     "transformers_tokens",
 ]
@@ -80,6 +83,19 @@ def save_answer_draft(
         torch.save(torch.load(pickled) | table, pickled)
     else:
         save_file(load_file(file) | table, file, {"format": "pt"})
+    return folder
+
+
+def quantise(folder: Path, name: str, **added: torch.Tensor) -> Path:
+    """Pack the projections of a checkpoint in a format of ``PACKERS``, and add tensors."""
+    packer, claim = PACKERS[name]
+    file, config = folder / "model.safetensors", folder / "config.json"
+    renamed = {n.replace("model.", "language_model."): t for n, t in load_file(file).items()}
+    packed = pack(renamed, packer)
+    tensors = {n.replace("language_model.", "model."): t for n, t in packed.items()}
+    save_file(tensors | added, file, {"format": "pt"})
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps(values | {"quantization_config": claim}))
     return folder
 
 

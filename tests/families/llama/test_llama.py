@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -31,10 +29,10 @@ from tests.families.text_pairs import (
     PROMPT,
     check_speculation,
     processor_of,
+    quantise,
     save_answer_draft,
     transformers_tokens,
 )
-from tests.quantised import PACKERS, pack
 from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.target import target_to_dict
 from trt_eagle3.cli import cli
@@ -112,13 +110,7 @@ FORMATS = ("fp8-channel", "modelopt-fp8", "modelopt-nvfp4", "w4a16", "awq", "gpt
 @torch.no_grad()
 def test_quantised_graph_equals_the_reference(name: str, tmp_path: Path) -> None:
     save_llama(tmp_path, num_hidden_layers=1, hidden_size=192, intermediate_size=128)
-    packer, claim = PACKERS[name]
-    file = tmp_path / "model.safetensors"
-    renamed = {n.replace("model.", "language_model."): t for n, t in load_file(file).items()}
-    packed = pack(renamed, packer)
-    save_file({n.replace("language_model.", "model."): t for n, t in packed.items()}, file)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": claim}))
+    quantise(tmp_path, name)
     spec = read_target(tmp_path)
     assert spec.quantisation is not None
     assert len(spec.quantisation.weights) > 0

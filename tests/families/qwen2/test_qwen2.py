@@ -23,6 +23,7 @@ from tests.families.text_pairs import (
     PROMPT,
     check_speculation,
     processor_of,
+    quantise,
     save_answer_draft,
     transformers_tokens,
 )
@@ -72,6 +73,33 @@ def test_graph_and_reference_equal_the_whole_model(name: str, tmp_path: Path) ->
     expected = model(IDS[None]).logits[0]
     assert relative_error(reference_logits(spec, IDS), expected) < FLOAT32_TOLERANCE
     assert relative_error(graph_logits(spec, IDS), expected) < FLOAT32_TOLERANCE
+
+
+BIAS = "model.layers.0.mlp.down_proj.bias"
+
+
+@torch.no_grad()
+def test_gptq_with_zero_biases_equals_the_reference(tmp_path: Path) -> None:
+    """AutoGPTQ writes a bias for every projection; those without one get zeros."""
+    save_qwen2(tmp_path, num_hidden_layers=1, hidden_size=192, intermediate_size=128)
+    quantise(tmp_path, "gptq", **{BIAS: torch.zeros(192, dtype=torch.float16)})
+    spec = read_target(tmp_path)
+    assert "layers.0.mlp.down_proj.bias" not in spec.tensors
+    assert "layers.0.self_attn.q_proj.bias" in spec.tensors
+    assert relative_error(graph_logits(spec, IDS), reference_logits(spec, IDS)) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_bias_that_the_config_has_no_place_for_is_refused(packed: bool, tmp_path: Path) -> None:
+    save_qwen2(tmp_path, num_hidden_layers=1, hidden_size=192, intermediate_size=128)
+    if packed:
+        quantise(tmp_path, "gptq", **{BIAS: torch.full((192,), 0.5)})
+    else:
+        tensors = load_file(tmp_path / "model.safetensors") | {BIAS: torch.zeros(192)}
+        save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"down_proj\.bias surplus") as caught:
+        read_target(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_published_spelling_is_the_same_target(root: Path, tmp_path: Path) -> None:

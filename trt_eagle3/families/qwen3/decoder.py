@@ -16,6 +16,7 @@ from trt_eagle3.checkpoint.target_tensors import check_tensors, decoder_shapes
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import quote
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
+from trt_eagle3.families.qwen3.zero_biases import without_zero_biases
 from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec, VisionSpec
 
 __all__ = ["DecoderConfig"]
@@ -131,7 +132,9 @@ class DecoderConfig:
             quantisation = replace(quantisation, weights=titles(matrices(tensors.values())))
         tied = tied_head(self.config, tensors, tuple(dict.fromkeys(("", self.section))))
         shapes = decoder_shapes(layers, self.hidden_size, self.vocab_size, tied)
-        check_tensors(tensors, {**shapes, **(vision_shapes or {})}, directory)
+        shapes |= vision_shapes or {}
+        tensors = without_zero_biases(tensors, shapes)
+        check_tensors(tensors, shapes, directory)
         head = {"lm_head.weight": tensors["embed_tokens.weight"]} if tied else {}
         scales = quantisation.kv_scales if quantisation else {}
         _, kv_heads = self._heads()
