@@ -159,6 +159,8 @@ def _template(text: bytes, folder: Path) -> None:
 
 def _prompts(text: bytes, folder: Path) -> None:
     (folder / "prompts.json").write_bytes(text)
+    for name in ("a.png", "b.png"):  # of the sound case
+        (folder / name).touch()
     read_questions(folder / "prompts.json")
 
 
