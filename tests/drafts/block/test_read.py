@@ -657,9 +657,12 @@ def test_override_beats_what_the_file_says(tmp_path: Path) -> None:
 
 def test_temperatures_are_given_by_override(tmp_path: Path) -> None:
     write(tmp_path, "deepspec")
-    head = {"with_markov": True, "temperatures": [1.5, 2.0]}
+    head = {"with_markov": True, "temperatures": [1.5, 2.0, *[1.0] * 5]}
     assert read(tmp_path, confidence=head).confidence == ConfidenceHead(
-        with_markov=True, temperatures=(1.5, 2.0)
+        with_markov=True, temperatures=(1.5, 2.0, *[1.0] * 5)
+    )
+    assert "temperatures: expected 7, one per draft, got 2" in refusal(
+        tmp_path, confidence={**head, "temperatures": [1.5, 2.0]}
     )
     assert "confidence_head.proj.weight: expected shape" in refusal(
         tmp_path, confidence={**head, "with_markov": False}

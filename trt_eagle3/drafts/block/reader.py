@@ -126,6 +126,13 @@ def _check_overrides(fields: ResolvedFields) -> None:
     head = fields.values["confidence"]
     if head is not None and not all(0 < t < math.inf for t in head.temperatures):
         raise fields.error("draft.overrides.confidence: temperatures: expected positive numbers")
+    if head is not None and head.temperatures:
+        count = fields.values[_SIZE] - (0 if fields.values["anchor_row"] else 1)
+        if len(head.temperatures) != count:
+            raise fields.error(
+                f"draft.overrides.confidence: temperatures: expected {count}, one per draft, got "
+                f"{len(head.temperatures)}"
+            )
     if head is not None and head.with_markov and fields.values["markov"] is None:
         raise fields.error(
             "draft.overrides.confidence: with_markov: there is no markov head. Set it to false."
