@@ -225,10 +225,11 @@ class SpeculationConfig(Section):
     """The shape of the draft, and when to speculate.
 
     Attributes:
-        mode: ``chain`` drafts one token per step; ``tree`` drafts a static tree; ``dynamic`` grows
-            a tree from the draft's scores.
-        steps: draft steps per cycle, the length of the deepest path. Left out for a block draft:
-            the tokens of its trained block.
+        mode: ``chain`` drafts one token per step, a block or P-EAGLE draft all in one forward;
+            ``tree`` drafts a static tree; ``dynamic`` grows a tree from the draft's scores. A block
+            or P-EAGLE draft drafts chains only.
+        steps: draft steps per cycle, the length of the deepest path. Left out for a block or
+            P-EAGLE draft: the tokens of its trained block.
         topk: maximum children per node of a tree. In a dynamic tree also the nodes expanded at each
             level.
         num_draft_tokens: tokens verified per cycle, including the root (last accepted token). A

@@ -181,39 +181,28 @@ def _convolved(
     taps, width = manifest.conv_kernel, manifest.hidden_size
     if not taps:
         return x, lambda y: y
-    groups = width // manifest.conv_group
+    group, kernels = manifest.conv_group, 2 * taps
     name = prefix.rsplit(".", 1)[-1]
     dynamic = b.linear(x, [manifest.tensors[f"{prefix}.kernel_projection.weight"]], name=name)
-    # D as [side, tap][B, S, G, 1]
-    parts = b.split(dynamic, [groups] * 2 * taps, [f"{name}_{i}" for i in range(2 * taps)])
+    by_group = b.reshape(dynamic, (-1, kernels, width // group, 1), name=f"{name}_dynamic")
     base = b.weight(manifest.tensors[f"{prefix}.base_kernel"])  # [2, taps, Hd]
-    flat = b.reshape(base, (2 * taps, width), name=f"{name}_base")
-    bases = b.split(flat, [1] * 2 * taps, [f"{name}_base_{i}" for i in range(2 * taps)], axis=0)
+    grouped = b.reshape(base, (1, kernels, width // group, group), name=f"{name}_base")
+    both = b.op("Add", by_group, grouped, name=f"{name}_kernels")  # a group's channels share D
+    flat = b.reshape(both, (-1, kernels * width), name=f"{name}_flat")
+    parts = b.split(flat, [width] * kernels, [f"{name}_{i}" for i in range(kernels)])
 
     def side(y: Value, which: int) -> Value:
         typed = b.cast(y, b.dtype, f"{name}_typed")
         block = by_row(b, typed, context, width, f"{name}_by_row")
         total: Value | None = None
         for tap in range(taps):
-            earlier = _shifted(b, block, tap, f"{name}_tap")
-            i = which * taps + tap
-            kernel = _kernel(b, parts[i], bases[i], groups, width, f"{name}_kernel")
-            term = b.op("Mul", kernel, rows(b, earlier, width, f"{name}_rows"), name=f"{name}_term")
+            earlier = rows(b, _shifted(b, block, tap, f"{name}_tap"), width, f"{name}_rows")
+            term = b.op("Mul", parts[which * taps + tap], earlier, name=f"{name}_term")
             total = term if total is None else b.op("Add", total, term, name=f"{name}_sum")
         assert total is not None
         return total
 
     return side(x, 0), lambda y: side(y, 1)
-
-
-def _kernel(
-    b: GraphBuilder, dynamic: Value, base: Value, groups: int, width: int, name: str
-) -> Value:
-    """Return ``base [1, Hd] + dynamic [n, G]`` [n, Hd]; a group's channels share its value."""
-    by_group = b.reshape(dynamic, (-1, groups, 1), name=f"{name}_dynamic")
-    grouped = b.reshape(base, (1, groups, width // groups), name=f"{name}_base")
-    both = b.op("Add", by_group, grouped, name=f"{name}_both")
-    return b.reshape(both, (-1, width), name=name)
 
 
 def _shifted(b: GraphBuilder, x: Value, tap: int, name: str) -> Value:
