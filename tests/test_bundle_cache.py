@@ -107,8 +107,24 @@ def test_bundle_is_used_as_it_is_and_takes_neither_draft_nor_build_keys(tmp_path
     assert bundle_of(bundle) == bundle
     with pytest.raises(UserError, match=r"draft mtp: set at build, but .* is a bundle"):
         bundle_of(bundle, "mtp")
-    with pytest.raises(UserError, match="--set engine: set at build"):
+    with pytest.raises(UserError, match=r"^settings engine\.backend: set at build"):
         bundle_of(bundle, None, CPU)
+
+
+def test_wrong_settings_and_a_missing_draft_are_named_as_they_were_given(
+    target: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"^settings: max_seq_len: unknown key; .*limits\."):
+        LLM(target, settings={"max_seq_len": 3}, cache=tmp_path)
+    with pytest.raises(UserError, match=r"^--set: max_seq_len: unknown key"):
+        CliRunner().invoke(
+            cli,
+            ["generate", str(target), "hi", "--set", "max_seq_len=3"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+    with pytest.raises(UserError, match=r"^draft: /no/where: no such folder"):
+        made(target, tmp_path, Path("/no/where"))
 
 
 def test_hub_id_is_no_path_below_an_existing_folder(

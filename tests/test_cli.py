@@ -136,7 +136,9 @@ def test_build_says_when_this_machine_cannot_run_the_bundle(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     words = ["--set", "engine.backend=torch", "--set", "engine.device=cuda"]
     out = run("build", _config_file(tmp_path), "--output", tmp_path, *words).out
-    assert "warning: this machine cannot run the bundle: torch on cuda needs GPU (" in out
+    assert "warning: this machine cannot run the bundle: torch on cuda needs a CUDA GPU, " in out
+    assert f"next: copy {tmp_path / 'tiny'} to a machine with a CUDA GPU, and a torch built" in out
+    assert "trt-eagle3 serve" not in out
 
 
 def test_build_warns_of_settings_that_hurt(run: Run, tmp_path: Path) -> None:
@@ -392,6 +394,19 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         lambda _, tmp: ["build", tmp / "a.yaml", "--config", tmp / "b.yaml"],
         "two configs, expected one",
     ),
+    "prompt without quotes": (
+        lambda b, _: ["generate", b, "What", "is", "this?", "--max-tokens", "3"],
+        "PROMPT: expected one text after TARGET, got 3 words. Quote the prompt: 'What is this.'$",
+    ),
+    "no prompt": (lambda b, _: ["generate", b], "got none. Quote the prompt: "),
+    "build setting for a bundle": (
+        lambda b, _: ["generate", b, "hi", "--set", "limits.max_seq_len=5"],
+        "--set limits.max_seq_len: set at build",
+    ),
+    "missing draft": (
+        lambda _, tmp: ["build", _config_file(tmp, draft={"checkpoint": "/no/where"})],
+        "error: draft.checkpoint: /no/where: no such folder",
+    ),
     "no config given": (lambda *_: ["build"], "build: no config given. Name one: "),
     "folder for a config": (lambda *_: ["build", TARGET], "a folder, expected a YAML file"),
     "checkpoint for a bundle": (
@@ -496,6 +511,12 @@ def test_bundle_of_another_schema_is_exit_2(run: Run, tmp_path: Path) -> None:
     assert ended.code == 2
     assert "99" in ended.err
     assert "trt-eagle3 build" in ended.err
+
+
+def test_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "trt_eagle3", "--version"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"version \d", out)
 
 
 def test_help_does_not_load_torch() -> None:

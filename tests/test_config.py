@@ -28,6 +28,11 @@ def test_every_build_config_is_valid(file: Path) -> None:
     assert load_config(file).name
 
 
+def test_load_config_of_a_mapping_names_what_takes_one() -> None:
+    with pytest.raises(UserError, match=r"path of a YAML file, got dict\. .*model_validate"):
+        load_config({})  # type: ignore[arg-type]
+
+
 def test_smallest_config_has_defaults() -> None:
     config = config_from_dict(SMALLEST, "x")
     assert config == BuildConfig.model_validate(SMALLEST)

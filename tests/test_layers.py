@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("commands",),
     ("cli",),
     ("program",),
+    ("__main__",),
 )
 # The rooms of a package, from the ground up. Its other modules stand above them.
 ROOMS_OF = {

@@ -50,6 +50,7 @@ def bundle_of(
     *,
     cache: str | Path | None = None,
     announce: Callable[[str], object] = str,
+    origin: str = "settings",
 ) -> Path:
     """Return the bundle of ``target``: itself, or one that is built from a checkpoint.
 
@@ -63,15 +64,16 @@ def bundle_of(
         cache: folder of the built bundles. None: ``bundles`` in ``TRT_EAGLE3_CACHE``, else in
             ``trt-eagle3`` of the user's cache folder.
         announce: called with what is done.
+        origin: what messages call ``settings``.
     Raises:
         UserError: an error in the checkpoints or settings, or ``draft`` or ``settings`` given with
             a bundle.
         EnvironmentMissingError: a GPU without compiled kernels, and no backend in ``settings``.
     """
     if not is_checkpoint(target):
-        _check_alone(target, draft, settings)
+        _check_alone(target, draft, settings, origin)
         return Path(target)
-    config = _config(target, draft, settings or {})
+    config = _config(target, draft, settings or {}, origin)
     root = Path(cache).expanduser().absolute() if cache else cache_root() / "bundles"
     folder = root / _key(config)
     path = folder / config.name
@@ -106,20 +108,26 @@ def default_engine() -> Mapping[str, str]:
 
 
 def _check_alone(
-    bundle: str | Path, draft: str | Path | None, settings: Mapping[str, Any] | None
+    bundle: str | Path, draft: str | Path | None, settings: Mapping[str, Any] | None, origin: str
 ) -> None:
     """Refuse a draft or build settings for a bundle."""
     if not (draft or settings) or not (Path(bundle) / BUNDLE_FILE).exists():
         return
-    what = f"draft {draft}" if draft else f"--set {next(iter(settings or {}))}"
+    what = f"draft {draft}" if draft else f"{origin} {clip(_first_key(settings or {}))}"
     raise UserError(
         f"{what}: set at build, but {bundle} is a bundle, which is built already. Leave it out, or "
         "name the target's checkpoint instead of the bundle."
     )
 
 
+def _first_key(settings: Mapping[str, Any]) -> str:
+    """Return the first key of ``settings`` with its sections: ``limits.max_seq_len``."""
+    name, value = next(iter(settings.items()))
+    return f"{name}.{_first_key(value)}" if value and isinstance(value, Mapping) else str(name)
+
+
 def _config(
-    target: str | Path, draft: str | Path | None, settings: Mapping[str, Any]
+    target: str | Path, draft: str | Path | None, settings: Mapping[str, Any], origin: str
 ) -> BuildConfig:
     """Return the build config: defaults of this machine, then ``settings``."""
     raw: dict[str, Any] = {"name": _name(target), "target": {"checkpoint": _absolute(target)}}
@@ -130,10 +138,11 @@ def _config(
     if isinstance(engine, Mapping) and "backend" not in engine:
         raw["engine"] = {**(_CPU if engine.get("device") == "cpu" else default_engine()), **engine}
     limits = raw.get("limits", {})
-    config = config_from_dict(raw, "--set" if settings else str(target))
+    origin = origin if settings else str(target)
+    config = config_from_dict(raw, origin)
     if isinstance(limits, Mapping) and "max_seq_len" not in limits:
         raw["limits"] = {**limits, "max_seq_len": _length(config)}
-        config = config_from_dict(raw, "--set" if settings else str(target))
+        config = config_from_dict(raw, origin)
     return config
 
 
@@ -167,7 +176,10 @@ def _key(config: BuildConfig) -> str:
         "target": _files(config.target.checkpoint, config.target.revision),
     }
     if config.draft and config.draft.checkpoint != "mtp":
-        parts["draft"] = _files(config.draft.checkpoint, config.draft.revision)
+        try:
+            parts["draft"] = _files(config.draft.checkpoint, config.draft.revision)
+        except (UserError, EnvironmentMissingError) as error:
+            raise type(error)(f"draft: {error}") from error
     if config.prompts:
         parts["prompts"] = _stamp(config.prompts)
     exact = backend_named(config.engine.backend).exact_packages

@@ -95,8 +95,9 @@ class EngineConfig(Section):
         backend: ``onnxruntime``, ``torch`` or ``tensorrt``; each has its own defaults.
         device: the device of the graphs. ``cuda`` needs the torch or the tensorrt backend; tensorrt
             runs on ``cuda`` only.
-        dtype: the compute type. onnxruntime computes in float32 only. For torch on cuda choose
-            bfloat16: its default is float32.
+        dtype: the compute type; ``fp32``, ``fp16`` and ``bf16`` are read as the long names.
+            onnxruntime computes in float32 only. For torch on cuda choose bfloat16: its default is
+            float32.
         residual: type of the target's residual stream; ``compute`` is ``dtype``. Qwen3-VL exceeds
             the range of float16 there. ``float32`` is for tensorrt in float16 only, and its default
             there.
@@ -336,6 +337,11 @@ def load_config(
         UserError: unreadable, not YAML, an unknown key (the message names the nearest known one),
             or a bad value.
     """
+    if not isinstance(path, str | Path):
+        raise UserError(
+            f"load_config: expected the path of a YAML file, got {type(path).__name__}. Of a "
+            "mapping: BuildConfig.model_validate(mapping)"
+        )
     try:
         raw = read_yaml(Path(path))
     except OSError as error:

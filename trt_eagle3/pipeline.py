@@ -94,6 +94,8 @@ class BuildReport:
         warnings: valid but probably unintended settings, and what this machine lacks to run it.
         replaced: an older bundle was there.
         probe: the arguments of ``probe`` for its draft; empty without a draft.
+        lacking: what this machine lacks to run the bundle; None if nothing, or if its engines are
+            not built.
     """
 
     path: Path
@@ -106,6 +108,7 @@ class BuildReport:
     warnings: tuple[str, ...] = ()
     replaced: bool = False
     probe: tuple[str, ...] = ()
+    lacking: str | None = None
 
 
 def build(
@@ -199,6 +202,7 @@ def build(
         tree.num_nodes if manifest else 1,
         record.packed_savings,
     )
+    lacking = None if written.engines and written.engines.missing else missing_here(engine)
     return BuildReport(
         path,
         clock.end(),
@@ -210,10 +214,11 @@ def build(
         (
             *setting_warnings(config.limits, spec),
             *end_token_warnings(spec.path, spec.eos_token_ids),
-            *_lacking(config, written.engines),
+            *_lacking_warnings(engine, lacking),
         ),
         replaced,
         _probe_arguments(config, path),
+        lacking,
     )
 
 
@@ -229,23 +234,30 @@ def _probe_arguments(config: BuildConfig, path: Path) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _tried(config_file: Path | None, key: str, value: str | None) -> Iterator[None]:
-    """Add to an error of the block where the relative path of ``key`` was looked for."""
+    """Add to an error of the block the ``key`` of a missing path.
+
+    Of a relative path in a config file, add also where it was looked for.
+    """
     path = Path(value or "/").expanduser()
-    if config_file is None or path.is_absolute() or path.exists() or value == "mtp":
+    if path.exists() or value == "mtp":
         yield
         return
     try:
         yield
     except (UserError, EnvironmentMissingError) as error:
+        if config_file is None or path.is_absolute():
+            raise type(error)(f"{key}: {error}") from error
         folders = dict.fromkeys((Path.cwd(), config_file.absolute().parent))
         places = " and ".join(str(folder / path) for folder in folders)
         raise type(error)(f"{key}: {str(error).rstrip('.')}. Tried {places}.") from error
 
 
-def _lacking(config: BuildConfig, engines: Engines | None) -> list[str]:
-    """Return a warning if this machine cannot run the bundle, unless its engines are missing."""
-    lack = None if engines and engines.missing else missing_here(config.engine)
-    return [f"this machine cannot run the bundle: {lack}"] if lack else []
+def _lacking_warnings(engine: EngineConfig, lacking: str | None) -> list[str]:
+    """Return a warning if this machine cannot run the bundle."""
+    if lacking is None:
+        return []
+    name = backend_named(engine.backend).requirement(engine)
+    return [f"this machine cannot run the bundle: {name} needs {lacking}"]
 
 
 def _calibrated_on(prompts: CalibrationPrompts | None, found: Calibration | None) -> str:

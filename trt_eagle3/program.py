@@ -40,7 +40,3 @@ def _end(_signal: int, _frame: object) -> None:
 def _end_silently(_signal: int, _frame: object) -> None:
     """Handle a second Ctrl-C: exit without a second message."""
     os._exit(_INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

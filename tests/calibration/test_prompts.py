@@ -30,7 +30,10 @@ BAD = {
         r"entry 1: .*no\.png",
     ),
     "no image": ('{"prompt": "b", "images": ["bad.jsonl"]}', r"entry 0: .*bad\.jsonl"),
-    "missing frame": ('{"prompt": "b", "frames": ["no.png"]}', "entry 0: video, frame 0: no such"),
+    "missing frame": (
+        '{"prompt": "b", "frames": ["no.png"]}',
+        r"entry 0: frames: .*no\.png: no such",
+    ),
     "long": (json.dumps({"prompt": "a b c " * 300}), "entry 0: .*tokens"),
 }
 

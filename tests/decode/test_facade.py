@@ -83,10 +83,19 @@ def test_lists_of_other_lengths_are_refused_by_name(llm: LLM) -> None:
         ("images", RED, "images: expected a list with an entry for each of 2 prompts, got Image"),
         ("sampling", [NINE] * 3, "sampling: expected an entry for each of 2 prompts, got 3"),
         ("sampling", {"seed": 1}, "sampling: expected a list"),
-        ("videos", [{"a": 1}, None], "videos: expected a list, got dict. Put it in a list"),
+        (
+            "videos",
+            [{"a": 1}, None],
+            "videos: expected paths, URLs.*, one or a list of them, got dict",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             llm.generate(TEXTS[:2], **{name: value})  # type: ignore[arg-type]
+
+
+def test_list_of_no_prompts_is_a_list_of_no_answers(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.generate([], NINE, n=2) == []
 
 
 def test_wrong_prompt_of_a_list_cancels_the_others(llm: LLM) -> None:

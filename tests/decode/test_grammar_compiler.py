@@ -102,7 +102,10 @@ HOSTILE = {
         "minimum",
     ),
     "false": (Grammar.json_schema(False), "allows nothing"),
-    "unknown type": (Grammar.json_schema({"type": "strin"}), "strin"),
+    "unknown type": (
+        Grammar.json_schema({"type": "strin"}),
+        "expected one of object, array, .*, got strin$",
+    ),
     "endless": (Grammar.json_schema({"$ref": "#"}), "would ever end"),
     "references times parts": (
         Grammar.json_schema(

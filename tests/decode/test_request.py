@@ -20,8 +20,18 @@ from trt_eagle3.multimodal import Video
 BAD: list[tuple[str, Any, str]] = [
     ("prompt", 5, "expected a text or a list of messages, got int"),
     ("prompt", None, "expected a text or a list of messages, got NoneType"),
-    ("images", 5, "expected a list, got int. Put it in a list."),
-    ("videos", {"a": 1}, "expected a list, got dict. Put it in a list."),
+    (
+        "images",
+        5,
+        "expected paths, URLs, data URIs, bytes, Pillow images or NumPy arrays, one or a list of "
+        "them, got int",
+    ),
+    (
+        "videos",
+        {"a": 1},
+        "expected paths, URLs, data URIs, bytes, Video objects or lists of images, one or a list "
+        "of them, got dict",
+    ),
     ("speculation", None, "expected true or false, got None"),
     ("sampling", {"temperature": 1}, "expected SamplingParams, got dict"),
 ]

@@ -64,6 +64,6 @@ def test_missing_media_end_the_build_and_leave_nothing(tmp_path: Path) -> None:
     file = tmp_path / "q.json"
     file.write_text(json.dumps([{"prompt": "What?", "images": ["none.png"]}]))
     config = tiny_config().model_copy(update={"prompts": file})
-    with pytest.raises(UserError, match=r"prompts: .*none\.png: no such file"):
+    with pytest.raises(UserError, match=r"q\.json: entry 0: images: .*none\.png: no such file"):
         build(config, output=tmp_path / "out")
     assert not (tmp_path / "out/tiny").exists()

@@ -91,7 +91,7 @@ def built_bundle(
     def announce(text: str) -> None:
         show(text, to=log)
 
-    return bundle_of(target, draft, settings, cache=cache, announce=announce)
+    return bundle_of(target, draft, settings, cache=cache, announce=announce, origin="--set")
 
 
 json_option = click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from trt_eagle3.commands.console import (
     show,
     target_argument,
 )
+from trt_eagle3.errors import clip
 
 if TYPE_CHECKING:
     from trt_eagle3.decode.loaded_bundle import LoadedBundle
@@ -28,9 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 
+def _one_text(_context: click.Context, _argument: click.Parameter, words: tuple[str, ...]) -> str:
+    """Return the only one of ``words``. A prompt without quotes arrives as several."""
+    if len(words) == 1:
+        return words[0]
+    got = f"{len(words)} words" if words else "none"
+    text = clip(" ".join(words) or "What is 2 plus 3?", 80)
+    raise click.UsageError(
+        f"PROMPT: expected one text after TARGET, got {got}. Quote the prompt: {shlex.quote(text)}"
+    )
+
+
 @click.command()
 @target_argument
-@click.argument("prompt")
+@click.argument("prompt", nargs=-1, metavar="PROMPT", callback=_one_text)
 @click.option(
     "--image",
     "images",

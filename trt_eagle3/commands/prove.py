@@ -127,6 +127,7 @@ def probe(
         )
     if as_json:
         print_json(result.to_dict())
+        result.check()
     else:
         show(result.title, result.table(), *result.conclusion_lines())
-    result.check()
+        click.get_current_context().exit(result.exit_code)  # stdout's last line names the case

@@ -285,6 +285,11 @@ def _next_line(result: BuildReport) -> str:
             "machine with TensorRT 10 or later and the GPU that will serve, and run "
             f"{result.path.name}/{BUILD_SCRIPT} there"
         )
+    if result.lacking:
+        return (
+            f"next: copy {result.path} to a machine with {result.lacking}, and run there: "
+            f"trt-eagle3 validate {shlex.quote(result.path.name)}"
+        )
     bundle = shlex.quote(str(result.path))
     steps = {
         f"validate {bundle}": "does it match PyTorch?",

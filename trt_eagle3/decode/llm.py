@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import functools
+import inspect
 import logging
 import threading
 import weakref
@@ -11,7 +14,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, cast, overload
+from typing import Any, Never, Self, Unpack, cast, overload
 
 from tokenizers import Tokenizer
 
@@ -44,7 +47,8 @@ from trt_eagle3.decode.sampling.sampling_params import (
     SamplingParams,
     check_options,
 )
-from trt_eagle3.errors import ClosedError, OverloadedError, UserError
+from trt_eagle3.errors import ClosedError, OverloadedError, UserError, clip
+from trt_eagle3.io.vllm_names import called_in_python
 from trt_eagle3.multimodal import (
     LOCAL_MEDIA,
     MediaPolicy,
@@ -66,8 +70,12 @@ def load(
     media: MediaPolicy = LOCAL_MEDIA,
     split_special_tokens: bool | None = None,
     tool_format: str = "auto",
+    prefix_cache: bool | None = None,
+    **unknown: Never,
 ) -> LLM:
     """Load a bundle: the same as ``LLM(bundle)``, under a common name.
+
+    ``unknown``: refused, by name.
 
     Raises:
         UserError: as for ``LLM``.
@@ -80,6 +88,8 @@ def load(
         media=media,
         split_special_tokens=split_special_tokens,
         tool_format=tool_format,
+        prefix_cache=prefix_cache,
+        **unknown,
     )
 
 
@@ -100,6 +110,11 @@ class LLM:
     Attributes:
         bundle: the loaded bundle: record, target, draft, limits, processor.
     """
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Refuse unknown arguments with a UserError; ``__init__`` alone would raise TypeError."""
+        _check_arguments(options, list(inspect.signature(cls.__init__).parameters)[1:])
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -130,7 +145,8 @@ class LLM:
                 the bundle was built.
         Raises:
             UserError: the bundle is missing, unfinished, damaged or of another schema version, or
-                its limits do not fit this GPU.
+                its limits do not fit this GPU; or an argument is unknown. One of vLLM's names is
+                answered with the name here.
         """
         if not isinstance(bundle, LoadedBundle):
             from trt_eagle3.bundle_cache import bundle_of  # a layer above: it builds
@@ -579,3 +595,19 @@ class LLM:
             else:
                 answer.read_at_end()
                 return answer
+
+
+def _check_arguments(options: Mapping[str, object], known: Sequence[str]) -> None:
+    """Refuse the first of ``options`` that is not ``known``."""
+    for name in options:
+        if name in known:
+            continue
+        if ours := called_in_python(name):
+            raise UserError(f"{name}: vLLM's name; {ours}")
+        near = difflib.get_close_matches(name[:40].lower(), known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UserError(f"{clip(name, 40)}: unknown argument.{hint} Arguments: {', '.join(known)}")
+
+
+# ``help`` and editors show the arguments of ``__init__``, not those of ``__new__``
+functools.update_wrapper(LLM.__new__, LLM.__init__, assigned=())

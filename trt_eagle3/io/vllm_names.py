@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["VLLM_NAMES", "called_here"]
+__all__ = ["VLLM_NAMES", "called_here", "called_in_python"]
 
 _ONE_GPU = (
     "no such option: one engine runs on one GPU. For several: trt-eagle3 deploy --target vllm"
@@ -55,7 +55,19 @@ VLLM_NAMES = {
 }
 """vLLM's name -> a key of the build config, or what to do."""
 
-_CONFIG_KEY = re.compile(r"[a-z]+\.[a-z_]+")
+_CONFIG_KEY = re.compile(r"([a-z]+)\.([a-z_]+)")
+_IN_PYTHON = {
+    "model": "bundle, the first argument",
+    "speculative_config": "draft, and speculation.steps in settings",
+    "speculative_model": "draft",
+    "num_gpu_blocks_override": "settings={'limits': {'max_kv_tokens': VALUE}}, in tokens",
+    "enable_prefix_caching": "prefix_cache",
+    "no_enable_prefix_caching": "prefix_cache=False",
+    "limit_mm_per_prompt": "max_items of media=MediaPolicy(...)",
+    "allowed_media_domains": "allowed_hosts of media=MediaPolicy(...)",
+    "tool_call_parser": "tool_format",
+}
+"""vLLM's name of an argument of ``LLM`` -> its name here, where it is no key of the config."""
 
 
 def called_here(name: str) -> str | None:
@@ -69,3 +81,17 @@ def called_here(name: str) -> str | None:
     if name.startswith("-") and _CONFIG_KEY.fullmatch(ours):
         return f"here it is called --set {ours}=VALUE, or {ours} in a build config"
     return ours if ours.startswith("no such option") else f"here it is called {ours}"
+
+
+def called_in_python(name: str) -> str | None:
+    """Return what vLLM's argument ``name`` of ``LLM`` is called here, for an error; else None.
+
+    A key of the build config becomes a part of ``settings``.
+    """
+    if name in _IN_PYTHON:
+        return f"here it is called {_IN_PYTHON[name]}"
+    key = _CONFIG_KEY.fullmatch(VLLM_NAMES.get(name, ""))
+    if key:
+        section, field = key.groups()
+        return f"here it is called settings={{'{section}': {{'{field}': VALUE}}}}"
+    return called_here(name)

@@ -27,6 +27,18 @@ ProbeFinding = Literal["right", "better", "prompts", "another target"]
 """The manifest is right; another interpretation is better; or nothing fits: the prompts do not fit,
 or the draft is one of another target (or damaged), because it is right by chance only.
 """
+_ADVICE: Mapping[ProbeFinding, str] = {
+    "another target": "a draft of another target that fits in shape looks like this. Check that "
+    "the draft was trained for this target, then its weights and its vocabulary map",
+    "prompts": "the draft was trained on other texts. Give prompts like those: --prompts FILE",
+}
+_CLOSING_LINES: Mapping[ProbeFinding, str] = {
+    "right": "the draft is read correctly",
+    "better": "another interpretation is better: build with the overrides above",
+    "another target": "nothing fits, case 1: right by chance only",
+    "prompts": "nothing fits, case 2: above chance, so these prompts do not fit",
+}
+"""The last line of the output of each finding; short, so that it is not wrapped on 80 columns."""
 
 
 class NothingFitsError(CheckFailedError):
@@ -131,22 +143,21 @@ class ProbeReport:
         )
 
     @property
-    def _closing_line(self) -> str:
-        """Name the case and what to do."""
-        if self.finding == "another target":
-            return (
-                "nothing fits, case 1: right by chance only, like a draft of another target that "
-                "fits in shape. Check that the draft was trained for this target, then its weights "
-                "and its vocabulary map"
+    def exit_code(self) -> int:
+        """0: the manifest in use is the best; 1: another is better; 4: nothing fits."""
+        return self._error.exit_code if self._error else 0
+
+    @property
+    def _error(self) -> CheckFailedError | None:
+        if not self.fits:
+            return NothingFitsError(
+                f"{self.bundle}: no interpretation of the draft fits: {self._misfit}"
             )
-        if self.finding == "prompts":
-            return (
-                "nothing fits, case 2: above chance, so these prompts do not fit: the draft was "
-                "trained on other texts. Give prompts like those: --prompts FILE"
+        if not self.manifest_is_best:
+            return CheckFailedError(
+                f"{self.bundle}: the draft fits better with {interpretation_text(self.best)}"
             )
-        if self.finding == "better":
-            return "another interpretation is better: build with the overrides above"
-        return "the draft is read correctly"
+        return None
 
     def check(self) -> None:
         """Raise if the manifest in use is not the best interpretation, or if none fits.
@@ -154,14 +165,8 @@ class ProbeReport:
         Raises:
             CheckFailedError: names the better interpretation, or the share of right first tokens.
         """
-        if not self.fits:
-            raise NothingFitsError(
-                f"{self.bundle}: no interpretation of the draft fits: {self._misfit}"
-            )
-        if not self.manifest_is_best:
-            raise CheckFailedError(
-                f"{self.bundle}: the draft fits better with {interpretation_text(self.best)}"
-            )
+        if self._error:
+            raise self._error
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -234,7 +239,9 @@ class ProbeReport:
                 self.override_lines,
             ]
         lines += [GENERIC_NOTE] if self.prompts == "generic" else []
-        return [*lines, self._closing_line]
+        if self.finding in _ADVICE:
+            lines.append(_ADVICE[self.finding])
+        return [*lines, _CLOSING_LINES[self.finding]]
 
 
 def interpretation_text(interpretation: Interpretation) -> str:

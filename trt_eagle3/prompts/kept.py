@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from trt_eagle3.atomic_io import create_file
-from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
@@ -83,8 +82,6 @@ def _files(video: object) -> Sequence[object]:
 
 
 def _keep(source: Path, folder: Path, name: str) -> str:
-    if not source.is_file():
-        raise UserError(f"prompts: {source}: no such file. Correct the prompt file.")
     kept = f"{name}{source.suffix}"
     shutil.copyfile(source, folder / kept)
     return kept

@@ -37,7 +37,8 @@ def read_questions(file: Path) -> list[Question]:
     """Read a prompt file; keys other than the three and ``answer`` are ignored.
 
     Raises:
-        UserError: the file is unreadable, has no prompts, or an invalid one.
+        UserError: the file is unreadable, has no prompts, or an invalid one; or an image or frame
+            of it is missing.
     """
     try:
         data = read_bounded(file, MAX_JSON_BYTES)
@@ -79,4 +80,8 @@ def _question(entry: Any, index: int, file: Path) -> Question:
 def _paths(names: Any, where: str, file: Path) -> list[Path]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{where}: expected a list of file names, got {quote(names, 80)}")
-    return [file.parent / name for name in names]
+    paths = [file.parent / name for name in names]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{where}: {path}: no such file. Paths are relative to {file.parent}.")
+    return paths

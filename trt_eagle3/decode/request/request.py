@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from PIL import Image
 from trt_eagle3.decode.request.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.sampling.logprobs import TokenLogprob
 from trt_eagle3.decode.sampling.prompt_logprobs import PromptLogprobs
-from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams, as_tuple
+from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.multimodal import ImageSource, Video, VideoSource
 
@@ -30,6 +31,10 @@ __all__ = [
 
 _MAX_LOGGED_LEN = 10_000  # most characters of a prompt in a log
 _SINGLE = str | Path | bytes | Image.Image | np.ndarray | Video  # one image or video, no list
+_ACCEPTED = {
+    "images": "paths, URLs, data URIs, bytes, Pillow images or NumPy arrays",
+    "videos": "paths, URLs, data URIs, bytes, Video objects or lists of images",
+}
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, as ``multimodal.Processor.messages`` takes it."""
@@ -68,10 +73,16 @@ class Request:
             raise UserError(
                 f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}"
             )
-        for name in ("images", "videos"):
-            value = getattr(self, name)
-            given = (value,) if isinstance(value, _SINGLE) else value
-            object.__setattr__(self, name, as_tuple(name, given))
+        for name, accepted in _ACCEPTED.items():
+            given = getattr(self, name)
+            if isinstance(given, _SINGLE):
+                given = (given,)
+            elif not isinstance(given, list | tuple | types.NoneType):
+                raise UserError(
+                    f"{name}: expected {accepted}, one or a list of them, got "
+                    f"{type(given).__name__}"
+                )
+            object.__setattr__(self, name, tuple(given or ()))
         if isinstance(self.prompt, RawPrompt) and (self.images or self.videos):
             raise UserError("images and videos: a prompt without chat template takes none.")
         if not isinstance(self.prompt, str) and (self.images or self.videos):

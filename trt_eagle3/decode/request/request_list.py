@@ -57,8 +57,10 @@ def is_one_prompt(prompt: object) -> TypeGuard[PromptInput]:
     """Return whether ``prompt`` is a text, a conversation or token ids, not a list of them."""
     if not isinstance(prompt, list | tuple):
         return True
+    if not prompt:
+        return False  # a list of no prompts
     if all(isinstance(part, Mapping) for part in prompt):
-        return not prompt or not all(_TOKEN_IDS in part for part in prompt)
+        return not all(_TOKEN_IDS in part for part in prompt)
     return isinstance(prompt[0], int)
 
 

@@ -32,6 +32,10 @@ __all__ = ["GrammarCompiler"]
 _T = TypeVar("_T")
 _KEPT = 64  # cached grammars, some hundred KiB each, and as many refusals
 _REASON_LEN = 300  # characters
+_SCHEMA_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_INVALID_TYPE = (
+    "Invalid type: "  # how llguidance's message on an unknown type of JSON Schema begins
+)
 
 
 @dataclass(frozen=True)
@@ -205,10 +209,15 @@ class _Recent(Generic[_T]):
 def _reason(message: str) -> str:
     """Return llguidance's message as one line.
 
-    Of a bad pattern's message only the error remains, without the drawing of its position.
+    Of a bad pattern's message only the error remains, without the drawing of its position. Of an
+    unknown type in a JSON Schema, the known types are named.
     """
     _, pattern, rest = message.partition("regex parse error:")
     wrong = rest.partition("error: ")[2].partition("\n")[0]
     if pattern and wrong:
         return f"not a regular expression: {clip(wrong)}"
-    return clip(" ".join(message.replace("<non-verbose/>", "").split()), _REASON_LEN)
+    line = " ".join(message.replace("<non-verbose/>", "").split())
+    if line.startswith(_INVALID_TYPE):
+        got = clip(line.removeprefix(_INVALID_TYPE), 40)
+        return f"type in the JSON Schema: expected one of {', '.join(_SCHEMA_TYPES)}, got {got}"
+    return clip(line, _REASON_LEN)

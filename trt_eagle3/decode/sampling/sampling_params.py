@@ -11,12 +11,19 @@ from typing import Any, Self, TypedDict, Unpack
 
 from trt_eagle3.decode.sampling.grammar import Grammar, is_model_class
 from trt_eagle3.errors import UserError, clip
+from trt_eagle3.io.vllm_names import called_in_python
 
 __all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams", "check_options"]
 
 MAX_LOGPROBS = 20
 """Most of the likeliest tokens whose log-probabilities a request can get."""
 _LEAST_TOP_P = 1e-9  # replaces 0, which OpenAI's clients may send; keeps only the likeliest token
+_GRAMMAR_HINT = " vLLM's name; here it is called grammar, such as Grammar.json_schema(schema)."
+_HINTS = {
+    "n": " Give it to generate or chat, beside the sampling parameters.",
+    "structured_outputs": _GRAMMAR_HINT,
+    "guided_decoding": _GRAMMAR_HINT,
+}
 MAX_BIASES = 1024
 """Most tokens in a request's ``logit_bias``."""
 
@@ -119,7 +126,7 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
-            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UserError(
                 f"stop: expected a list of texts that are not empty, got {list(self.stop)!r:.80}"
@@ -212,12 +219,13 @@ def check_options(options: Mapping[str, object], others: Sequence[str] = ()) -> 
             known = (*others, *fields)
             near = difflib.get_close_matches(name[:40].lower(), known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            if name == "n":
-                hint = " Give it to generate or chat, beside the sampling parameters."
+            if ours := called_in_python(name):
+                hint = f" In vLLM an argument of LLM; {ours}."
+            hint = _HINTS.get(name, hint)
             raise UserError(f"{clip(name, 40)}: unknown option.{hint} Options: {', '.join(known)}")
 
 
-def as_tuple(name: str, value: object) -> tuple[object, ...]:
+def _as_tuple(name: str, value: object) -> tuple[object, ...]:
     """Convert a list or tuple to a tuple; None becomes an empty one.
 
     Raises:

@@ -93,7 +93,7 @@ class Stepper:
         in_flight, mixed = self._take(sequences)
         if in_flight is not None and in_flight.tree is None and tree is not None:
             self._swap_entries(in_flight, sequences)
-            return self.collect(in_flight, sequences)  # the next step backfills these rows
+            return self._collect(in_flight, sequences)  # the next step backfills these rows
         num_backfilled = self._backfill(sequences, tree)
         if in_flight is None and mixed is not None and tree is None:
             in_flight, mixed = self._accept(mixed), None
@@ -103,12 +103,12 @@ class Stepper:
         ahead: Forward | None = None
         if in_flight.tree is None and tree is None:
             ahead = mixed or self._forward_after(in_flight, sequences, self._forward)
-        found = self.collect(in_flight, sequences)
+        output = self._collect(in_flight, sequences)
         if ahead is not None:  # the host has the previous tokens now
             self._in_flight = self._accept(ahead)
         elif in_flight.tree is not None and tree is not None:
             self._in_flight = self._launch_ahead(sequences, tree)
-        return replace(found, num_backfilled=num_backfilled)
+        return replace(output, num_backfilled=num_backfilled)
 
     def launch(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> InFlight:
         """Launch a step whose roots are on the host.
@@ -147,11 +147,11 @@ class Stepper:
             As ``TargetRunner.forward`` of ``prompts``. None if nothing was run: a tree is being
             verified, no sequence continues, or pages are lacking.
         """
-        found: list[tuple[Tensor, Tensor | None]] = []
+        prompt_outputs: list[tuple[Tensor, Tensor | None]] = []
 
         def run(rows: TargetInputs, reduce: Reduction | None) -> tuple[Tensor, Tensor | None]:
             of_prompts, of_steps = self._target.forward_mixed(prompts, rows, reduce)
-            found.append(of_prompts)
+            prompt_outputs.append(of_prompts)
             return of_steps
 
         before = self._in_flight
@@ -161,32 +161,7 @@ class Stepper:
             self._mixed = self._forward_after(before, sequences, run)
         elif all(self._try_reserve(s, s.num_computed_tokens + 1) for s in sequences):
             self._mixed = self._first_forward(sequences, run)
-        return found[0] if found else None
-
-    def collect(self, done: InFlight, sequences: Sequence[SequenceState]) -> StepOutput:
-        """Read the tokens of ``done`` and append them to the ``sequences`` that are in it.
-
-        The caller has already swapped the entries of these sequences (``_swap_entries``).
-        """
-        rows = done.rows.rows_of(sequences)
-        found = self._read(done, rows)
-        present = [(s, row) for s, row in zip(sequences, rows, strict=True) if row >= 0]
-        for s, row in present:
-            if s.sampler.error:
-                found[row] = Accepted(())
-            take_draws(s.sampler, found[row].draws)
-        seen, places = [s for s, _ in present], [row for _, row in present]
-        if self._drafter is not None and done.deferred is not None:
-            self._drafter.backfill.defer(seen, places, done.deferred)
-        for s, row in present:
-            s.append_tokens(found[row].tokens, found[row].logprobs)
-            s.num_computed_tokens += len(found[row].tokens)
-        if self._drafter is not None and done.tree is not None and done.drafted is not None:
-            self._drafter.keep(seen, places, done.drafted)
-            if done.waits_for_host:
-                self._propose_ahead(seen, done.tree)
-        accepted = [found[row] if row >= 0 else None for row in rows]
-        return StepOutput(accepted, done.tree)
+        return prompt_outputs[0] if prompt_outputs else None
 
     def run_dummy(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
         """Run ``times`` steps of a batch of ``size`` padding rows.
@@ -251,10 +226,17 @@ class Stepper:
         if not self._run_ahead:
             return None
         rows = before.rows.rows_of(sequences)
-        going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
-        if not going or not all(self._try_reserve(s, s.num_computed_tokens + 2) for s, _ in going):
+        continuing = [
+            (s, row)
+            for s, row in zip(sequences, rows, strict=True)
+            if self._continues(s, num_unread=int(row >= 0))
+        ]
+        if not continuing or not all(
+            self._try_reserve(s, s.num_computed_tokens + 2) for s, _ in continuing
+        ):
             return None
-        return self._root_forward([s for s, _ in going], before, [row for _, row in going], run)
+        before_rows = [row for _, row in continuing]
+        return self._root_forward([s for s, _ in continuing], before, before_rows, run)
 
     def _root_forward(
         self,
@@ -326,6 +308,31 @@ class Stepper:
             inputs, batch.num_computed_tokens, path, counts, page_size, in_place=in_place
         )
 
+    def _collect(self, done: InFlight, sequences: Sequence[SequenceState]) -> StepOutput:
+        """Read the tokens of ``done`` and append them to the ``sequences`` that are in it.
+
+        The caller has already swapped the entries of these sequences (``_swap_entries``).
+        """
+        rows = done.rows.rows_of(sequences)
+        accepted_by_row = self._read(done, rows)
+        members = [(s, row) for s, row in zip(sequences, rows, strict=True) if row >= 0]
+        for s, row in members:
+            if s.sampler.error:
+                accepted_by_row[row] = Accepted(())
+            take_draws(s.sampler, accepted_by_row[row].draws)
+        member_sequences, member_rows = [s for s, _ in members], [row for _, row in members]
+        if self._drafter is not None and done.deferred is not None:
+            self._drafter.backfill.defer(member_sequences, member_rows, done.deferred)
+        for s, row in members:
+            accepted = accepted_by_row[row]
+            s.append_tokens(accepted.tokens, accepted.logprobs)
+            s.num_computed_tokens += len(accepted.tokens)
+        if self._drafter is not None and done.tree is not None and done.drafted is not None:
+            self._drafter.keep(member_sequences, member_rows, done.drafted)
+            if done.waits_for_host:
+                self._propose_ahead(member_sequences, done.tree)
+        return StepOutput([accepted_by_row[row] if row >= 0 else None for row in rows], done.tree)
+
     def _swap_entries(self, done: InFlight, sequences: Sequence[SequenceState]) -> None:
         """Swap in the states that ``done`` wrote, for the ``sequences`` that are in it.
 
@@ -336,14 +343,19 @@ class Stepper:
 
     def _read(self, done: InFlight, rows: Sequence[int]) -> list[Accepted]:
         """Read the tokens of each row of ``done``, and the log-probabilities at ``rows``."""
-        found = AcceptedPaths.unpacked(done.readback.wait(), done.tree.depth if done.tree else 0)
+        depth = done.tree.depth if done.tree else 0
+        accepted_by_row = AcceptedPaths.unpacked(done.readback.wait(), depth)
         for row in rows:
-            if row >= 0 and done.tree is not None and not done.speculates[row]:
-                found[row] = replace(found[row], tree_depth=0)
-            if row >= 0 and done.logprobs is not None:
-                logprobs = done.logprobs.wait(row, len(found[row].tokens))
-                found[row] = replace(found[row], logprobs=logprobs)
-        return found
+            if row < 0:
+                continue
+            accepted = accepted_by_row[row]
+            if done.tree is not None and not done.speculates[row]:
+                accepted = replace(accepted, tree_depth=0)
+            if done.logprobs is not None:
+                logprobs = done.logprobs.wait(row, len(accepted.tokens))
+                accepted = replace(accepted, logprobs=logprobs)
+            accepted_by_row[row] = accepted
+        return accepted_by_row
 
     def _launch_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree) -> InFlight | None:
         """Launch the next step of the ``sequences`` that continue.
@@ -352,14 +364,14 @@ class Stepper:
         """
         if not self._run_ahead or len(sequences) < _LAUNCHED_AHEAD:
             return None
-        going = [s for s in sequences if self._goes_on(s, -1)]
-        num_rows = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in going]
-        pairs = zip(going, num_rows, strict=True)
+        continuing = [s for s in sequences if self._continues(s, num_unread=0)]
+        num_rows = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in continuing]
+        pairs = zip(continuing, num_rows, strict=True)
         if max(num_rows, default=1) == 1 or not all(
             self._try_reserve(s, s.num_computed_tokens + n) for s, n in pairs
         ):
             return None
-        return self.launch(going, tree)
+        return self.launch(continuing, tree)
 
     def _propose_ahead(self, sequences: Sequence[SequenceState], tree: AnyTree) -> None:
         """Propose the next trees, if all ``sequences`` can take one.
@@ -378,11 +390,13 @@ class Stepper:
         batch = self._batch(sequences, num_computed_tokens, [-1] * len(sequences), num_new)
         self._drafter.propose_ahead(sequences, tree, batch)
 
-    def _goes_on(self, sequence: SequenceState, row: int) -> bool:
-        """Return whether ``sequence`` continues after the step in which it has ``row``."""
-        emitted = int(row >= 0)
-        continues = sequence.sampling.max_tokens - len(sequence.tokens) > emitted
-        return continues and sequence.num_tokens + emitted < self._max_seq_len
+    def _continues(self, sequence: SequenceState, *, num_unread: int) -> bool:
+        """Return whether the limits leave ``sequence`` another token after ``num_unread`` more.
+
+        ``num_unread``: emitted tokens that the host has not read.
+        """
+        has_tokens_left = len(sequence.tokens) + num_unread < sequence.sampling.max_tokens
+        return has_tokens_left and sequence.num_tokens + num_unread < self._max_seq_len
 
     def _try_reserve(self, sequence: SequenceState, num_rows: int) -> bool:
         """Reserve pages for ``num_rows`` rows without preemption; returns False if lacking."""

@@ -22,12 +22,21 @@ class Requirement:
 
     Attributes:
         look: describes what is installed, for a bundle's engine if one is given. It returns None
-            or raises if nothing is installed. fix: how to install it.
+            or raises if nothing is installed. fix: how to install it, or what it must be.
+        is_hardware: it cannot be installed; ``fix`` describes it.
     """
 
     name: str
     look: Callable[[EngineConfig | None], str | None]
     fix: str = ""
+    is_hardware: bool = False
+
+    @property
+    def wanted(self) -> str:
+        """Name and fix, in a sentence: ``onnx (pip install onnx)``, ``a CUDA GPU``."""
+        if self.is_hardware or not self.fix:
+            return self.fix or self.name
+        return f"{self.name} ({self.fix})"
 
     def find(self, engine: EngineConfig | None = None) -> str | None:
         """Return what ``look`` finds; None if it finds nothing, for any reason."""
@@ -42,12 +51,8 @@ def missing_here(engine: EngineConfig) -> str | None:
     from trt_eagle3.engine.runtime.backend import backend_named
 
     backend = backend_named(engine.backend)
-    name = backend.requirement(engine)
-    lacks = [need for need in backend.requirements()[name] if need.find(engine) is None]
-    if not lacks:
-        return None
-    fixes = "; ".join(f"{n.name} ({n.fix})" if n.fix else n.name for n in lacks)
-    return f"{name} needs {fixes}"
+    needs = backend.requirements()[backend.requirement(engine)]
+    return "; ".join(need.wanted for need in needs if need.find(engine) is None) or None
 
 
 def package(name: str) -> Requirement:
@@ -69,7 +74,7 @@ def torch_package() -> Requirement:
 
 def gpu() -> Requirement:
     """Require a CUDA device that torch sees."""
-    return Requirement("GPU", _gpu, "a CUDA GPU, and a torch built for CUDA")
+    return Requirement("GPU", _gpu, "a CUDA GPU, and a torch built for CUDA", is_hardware=True)
 
 
 def _torch(_: EngineConfig | None) -> str:

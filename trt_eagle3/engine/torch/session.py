@@ -196,12 +196,13 @@ class TorchSession(Session):
     def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run over prompts. If many rows are unread, the last layer computes only read ones."""
         batch, width, _ = inputs["tree_mask"].shape
-        whole = batch == 1 and width <= MAX_WHOLE_WIDTH  # captured as one graph
-        if self._target_pieces is not None and self._states_are_bound and not whole:
+        in_one_graph = batch == 1 and width <= MAX_WHOLE_WIDTH  # such a shape is captured whole
+        if self._target_pieces is not None and self._states_are_bound and not in_one_graph:
             return self.run_mixed([inputs], [None])[0]
-        if self._draft_pieces is not None and not whole and self._draft_pieces.fit(inputs):
+        pieces = None if in_one_graph else self._draft_pieces
+        if pieces is not None and pieces.fit(inputs):
             self._check(inputs)
-            return self._draft_pieces.run(inputs)
+            return pieces.run(inputs)
         num_unread = batch * (width - inputs["logit_rows"].shape[1])
         if self._prompt_steps is None or num_unread < _MIN_UNREAD_ROWS[self.device.type]:
             return with_picked_rows(self._run(inputs, {}), inputs["logit_rows"])
@@ -221,14 +222,15 @@ class TorchSession(Session):
         skips = num_unread >= _MIN_UNREAD_ROWS[self.device.type]
         of_prompts = bool(self._mixed_prompt_steps) and skips
         reduce = {LOGITS: reduction_of(wanted, reduced)}
-        outputs: dict[str, Any] = self._mixed([self._placed(p) for p in parts], reduce, of_prompts)
-        found = [{LOGITS: logits} for logits in outputs[LOGITS]]
+        placed = [self._placed(part) for part in parts]
+        outputs: dict[str, Any] = self._run_joined(placed, reduce, of_prompts)
+        split = [{LOGITS: logits} for logits in outputs[LOGITS]]
         if AUX in outputs:
-            for part, aux in zip(found, split_rows(outputs[AUX], widths), strict=True):
+            for part, aux in zip(split, split_rows(outputs[AUX], widths), strict=True):
                 part[AUX] = aux
-        return found
+        return split
 
-    def _mixed(
+    def _run_joined(
         self,
         parts: Sequence[Mapping[str, Tensor]],
         reduced: Mapping[str, Callable[[Tensor], Any]],
@@ -239,11 +241,11 @@ class TorchSession(Session):
         ``of_prompts``: the last layer computes only the rows that are read.
         """
         pieces = self._target_pieces
-        begun = pieces.run(parts, self._bound, picked=of_prompts) if pieces is not None else None
-        if begun is None:
-            steps = self._mixed_prompt_steps if of_prompts else self._mixed_steps
-            return self._interpret(joined(parts), reduced, steps)
-        return self._interpret(begun[0], reduced, begun[1])
+        rest = pieces.run(parts, self._bound, picked=of_prompts) if pieces is not None else None
+        if rest is None:
+            rest = joined(parts), self._mixed_prompt_steps if of_prompts else self._mixed_steps
+        values, steps = rest
+        return self._interpret(values, reduced, steps)
 
     def _run(
         self,
