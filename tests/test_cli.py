@@ -306,6 +306,14 @@ def test_converted_draft_names_the_target_that_its_config_names(run: Run, tmp_pa
     assert written["verifier"]["architectures"] == ["Qwen3_5ForConditionalGeneration"]
 
 
+def test_block_draft_is_not_converted_in_one_line(run: Run, tmp_path: Path) -> None:
+    draft = TARGET.parent / "dflash"
+    ended = run("convert-draft", draft, tmp_path / "out", "--to", "speculators")
+    assert ended.code == 2
+    assert f"{draft}: a block draft: no layout here holds it" in ended.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_converted_draft_reads_as_the_same_manifest(run: Run, tmp_path: Path) -> None:
     ended = run(
         "convert-draft",

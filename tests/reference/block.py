@@ -40,7 +40,6 @@ BLOCK_FIELDS: dict[str, Any] = {
     "layers": (BlockLayer(causal=False, window=0),) * 2,
     "window_rule": "row",
     "attention_bias": False,
-    "sinks": False,
     "embedding_scale": 1.0,
     "logit_multiplier": 1.0,
     "logit_softcap": 0.0,

@@ -73,6 +73,12 @@ def test_draft_reads_back_as_it_was(bundle: Path, tmp_path: Path) -> None:
         assert getattr(after, field) == getattr(before, field)
 
 
+def test_block_draft_is_refused_without_a_passing_folder(tmp_path: Path) -> None:
+    built = build_tiny(tmp_path / "engines", draft=TARGET.parent / "dflash")
+    with pytest.raises(UserError, match=r"^a block draft: no layout here holds it\."):
+        deploy(built, tmp_path / "r")
+
+
 def test_aux_layers_are_states_as_vllm_counts_them(bundle: Path, tmp_path: Path) -> None:
     """vLLM captures before the layer of an id; the manifest counts outputs of layers."""
     deploy(bundle, tmp_path / "r")

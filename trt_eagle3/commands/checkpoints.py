@@ -106,13 +106,16 @@ def convert_draft(
     from trt_eagle3.checkpoint.convert import convert_draft as run
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
+    from trt_eagle3.drafts.block import CANNOT_CONVERT
+    from trt_eagle3.drafts.block import KIND as BLOCK
     from trt_eagle3.families.registry import read_target
     from trt_eagle3.io.assignments import parse_assignments
 
+    path = resolve_checkpoint(source)
+    if BLOCK.claims(source, path):
+        raise UserError(f"{path}: {CANNOT_CONVERT}")
     spec = read_target(resolve_checkpoint(target)) if target else None
-    manifest = read_draft(
-        resolve_checkpoint(source), spec, parse_assignments(overrides, "--override")
-    )
+    manifest = read_draft(path, spec, parse_assignments(overrides, "--override"))
     notes = run(manifest, destination, to, _architecture(manifest, spec))
     if as_json:
         print_json({"destination": str(destination), "layout": to, "notes": list(notes)})

@@ -52,7 +52,6 @@ DFLASH: dict[str, Any] = {
     "confidence": None,
     "conv_kernel": 0,
     "selector_rank": 0,
-    "sinks": False,
     "embedding_scale": 1.0,
     "logit_multiplier": 1.0,
     "logit_softcap": 0.0,
@@ -241,12 +240,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"final_logit_softcapping": 30.0},
         {"embedding_scale": 2.0, "logit_multiplier": 0.5, "logit_softcap": 30.0},
     ),
-    "sinks": (
-        "z-lab",
-        {"nested": {"attention_sink_bias": True}}
-        | {"add": {f"layers.{i}.self_attn.attention_sink_bias": torch.ones(4) for i in range(2)}},
-        {"sinks": True},
-    ),
     "own mask embedding": (
         "z-lab",
         {"add": {"mask_embedding": torch.ones(32)}},
@@ -415,11 +408,17 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "layers.1.mlp_conv.base_kernel.* missing",
     ),
     "bias": ("z-lab", {"attention_bias": True}, {}, "attention_bias is True .* is absent"),
-    "sinks": (
+    "a key of attention sinks": (
         "z-lab",
         {"nested": {"attention_sink_bias": True}},
         {},
-        "attention_sink_bias is True",
+        "dflash_config.attention_sink_bias: attention sinks: not supported",
+    ),
+    "a tensor of attention sinks": (
+        "z-lab",
+        {"add": {"layers.1.self_attn.attention_sink_bias": torch.ones(4)}},
+        {},
+        "layers.1.self_attn.attention_sink_bias: attention sinks: not supported",
     ),
     "layers": ("z-lab", {"num_hidden_layers": 5}, {}, "num_hidden_layers: 5 in .*, 2 in"),
     "layer types": (
@@ -658,9 +657,12 @@ def test_override_beats_what_the_file_says(tmp_path: Path) -> None:
 
 def test_temperatures_are_given_by_override(tmp_path: Path) -> None:
     write(tmp_path, "deepspec")
-    head = {"with_markov": True, "temperatures": [1.5, 2.0]}
+    head = {"with_markov": True, "temperatures": [1.5, 2.0, *[1.0] * 5]}
     assert read(tmp_path, confidence=head).confidence == ConfidenceHead(
-        with_markov=True, temperatures=(1.5, 2.0)
+        with_markov=True, temperatures=(1.5, 2.0, *[1.0] * 5)
+    )
+    assert "temperatures: expected 7, one per draft, got 2" in refusal(
+        tmp_path, confidence={**head, "temperatures": [1.5, 2.0]}
     )
     assert "confidence_head.proj.weight: expected shape" in refusal(
         tmp_path, confidence={**head, "with_markov": False}

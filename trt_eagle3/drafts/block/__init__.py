@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from trt_eagle3.graph.builder import ResolveLocation
     from trt_eagle3.probe.interpretation import Factor
 
-__all__ = ["KIND", "own"]
+__all__ = ["CANNOT_CONVERT", "KIND", "own"]
+
+CANNOT_CONVERT = (
+    "a block draft: no layout here holds it. Servers that run it read its own files: name its "
+    "checkpoint there."
+)
 
 _TABLES = ("candidate_selector.", "markov_head.", "confidence_head.", "mask_embedding")
 """Prefixes of the tensors that the heads read outside the graphs."""
@@ -86,12 +91,9 @@ class _Block:
         return FACTORS
 
     def export(
-        self, manifest: DraftManifest, folder: Path, layout: Layout, _architecture: str, /
+        self, _manifest: DraftManifest, _folder: Path, _layout: Layout, _architecture: str, /
     ) -> None:
-        raise UserError(
-            f"{folder}: {layout}: {manifest.path} is a block draft, which this layout cannot "
-            "express. Servers read its own files."
-        )
+        raise UserError(CANNOT_CONVERT)
 
     def differences(self, manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
         """Yield differences to vLLM 0.33, whose aux hidden states are taken after deepstack."""

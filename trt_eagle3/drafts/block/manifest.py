@@ -88,7 +88,6 @@ class BlockManifest(DraftManifest):
         window_rule: ``row``: row q sees slot k if \\|q - k\\| is less than the window. ``anchor``:
             every row sees the context from anchor - window on, and the block as without a window.
         attention_bias: whether the attention projections have a bias.
-        sinks: whether each layer has a sink logit per head.
         embedding_scale: factor on the rows' embeddings.
         logit_multiplier: factor on the logits.
         logit_softcap: c of ``c * tanh(logits / c)``, applied after the multiplier; 0 if none.
@@ -99,7 +98,7 @@ class BlockManifest(DraftManifest):
         tensors: ``fc.weight`` [Hd, A*Ht], ``hidden_norm.weight``, ``norm.weight``,
             ``layers.{i}.{input_layernorm,post_attention_layernorm}.weight``,
             ``layers.{i}.self_attn.{q,k,v,o}_proj.{weight,bias}``,
-            ``layers.{i}.self_attn.{q,k}_norm.weight``, ``layers.{i}.self_attn.sinks`` [heads],
+            ``layers.{i}.self_attn.{q,k}_norm.weight``,
             ``layers.{i}.mlp.{gate,up,down}_proj.weight``,
             ``layers.{i}.{attention_conv,mlp_conv}.base_kernel`` [2, taps, Hd],
             ``layers.{i}.{attention_conv,mlp_conv}.kernel_projection.weight``
@@ -117,7 +116,7 @@ class BlockManifest(DraftManifest):
         {
             *("path", "tensors", "sources", "warnings", "num_layers", "hidden_size"),
             *("target_hidden_size", "intermediate_size", "draft_vocab_size", "attention_bias"),
-            *("sinks", "conv_kernel", "conv_group", "selector_rank", "head_dim", "method"),
+            *("conv_kernel", "conv_group", "selector_rank", "head_dim", "method"),
             "mask_embedding",
         }
     )
@@ -133,7 +132,6 @@ class BlockManifest(DraftManifest):
     layers: tuple[BlockLayer, ...]
     window_rule: Literal["row", "anchor"]
     attention_bias: bool
-    sinks: bool
     embedding_scale: float
     logit_multiplier: float
     logit_softcap: float

@@ -31,7 +31,6 @@ _ALIASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"confidence_proj\.", "confidence_head.proj."),
         (r"(markov_head\.markov_w[12])$", r"\1.weight"),
         (r"(candidate_selector\.(?:predecessor|successor)_codebook)\.weight$", r"\1"),
-        (r"(layers\.\d+\.self_attn\.)attention_sink_bias$", r"\1sinks"),
         (r"mask_embedding\.weight$", "mask_embedding"),
     )
 )

@@ -37,7 +37,7 @@ from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.drafts.block.names import SECTIONS, canonical, named_method
 from trt_eagle3.drafts.block.producer import PRODUCERS, BlockProducer
 from trt_eagle3.drafts.block.shapes import block_shapes
-from trt_eagle3.errors import quote
+from trt_eagle3.errors import clip, quote
 from trt_eagle3.spec import TargetSpec
 
 __all__ = ["read_block"]
@@ -47,6 +47,7 @@ _REQUIRED = (
     *("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight"),
     *("layers.0.self_attn.q_norm.weight", "layers.0.mlp.gate_proj.weight"),
 )
+_SINKS = (".self_attn.attention_sink_bias", ".self_attn.sinks")
 _SIZE = "block_size"
 _KNOWN = frozenset(
     {
@@ -125,6 +126,13 @@ def _check_overrides(fields: ResolvedFields) -> None:
     head = fields.values["confidence"]
     if head is not None and not all(0 < t < math.inf for t in head.temperatures):
         raise fields.error("draft.overrides.confidence: temperatures: expected positive numbers")
+    if head is not None and head.temperatures:
+        count = fields.values[_SIZE] - (0 if fields.values["anchor_row"] else 1)
+        if len(head.temperatures) != count:
+            raise fields.error(
+                f"draft.overrides.confidence: temperatures: expected {count}, one per draft, got "
+                f"{len(head.temperatures)}"
+            )
     if head is not None and head.with_markov and fields.values["markov"] is None:
         raise fields.error(
             "draft.overrides.confidence: with_markov: there is no markov head. Set it to false."
@@ -179,8 +187,8 @@ def _geometry(fields: ResolvedFields) -> None:
     read_epsilon(fields, section)
     check_activation(fields, section)
     read_longest(fields, section)
-    _flag(fields, "attention_bias", "layers.0.self_attn.q_proj.bias", [section])
-    _flag(fields, "sinks", "layers.0.self_attn.sinks", SECTIONS, "attention_sink_bias")
+    _attention_bias(fields, section)
+    _refuse_sinks(fields)
     there = "mask_embedding" in tensors
     fields.put(
         "mask_embedding",
@@ -192,20 +200,26 @@ def _geometry(fields: ResolvedFields) -> None:
     resolve_vocabularies(fields, section)
 
 
-def _flag(
-    fields: ResolvedFields, field: str, name: str, sections: Any, key: str | None = None
-) -> None:
-    """Put whether a tensor is there after checking that the config does not contradict it."""
+def _attention_bias(fields: ResolvedFields, section: str) -> None:
+    """Put ``attention_bias`` after checking that the config does not contradict the tensors."""
+    field, name = "attention_bias", "layers.0.self_attn.q_proj.bias"
     there = name in fields.files.tensors
-    for section in sections:
-        place = f"{section}.{key or field}" if section else key or field
-        told = fields.files.find(place, "flag")
-        if told not in {None, there}:
-            raise fields.error(
-                f"{place} is {told} in config.json, {name} is {'there' if there else 'absent'}. "
-                "Use the whole checkpoint."
-            )
+    place = f"{section}.{field}" if section else field
+    told = fields.files.find(place, "flag")
+    if told not in {None, there}:
+        raise fields.error(
+            f"{place} is {told} in config.json, {name} is {'there' if there else 'absent'}. "
+            "Use the whole checkpoint."
+        )
     fields.put(field, there, "tensor", f"{name} is {'there' if there else 'absent'}")
+
+
+def _refuse_sinks(fields: ResolvedFields) -> None:
+    """Check that no layer has attention sinks, by key or by tensor."""
+    told = [place for place, on in places(fields, "attention_sink_bias", "flag").items() if on]
+    there = [ref.name for name, ref in fields.files.tensors.items() if name.endswith(_SINKS)]
+    if told or there:
+        raise fields.error(f"{clip((told + there)[0])}: attention sinks: not supported.")
 
 
 def _num_target_layers(fields: ResolvedFields) -> int | None:

@@ -241,10 +241,7 @@ class BlockReference:
         scores = scores * m.rope.attention_scaling**2 / m.head_dim**0.5
         seen = self._seen(layer, position, len(context[0]), len(x)).to(x.device)
         scores = scores.masked_fill(~seen, -torch.inf)
-        if m.sinks:
-            sink = self._weight(f"{prefix}.sinks")[:, None, None].expand(-1, len(x), 1)
-            scores = torch.cat([scores, sink], dim=-1)
-        weights = scores.softmax(-1)[..., : len(k)]
+        weights = scores.softmax(-1)
         out = found[f"{prefix}.out"] = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
         found[f"{prefix}.output"] = self._linear(out, f"{prefix}.o_proj")
         return found[f"{prefix}.output"]

@@ -37,8 +37,6 @@ def _layer(m: BlockManifest) -> Shapes:
     if m.attention_bias:
         shapes |= {f"self_attn.{p}_proj.bias": shape[:1] for p, shape in linears.items()}
     shapes |= {f"self_attn.{p}_norm.weight": (m.head_dim,) for p in "qk"}
-    if m.sinks:
-        shapes["self_attn.sinks"] = (m.num_heads,)
     shapes |= {f"mlp.{p}_proj.weight": (inner, hidden) for p in ("gate", "up")}
     shapes["mlp.down_proj.weight"] = (hidden, inner)
     shapes |= {f"{p}_layernorm.weight": (hidden,) for p in ("input", "post_attention")}
