@@ -70,6 +70,8 @@ def test_own_prompts_are_named_by_their_place(tmp_path: Path) -> None:
         {"prompt": "v", "frames": ["c"]},
     ]
     file.write_text(json.dumps(questions))
+    for name in ("a.png", "b.png", "c"):
+        (tmp_path / name).touch()
     cases = read_cases(file)
     assert [(case.name, case.kind) for case in cases] == [
         ("mine.json[0]", "text"),
