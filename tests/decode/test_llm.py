@@ -157,7 +157,7 @@ def test_prompts_past_the_limits_are_refused_in_one_line(engine: LLM, image: Ima
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number of at least 1, got 1.5"),
         ({"prompt": 5}, "prompt: expected a text or a list of messages, got int"),
         ({"images": {"a": image}}, "images: expected paths, .* one or a list of them, got dict"),
-        ({"videos": {"a": 1}}, "videos: expected a list, got dict"),
+        ({"videos": {"a": 1}}, "videos: expected paths, .* one or a list of them, got dict"),
         ({"images": [torch.zeros(2, 2)]}, "image: expected a path, .* got Tensor"),
         (
             {"prompt": [{"role": "user", "content": "a"}], "images": [image]},
