@@ -12,6 +12,7 @@ and allocates memory. It may take as long as several steps. So shapes of few seq
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -23,12 +24,25 @@ from trt_eagle3.engine.runtime.buckets import power_of_two
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
 from trt_eagle3.engine.runtime.memory import MAX_DEFERRED
 
-__all__ = ["Commit", "DraftBackfill"]
+__all__ = ["BackfillShapes", "Commit", "DraftBackfill"]
 
 _WINDOW = 8  # the last 1 / 8 of the row limit, over which the backfills are spread
 
 Commit = Callable[[Sequence[Segment], Tensor], None]
 """Runs the draft over rows of segments: ``aux`` [B, S, k * H]."""
+
+
+class BackfillShapes(TypedDict, total=False):
+    """Bounds of the forwards of ``DraftBackfill``, whose defaults are None and False.
+
+    Attributes:
+        max_rows: most rows of a forward. max_sequences: most sequences of a forward; None: any
+            number. fixed_shapes: pad to recurring shapes.
+    """
+
+    max_rows: Required[int]
+    max_sequences: int | None
+    fixed_shapes: bool
 
 
 class DraftBackfill:
@@ -41,14 +55,13 @@ class DraftBackfill:
         commit: Commit,
         *,
         max_rows: int,
-        max_sequences: int | None,
-        fixed_shapes: bool,
+        max_sequences: int | None = None,
+        fixed_shapes: bool = False,
     ) -> None:
         """Create an empty store.
 
         ``embedding``: the draft's; rows have its type. ``aux_width``: k * H. ``commit``: runs the
-        draft. ``max_rows``: most rows of a forward. ``max_sequences``: most sequences of a forward;
-        None: any number. ``fixed_shapes``: pad to recurring shapes.
+        draft. Keyword arguments: ``BackfillShapes``.
         """
         self._embedding = embedding
         self._aux_width = aux_width

@@ -15,9 +15,10 @@ hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -29,14 +30,14 @@ from trt_eagle3.decode.forward.device_batch import DeviceBatch, spread_tokens
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import AttentionMetadata
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
+from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
-from trt_eagle3.decode.speculation.backfill import DraftBackfill
+from trt_eagle3.decode.speculation.backfill import BackfillShapes
 from trt_eagle3.decode.speculation.block_heads import BlockDrafts, BlockHeads
-from trt_eagle3.decode.speculation.draft_filter import DraftFilter, filtered_states
+from trt_eagle3.decode.speculation.draft_filter import DraftFilter
 from trt_eagle3.decode.speculation.draft_sampling import DraftSampling
-from trt_eagle3.decode.speculation.drafter import DraftOutput
-from trt_eagle3.decode.speculation.prepared import PreparedTrees, num_kept_of
+from trt_eagle3.decode.speculation.drafter import Drafter, DraftOutput
 from trt_eagle3.decode.speculation.proposal import Drawn, Proposal, is_chain, tree_proposal
 from trt_eagle3.decode.speculation.tree import AnyTree, Tree
 from trt_eagle3.drafts.block.manifest import BlockManifest
@@ -52,47 +53,22 @@ class _Written:
 _WRITTEN = _Written()
 
 
-@dataclass(frozen=True)
-class _Output:
-    """The next blocks after a step; None if they were not requested."""
+class BlockDrafter(Drafter):
+    """A forward drafts a whole chain."""
 
-    proposal: Proposal | None
-
-
-class BlockDrafter:
-    """Implements ``Drafter``: a forward drafts a whole chain."""
+    runner: BlockRunner
+    manifest: BlockManifest
 
     def __init__(
         self,
         runner: BlockRunner,
         heads: BlockHeads,
         manifest: BlockManifest,
-        *,
-        max_rows: int,
-        max_sequences: int | None = None,
-        fixed_shapes: bool = False,
+        **shapes: Unpack[BackfillShapes],
     ) -> None:
-        """Create a drafter. Keyword arguments: as for ``DraftBackfill``."""
-        self.runner = runner
-        self.manifest = manifest
-        self.backfill = DraftBackfill(
-            runner.embedding,
-            len(manifest.aux_layers) * manifest.target_hidden_size,
-            self._commit,
-            max_rows=max_rows,
-            max_sequences=max_sequences,
-            fixed_shapes=fixed_shapes,
-        )
+        """Create a drafter. ``shapes``: as for ``DraftBackfill``."""
+        super().__init__(runner, manifest, **shapes)
         self.heads = heads
-        self._prepared = PreparedTrees()
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Map draft ids to target ids (``Drafter.target_ids``)."""
-        return self.runner.target_ids(draft_ids)
-
-    def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
-        """Capture forwards over prompts (``Drafter.capture_prompts``)."""
-        self.runner.capture_rows(max_rows, table_len, has_room)
 
     def prefill(self, rows: PromptRows, next_ids: Tensor, page_table: Tensor, aux: Tensor) -> None:
         """Write rows of prompts (``Drafter.prefill``)."""
@@ -113,40 +89,18 @@ class BlockDrafter:
             s.sequence.draft = _WRITTEN
             s.sequence.num_draft_computed_tokens = s.stop
 
-    def propose(
-        self,
-        sequences: Sequence[SequenceState],
-        tree: AnyTree,
-        batch: DeviceBatch,
-        speculates: Sequence[bool],
-    ) -> Proposal:
-        """Return blocks proposed ahead, if they fit these sequences; else propose new ones."""
-        num_kept = num_kept_of(speculates, tree, batch)
-        proposal = self._prepared.take(sequences, tree, batch.size)
-        if proposal is None:
-            proposal = self._propose_now(sequences, tree, batch, speculates, num_kept)
-        return proposal if num_kept is None else replace(proposal, num_kept=num_kept)
-
     def _propose_now(
         self,
         sequences: Sequence[SequenceState],
         tree: AnyTree,
-        batch: DeviceBatch,
-        speculates: Sequence[bool],
-        num_kept: Tensor | None,
+        rows: DeviceBatch,
+        samplers: Sequence[Sampler | None],
     ) -> Proposal:
-        for s, takes_tree in zip(sequences, speculates, strict=True):
-            assert not takes_tree or s.num_draft_computed_tokens == s.num_computed_tokens, (
-                f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
-            )
-        samplers = [s.sampler if w else None for s, w in zip(sequences, speculates, strict=True)]
-        states = filtered_states(samplers)
-        allowed = DraftFilter(states, self.runner.target_ids) if DraftFilter.pays(states) else None
-        sampling = DraftSampling.of(samplers, batch.size, batch.num_computed_tokens.device)
-        rows = batch if num_kept is None else batch.only(num_kept > 1)
-        return self._draft(
-            tree, rows.num_computed_tokens, rows.roots.long(), rows.pages, sampling, allowed
-        )
+        del sequences
+        lengths, roots = rows.num_computed_tokens, rows.roots.long()
+        sampling = DraftSampling.of(samplers, rows.size, lengths.device)
+        allowed = self._filter_of(samplers)
+        return self._draft(tree, lengths, roots, rows.pages, sampling, allowed)
 
     def extend(
         self,
@@ -156,7 +110,7 @@ class BlockDrafter:
         aux: Tensor,
         *,
         ahead: bool,
-    ) -> _Output:
+    ) -> DraftOutput:
         """Write accepted rows (``Drafter.extend``)."""
         counts = paths.counts.int()
         size, width = paths.path.shape
@@ -169,37 +123,14 @@ class BlockDrafter:
         )
         self.runner.write(aux, metadata)
         if not ahead:
-            return _Output(None)
+            return DraftOutput(None)
         lengths, roots = batch.num_computed_tokens + counts, paths.last.clamp(min=0)
         sampling = None if proposal.drawn is None else proposal.drawn.sampling
-        return _Output(self._draft(proposal.tree, lengths, roots, batch.pages, sampling))
+        return DraftOutput(self._draft(proposal.tree, lengths, roots, batch.pages, sampling))
 
-    def keep(
-        self,
-        sequences: Sequence[SequenceState],
-        rows: Sequence[int],
-        output: DraftOutput,
-    ) -> None:
-        """Store the next blocks of ``sequences`` (``Drafter.keep``)."""
-        assert isinstance(output, _Output)
-        for s in sequences:
-            if s.drafting:
-                s.draft = _WRITTEN
-                s.num_draft_computed_tokens = s.num_computed_tokens
-        if output.proposal is not None:
-            self._prepared.put(sequences, rows, output.proposal)
-
-    def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
-        """Return whether drafts are filtered by grammars, whose states the host advances."""
-        return DraftFilter.pays(filtered_states([s.sampler for s in sequences]))
-
-    def propose_ahead(
-        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
-    ) -> None:
-        """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
-        speculates = [s.drafting for s in sequences]
-        proposal = self._propose_now(sequences, tree, batch, speculates, None)
-        self._prepared.put(sequences, range(len(sequences)), proposal)
+    def _state_at(self, output: DraftOutput, row: int) -> DraftState:
+        del output, row
+        return _WRITTEN
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
         """Propose for a batch of padding (``Drafter.dummy_proposal``)."""

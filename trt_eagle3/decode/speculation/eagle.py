@@ -6,10 +6,10 @@ aux layers, H target hidden, Hd draft hidden, Vd draft vocab, P pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -26,16 +26,14 @@ from trt_eagle3.decode.forward.device_batch import DeviceBatch, spread_tokens
 from trt_eagle3.decode.forward.prompt_rows import PromptRows
 from trt_eagle3.decode.forward.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.forward.segment import Segment
-from trt_eagle3.decode.memory.sequence import SequenceState
+from trt_eagle3.decode.memory.sequence import DraftState, SequenceState
 from trt_eagle3.decode.memory.tensor_row import TensorRow, gather_rows
 from trt_eagle3.decode.request.prompt import Prompt, Vision
 from trt_eagle3.decode.sampling.sampler import Sampler
 from trt_eagle3.decode.speculation.accept import AcceptedPaths
-from trt_eagle3.decode.speculation.backfill import DraftBackfill
-from trt_eagle3.decode.speculation.draft_filter import DraftFilter, filtered_states
-from trt_eagle3.decode.speculation.drafter import DraftOutput
+from trt_eagle3.decode.speculation.backfill import BackfillShapes
+from trt_eagle3.decode.speculation.drafter import Drafter, DraftOutput
 from trt_eagle3.decode.speculation.grow import DraftInputs, MaskRows, TreeGrower
-from trt_eagle3.decode.speculation.prepared import PreparedTrees, num_kept_of
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
 
@@ -51,17 +49,11 @@ _Count = TypeVar("_Count", int, Tensor)
 
 
 @dataclass(frozen=True)
-class _Output:
-    """The draft's output after a step, on the device.
-
-    Attributes:
-        logits: f32 [B, Vd] and features: [B, Hd] of the last rows.
-        proposal: the next trees; None if they were not requested.
-    """
+class _Output(DraftOutput):
+    """``logits``: f32 [B, Vd] and ``features``: [B, Hd] of the last rows, on the device."""
 
     logits: Tensor
     features: Tensor
-    proposal: Proposal | None
 
 
 @dataclass(frozen=True)
@@ -94,40 +86,22 @@ class LastRow:
         return logits, gather_rows([TensorRow(s.all_features, s.row) for s in last])
 
 
-class EagleDrafter:
-    """Implements ``Drafter``: each level of a tree takes one forward of the draft."""
+class EagleDrafter(Drafter):
+    """Each level of a tree takes one forward of the draft."""
+
+    runner: DraftRunner
+    manifest: AutoregressiveManifest
 
     def __init__(
         self,
         runner: DraftRunner,
         manifest: AutoregressiveManifest,
         mask_rows: MaskRows | None = None,
-        *,
-        max_rows: int,
-        max_sequences: int | None = None,
-        fixed_shapes: bool = False,
+        **shapes: Unpack[BackfillShapes],
     ) -> None:
-        """Create a drafter. ``mask_rows``: of P-EAGLE. Others: as for ``DraftBackfill``."""
-        self.runner = runner
-        self.manifest = manifest
-        self.backfill = DraftBackfill(
-            runner.embedding,
-            len(manifest.aux_layers) * manifest.target_hidden_size,
-            self._commit,
-            max_rows=max_rows,
-            max_sequences=max_sequences,
-            fixed_shapes=fixed_shapes,
-        )
+        """Create a drafter. ``mask_rows``: of P-EAGLE. ``shapes``: as for ``DraftBackfill``."""
+        super().__init__(runner, manifest, **shapes)
         self._grower = TreeGrower(runner, mask_rows)
-        self._prepared = PreparedTrees()
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Map draft ids to target ids (``Drafter.target_ids``)."""
-        return self.runner.target_ids(draft_ids)
-
-    def capture_prompts(self, max_rows: int, table_len: int, has_room: Callable[[], bool]) -> None:
-        """Capture forwards over prompts (``Drafter.capture_prompts``)."""
-        self.runner.capture_rows(max_rows, table_len, has_room)
 
     def prefill(self, rows: PromptRows, next_ids: Tensor, page_table: Tensor, aux: Tensor) -> None:
         """Run over rows of prompts (``Drafter.prefill``)."""
@@ -169,41 +143,16 @@ class EagleDrafter:
             s.sequence.draft = LastRow(kept, held, i)
             s.sequence.num_draft_computed_tokens = s.stop
 
-    def propose(
+    def _propose_now(
         self,
         sequences: Sequence[SequenceState],
         tree: AnyTree,
-        batch: DeviceBatch,
-        speculates: Sequence[bool],
+        rows: DeviceBatch,
+        samplers: Sequence[Sampler | None],
     ) -> Proposal:
-        """Return trees proposed ahead, if they fit these sequences; else propose new ones."""
-        num_kept = num_kept_of(speculates, tree, batch)
-        proposal = self._prepared.take(sequences, tree, batch.size)
-        if proposal is None:
-            proposal = self._grow_now(sequences, tree, batch, speculates, num_kept)
-        return proposal if num_kept is None else replace(proposal, num_kept=num_kept)
-
-    def _grow_now(
-        self,
-        sequences: Sequence[SequenceState],
-        tree: AnyTree,
-        batch: DeviceBatch,
-        speculates: Sequence[bool],
-        num_kept: Tensor | None,
-    ) -> Proposal:
-        """Propose trees for rows that speculate; ``num_kept``: nodes per row, None for all."""
         last = [_last_row(s) for s in sequences]
         filler = next(row for row in last if row)  # of rows that are masked or dropped
-        for s, takes_tree in zip(sequences, speculates, strict=True):
-            assert not takes_tree or s.num_draft_computed_tokens == s.num_computed_tokens, (
-                f"draft holds {s.num_draft_computed_tokens} rows, target {s.num_computed_tokens}"
-            )
-        states = [row or filler for row in last] + [filler] * (batch.size - len(last))
-        samplers = [
-            s.sampler if takes_tree else None
-            for s, takes_tree in zip(sequences, speculates, strict=True)
-        ]
-        rows = batch if num_kept is None else batch.only(num_kept > 1)
+        states = [row or filler for row in last] + [filler] * (rows.size - len(last))
         return self._grow(tree, rows, *LastRow.gather(states), samplers)
 
     def extend(
@@ -241,33 +190,11 @@ class EagleDrafter:
             state_inputs=batch.pages,
         )
         following = self._grower.grow(proposal.tree, inputs) if ahead else None
-        return _Output(inputs.logits, inputs.features, following)
+        return _Output(following, inputs.logits, inputs.features)
 
-    def keep(
-        self,
-        sequences: Sequence[SequenceState],
-        rows: Sequence[int],
-        output: DraftOutput,
-    ) -> None:
-        """Store the last rows and the next trees of ``sequences`` (``Drafter.keep``)."""
+    def _state_at(self, output: DraftOutput, row: int) -> DraftState:
         assert isinstance(output, _Output)
-        for s, row in zip(sequences, rows, strict=True):
-            if s.drafting:
-                s.draft = LastRow(output.logits, output.features, row)
-                s.num_draft_computed_tokens = s.num_computed_tokens
-        if output.proposal is not None:
-            self._prepared.put(sequences, rows, output.proposal)
-
-    def waits_for_host(self, sequences: Sequence[SequenceState]) -> bool:
-        """Return whether drafts are filtered by grammars, whose states the host advances."""
-        return DraftFilter.pays(filtered_states([s.sampler for s in sequences]))
-
-    def propose_ahead(
-        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
-    ) -> None:
-        """Propose for sequences whose tokens are on the host (``Drafter.propose_ahead``)."""
-        proposal = self._grow_now(sequences, tree, batch, [s.drafting for s in sequences], None)
-        self._prepared.put(sequences, range(len(sequences)), proposal)
+        return LastRow(output.logits, output.features, row)
 
     def dummy_proposal(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
         """Propose trees for a batch of padding (``Drafter.dummy_proposal``)."""
@@ -287,7 +214,6 @@ class EagleDrafter:
         samplers: Sequence[Sampler | None] = (),
     ) -> Proposal:
         """Grow trees. ``samplers``: by row, None if the row does not speculate."""
-        states = filtered_states(samplers)
         inputs = DraftInputs(
             logits=logits,
             features=features,
@@ -297,9 +223,7 @@ class EagleDrafter:
                 self.manifest, batch.num_computed_tokens, batch.positions
             ),
             state_inputs=batch.pages,
-            filter=DraftFilter(states, self.runner.target_ids)
-            if DraftFilter.pays(states)
-            else None,
+            filter=self._filter_of(samplers),
         )
         return self._grower.grow(tree, inputs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, autoregressive
 from trt_eagle3.decode.forward.block_runner import BlockRunner
 from trt_eagle3.decode.forward.runner import DraftRunner
 from trt_eagle3.decode.memory.state import LayerStates
+from trt_eagle3.decode.speculation.backfill import BackfillShapes
 from trt_eagle3.decode.speculation.block import BlockDrafter
 from trt_eagle3.decode.speculation.block_heads import BlockHeads
 from trt_eagle3.decode.speculation.drafter import Drafter
@@ -23,14 +24,6 @@ from trt_eagle3.engine.runtime.session import Session
 __all__ = ["open_drafter"]
 
 
-class _Shapes(TypedDict):
-    """The keyword arguments of ``DraftBackfill``."""
-
-    max_rows: int
-    max_sequences: int | None
-    fixed_shapes: bool
-
-
 def open_drafter(
     manifest: DraftManifest,
     graphs: Sequence[Session],
@@ -38,7 +31,7 @@ def open_drafter(
     embedding: EmbeddingTable,
     tables: Mapping[str, Tensor],
     d2t: Tensor | None,
-    **shapes: Unpack[_Shapes],
+    **shapes: Unpack[BackfillShapes],
 ) -> Drafter:
     """Make the drafter of ``manifest``.
 
