@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,24 @@ def save_answer_draft(
         torch.save(torch.load(pickled) | table, pickled)
     else:
         save_file(load_file(file) | table, file, {"format": "pt"})
+    return folder
+
+
+def answer_of(model: PreTrainedModel, target: Path) -> tuple[int, ...]:
+    """Transformers' tokens of ``model``, saved in ``target``, after the prompt."""
+    return transformers_tokens(model, processor_of(target).prompt(PROMPT).token_ids)
+
+
+def save_answer_pairs(
+    folder: Path,
+    save: Callable[[Path], PreTrainedModel],
+    drafts: Mapping[str, Callable[[Path, Geometry], object]],
+) -> Path:
+    """Write ``target``, and a draft of each producer that knows the tokens of its answer."""
+    model = save(folder / "target")
+    tokens = answer_of(model, folder / "target")
+    for producer, write in drafts.items():
+        save_answer_draft(folder / producer, model, write, tokens)
     return folder
 
 

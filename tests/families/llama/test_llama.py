@@ -27,11 +27,11 @@ from tests.families.random_pairs import config_of
 from tests.families.test_readers import changed
 from tests.families.text_pairs import (
     PROMPT,
+    answer_of,
     check_speculation,
     processor_of,
     quantise,
-    save_answer_draft,
-    transformers_tokens,
+    save_answer_pairs,
 )
 from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.target import target_to_dict
@@ -54,16 +54,7 @@ IDS = torch.randint(300, (17,), generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, and drafts of two producers that know the tokens of its answer."""
-    folder = tmp_path_factory.mktemp("llama")
-    model = save_llama(folder / "target")
-    tokens = answer_of(model, folder / "target")
-    for producer, write in DRAFTS.items():
-        save_answer_draft(folder / producer, model, write, tokens)
-    return folder
-
-
-def answer_of(model: LlamaForCausalLM, target: Path) -> tuple[int, ...]:
-    return transformers_tokens(model, processor_of(target).prompt(PROMPT).token_ids)
+    return save_answer_pairs(tmp_path_factory.mktemp("llama"), save_llama, DRAFTS)
 
 
 @pytest.fixture(scope="module")

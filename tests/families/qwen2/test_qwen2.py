@@ -21,11 +21,11 @@ from tests.families.random_pairs import config_of
 from tests.families.test_readers import changed
 from tests.families.text_pairs import (
     PROMPT,
+    answer_of,
     check_speculation,
     processor_of,
     quantise,
-    save_answer_draft,
-    transformers_tokens,
+    save_answer_pairs,
 )
 from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.target import target_to_dict
@@ -42,16 +42,7 @@ IDS = torch.randint(300, (17,), generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, and drafts of two producers that know the tokens of its answer."""
-    folder = tmp_path_factory.mktemp("qwen2")
-    model = save_qwen2(folder / "target")
-    tokens = answer_of(model, folder / "target")
-    for producer, write in DRAFTS.items():
-        save_answer_draft(folder / producer, model, write, tokens)
-    return folder
-
-
-def answer_of(model: Qwen2ForCausalLM, target: Path) -> tuple[int, ...]:
-    return transformers_tokens(model, processor_of(target).prompt(PROMPT).token_ids)
+    return save_answer_pairs(tmp_path_factory.mktemp("qwen2"), save_qwen2, DRAFTS)
 
 
 def published(config: dict[str, Any]) -> None:

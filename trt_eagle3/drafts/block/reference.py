@@ -16,7 +16,7 @@ from torch.nn.functional import pad, silu
 
 from trt_eagle3.drafts.block.manifest import BlockManifest
 from trt_eagle3.parity.ops import full_float32, pair_axis, rms_norm, turn
-from trt_eagle3.parity.reference.dequantise import read_values
+from trt_eagle3.parity.reference.dequantise import read_all
 from trt_eagle3.parity.reference.draft import KeysValues
 
 __all__ = ["BlockProposal", "BlockReference", "BlockRows"]
@@ -78,13 +78,10 @@ class BlockReference:
         ``embedding``: the target's table [V, Hd], for a draft without one. Without a table, ``run``
         still works.
         """
-        weights = {name: read_values(ref) for name, ref in manifest.tensors.items()}
+        weights = read_all(manifest.tensors, dtype, device)
         if embedding is not None and manifest.embedding == "target":
-            weights["embed_tokens.weight"] = embedding
-        placed = {
-            n: w.to(device, dtype) if w.is_floating_point() else w for n, w in weights.items()
-        }
-        return cls(manifest, placed, dtype)
+            weights["embed_tokens.weight"] = embedding.to(device, dtype)
+        return cls(manifest, weights, dtype)
 
     @torch.no_grad()
     @full_float32()

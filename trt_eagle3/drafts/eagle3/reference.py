@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 
 from trt_eagle3.checkpoint.manifest import Eagle3Manifest
 from trt_eagle3.parity.ops import full_float32, pair_axis, rms_norm, turn
-from trt_eagle3.parity.reference.dequantise import read_values
+from trt_eagle3.parity.reference.dequantise import read_all
 from trt_eagle3.parity.reference.draft import DraftRows, KeysValues, attend
 
 __all__ = ["Eagle3Reference"]
@@ -37,15 +37,8 @@ class Eagle3Reference:
         device: torch.device | str = "cpu",
     ) -> Eagle3Reference:
         """Read the weights of ``manifest``. The vocabulary map stays on the CPU."""
-        weights = {
-            name: read_values(ref)
-            for name, ref in manifest.tensors.items()
-            if name != "embed_tokens.weight"
-        }
-        placed = {
-            n: w.to(device, dtype) if w.is_floating_point() else w for n, w in weights.items()
-        }
-        return cls(manifest, placed, dtype)
+        wanted = {n: ref for n, ref in manifest.tensors.items() if n != "embed_tokens.weight"}
+        return cls(manifest, read_all(wanted, dtype, device), dtype)
 
     @full_float32()
     def fuse(self, aux: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 
 from trt_eagle3.drafts.mtp.manifest import MtpManifest
 from trt_eagle3.parity.ops import full_float32, pair_axis, rms_norm, turn
-from trt_eagle3.parity.reference.dequantise import read_values
+from trt_eagle3.parity.reference.dequantise import read_all
 from trt_eagle3.parity.reference.draft import DraftRows, KeysValues, attend
 from trt_eagle3.spec import SparseMoe
 
@@ -40,8 +40,7 @@ class MtpReference:
         device: torch.device | str = "cpu",
     ) -> MtpReference:
         """Read the weights of ``manifest`` from its checkpoint."""
-        weights = {n: read_values(ref).to(device, dtype) for n, ref in manifest.tensors.items()}
-        return cls(manifest, weights, dtype)
+        return cls(manifest, read_all(manifest.tensors, dtype, device), dtype)
 
     def fuse(self, aux: Tensor) -> Tensor:
         """Compute features [T, H] from the target's hidden states [T, H]."""

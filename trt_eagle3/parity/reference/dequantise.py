@@ -18,7 +18,7 @@ from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 
-__all__ = ["read_values"]
+__all__ = ["read_all", "read_values"]
 
 Stored = Mapping[str, Tensor]
 Words = NDArray[np.uint32]
@@ -36,6 +36,18 @@ def read_values(ref: TensorRef) -> Tensor:
         return read_tensor(ref)
     stored = {role: read_tensor(tensor) for role, tensor in ref.tensors.items()}
     return _VALUES[ref.format](ref, stored)
+
+
+def read_all(
+    refs: Mapping[str, TensorRef], dtype: torch.dtype, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Load weights by name to ``device`` in ``dtype``. Integers stay on the CPU as they are.
+
+    Raises:
+        UserError: as for ``read_values``.
+    """
+    read = {name: read_values(ref) for name, ref in refs.items()}
+    return {n: w.to(device, dtype) if w.is_floating_point() else w for n, w in read.items()}
 
 
 def _experts(ref: ExpertsRef) -> Tensor:
