@@ -67,12 +67,12 @@ def _anchors_correction(p: Planted) -> None:
 
 
 def _of_another_token(p: Planted) -> None:
-    real = BlockHeads._confidence
+    real = BlockHeads.confidence
 
     def confidence(self: Any, before: Tensor, hidden: Tensor | None) -> Tensor | None:
         return real(self, before.roll(1, dims=1), hidden)
 
-    p.patch.setattr(BlockHeads, "_confidence", confidence)
+    p.patch.setattr(BlockHeads, "confidence", confidence)
 
 
 def _anchor_twice(p: Planted) -> None:

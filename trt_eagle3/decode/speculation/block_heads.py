@@ -27,7 +27,7 @@ vocab, V vocab, r rank, K candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,13 +48,11 @@ class BlockDrafts:
         tokens: int64 [B, N] target ids.
         candidates: int64 [B, N, K] target ids and probs: float64 [B, N, K], the distributions that
             they were drawn from; None if all are the likeliest.
-        confidence: f32 [B, N] estimated acceptance of each; None without a confidence head.
     """
 
     tokens: Tensor
     candidates: Tensor | None = None
     probs: Tensor | None = None
-    confidence: Tensor | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Tensor]) -> BlockDrafts:
@@ -132,12 +130,9 @@ class BlockHeads:
         count = logits.shape[1] - self._num_skipped
         indices = lengths.long()[:, None] + torch.arange(1, count + 1, device=lengths.device)
         if not self._manifest.has_sequential_head and allowed is None:
-            found = self._chosen(logits, indices, sampling)
-        else:
-            rows = self.walk(logits, hidden, roots, indices, sampling, allowed)
-            found = _joined(drafts for _, drafts in rows)
-        before = torch.cat([roots[:, None], found.tokens[:, :-1]], dim=1)
-        return replace(found, confidence=self._confidence(before, hidden))
+            return self._chosen(logits, indices, sampling)
+        rows = self.walk(logits, hidden, roots, indices, sampling, allowed)
+        return _joined(drafts for _, drafts in rows)
 
     def _chosen(
         self, logits: Tensor, indices: Tensor, sampling: DraftSampling | None
@@ -206,8 +201,12 @@ class BlockHeads:
         found = ids.gather(1, candidates[:, 0])[:, None]
         return BlockDrafts(ids.gather(1, places), found, probs)
 
-    def _confidence(self, before: Tensor, hidden: Tensor | None) -> Tensor | None:
-        """Return the confidence f32 [B, N] of the drafts after tokens ``before`` [B, N]."""
+    def confidence(self, before: Tensor, hidden: Tensor | None) -> Tensor | None:
+        """Return the confidence f32 [B, N] of the drafts after tokens ``before`` [B, N].
+
+        None without a confidence head. Decoding does not use it; ``validate`` compares it.
+        ``hidden``: [B, R, Hd].
+        """
         head, w = self._manifest.confidence, self._weights
         if head is None:
             return None

@@ -199,13 +199,14 @@ def replay_heads(engine: RecordingEngine, block: Block, anchor: int) -> list[Hea
         outputs["hidden"] = block.hidden[None].to(device)
     roots = torch.tensor([anchor], device=device)
     indices = torch.arange(m.drafts_of(len(block.embeds)), device=device)[None]
-    chosen = heads.choose(outputs, roots, indices, None, None)
-    given = outputs["logits"], outputs.get("hidden"), roots, indices
-    rows = heads.walk(*given, sampling=None, allowed=None)
+    hidden = outputs.get("hidden")
+    rows = list(heads.walk(outputs["logits"], hidden, roots, indices, sampling=None, allowed=None))
+    tokens = torch.cat([drafts.tokens for _, drafts in rows], dim=1)
+    each = heads.confidence(torch.cat([roots[:, None], tokens[:, :-1]], dim=1), hidden)
     found = []
     for i, (row, _) in enumerate(rows):
         ids = None if row.ids is None else row.ids[0].cpu()
-        confidence = None if chosen.confidence is None else float(chosen.confidence[0, i])
         scores = RowScores(row.scores[0].cpu(), ids)
-        found.append(HeadRow(int(chosen.tokens[0, i]), scores, confidence))
+        confidence = None if each is None else float(each[0, i])
+        found.append(HeadRow(int(tokens[0, i]), scores, confidence))
     return found
