@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
 from tests.graph.plugin_schemas import plugin_schemas
@@ -331,6 +333,23 @@ def test_gelu_written_out_computes_gelu(approximate: str, tmp_path: Path) -> Non
     found = run(made, tmp_path, tmp_path, {"x": values})["y"]
     expected = torch.nn.functional.gelu(values.double(), approximate=approximate)
     assert (found - expected).abs().max() < 1e-6  # a few roundings of values up to 12
+
+
+@pytest.mark.parametrize("pads", [[0, 2, 0, -2], [0, -1, 0, 3], [-1, 0, 1, -2]])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_pads_that_remove_rows_become_pads_and_slices(pads: list[int], count: int) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", "m"]) for n in "xy")
+    node = onnx.helper.make_node("Pad", ["x", "pads"], ["y"], name="y/Pad")
+    constant = onnx.numpy_helper.from_array(np.array(pads, dtype=np.int64), "pads")
+    graph = onnx.helper.make_graph([node], "pad", [x], [y], [constant])
+    made = trt_export(onnx.helper.make_model(graph)).model
+    given = {p.name: onnx.numpy_helper.to_array(p) for p in made.graph.initializer}
+    assert all((given[n.input[1]] >= 0).all() for n in made.graph.node if n.op_type == "Pad")
+    values = torch.arange(3.0 * (count + 2)).reshape(3, -1) + 1
+    (found,) = ReferenceEvaluator(made).run(None, {"x": values.numpy()})
+    before, left, after, right = pads
+    expected = torch.nn.functional.pad(values, (left, right, before, after))
+    assert torch.equal(torch.from_numpy(found), expected)
 
 
 def test_float32_residual_computes_what_the_compute_type_does(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Changes to the graph of ``build_graphs``, with their reasons:
 - ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 ignores the
   attribute.
 - ``Gelu``, which opset 17 lacks, is expanded.
+- ``Pad`` that removes rows becomes ``Pad`` and ``Slice``: the parser of 8.6 refuses negative pads.
 - Router logits of mixtures of experts become outputs for validation. The plugin needs them in
   memory anyway.
 - On request, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions between
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_eagle3.dtype import COMPUTE_DTYPES
@@ -161,6 +163,8 @@ class _Values:
             return self._shape_from(node)
         if node.op_type == "Gelu":
             return self._gelu(node)
+        if node.op_type == "Pad" and (self._pads(node) < 0).any():
+            return self._pad_and_slice(node)
         if self._linear and self._is_linear(node):
             return [self._plugin_node(_linear_node(node))]
         self.infer_types(node)
@@ -237,6 +241,29 @@ class _Values:
         return [
             helper.make_node("Shape", [node.input[0]], [whole], name=f"{node.name}/whole"),
             helper.make_node("Gather", [whole, index], list(node.output), name=node.name, axis=0),
+        ]
+
+    def _pads(self, node: onnx.NodeProto) -> NDArray[np.int64]:
+        """Return the constant pads of a ``Pad`` [2, rank]: before, then after each axis."""
+        return numpy_helper.to_array(self.constants[node.input[1]]).reshape(2, -1)
+
+    def _pad_and_slice(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Replace a ``Pad`` with negative pads by one without them, and a ``Slice``."""
+        pads, out = self._pads(node), node.output[0]
+        padded, added = f"{out}/padded", np.maximum(pads, 0)
+        starts, cut = -np.minimum(pads, 0)  # of each axis: elements to remove before and after
+        ends = np.where(cut > 0, -cut, np.iinfo(np.int32).max)
+        sides = {"pads": added.reshape(-1), "starts": starts, "ends": ends}
+        for name, array in sides.items():
+            name = f"{out}/{name}"
+            self.constants[name] = numpy_helper.from_array(array.astype(np.int64), name)
+            self._set_type([name], TensorProto.INT64)
+        self._set_type((padded, out), self.types[node.input[0]])
+        inputs = [node.input[0], f"{out}/pads", *node.input[2:]]
+        slices = [padded, f"{out}/starts", f"{out}/ends"]
+        return [
+            helper.make_node("Pad", inputs, [padded], name=f"{node.name}/padded"),
+            helper.make_node("Slice", slices, [out], name=node.name),
         ]
 
     def _gelu(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
