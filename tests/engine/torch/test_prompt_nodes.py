@@ -104,7 +104,7 @@ def test_run_prompt_on_cuda_equals_the_cpu(
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    monkeypatch.setitem(session_module._LEFT_OUT, "cuda", 1)
+    monkeypatch.setitem(session_module._MIN_UNREAD_ROWS, "cuda", 1)
     file = bundle / graph / "model.onnx"
     inputs = inputs_of(onnx.load(file, load_external_data=False), past)
     expected = open_session("torch", file, bundle).run_prompt(inputs)

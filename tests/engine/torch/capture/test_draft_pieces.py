@@ -164,7 +164,7 @@ def test_graphs_on_cuda_say_what_the_nodes_say(
     if not capi.available():
         pytest.skip("no CUDA device, or the kernel library is not built: make plugins")
     # of fewer rows than segments have, attention would write while others of the prompt read
-    monkeypatch.setitem(session_module._LEFT_OUT, "cuda", 1)
+    monkeypatch.setitem(session_module._MIN_UNREAD_ROWS, "cuda", 1)
     engine = {"backend": "torch", "device": "cuda", "dtype": "bfloat16"}
     bundle, caches = build_tiny(tmp_path, engine=engine | WEIGHTS[weights]), dict[str, Tensor]()
     nodes, graphs = (open_draft(bundle, caches, device="cuda") for _ in range(2))
