@@ -91,7 +91,7 @@ def test_peer_that_is_too_old_is_one_line(tmp_path: Path) -> None:
 
 
 def test_vllm_is_told_to_draft_with_a_head_of_the_target_itself() -> None:
-    job = replace(JOB, draft=JOB.target, draft_method="mtp")
+    job = replace(JOB, draft=JOB.target, draft_options={"method": "mtp"})
     told = vllm_peer._arguments(job)["speculative_config"]
     assert told == {"method": "mtp", "num_speculative_tokens": 5}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.drafts.mtp.head import add_head, read_head
 from tests.hybrid import save_qwen3_5_text
 from tests.tiny import DRAFT, TARGET
-from trt_eagle3.checkpoint.manifest import Eagle3Manifest, manifest_to_dict
+from trt_eagle3.checkpoint.manifest import Eagle3Manifest, ParallelRows, manifest_to_dict
 from trt_eagle3.drafts.registry import KINDS, find_draft, kind_named, kind_of, manifest_from_dict
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
@@ -51,6 +52,26 @@ def test_head_of_a_target_has_no_files_to_write(tmp_path: Path) -> None:
     manifest = read_head(add_head(tmp_path))
     with pytest.raises(UserError, match="has no files of its own"):
         kind_of(manifest).export(manifest, tmp_path / "copy", "speculators", "Qwen3_5ForCausalLM")
+
+
+def test_vllm_is_told_the_method_of_every_draft() -> None:
+    target = read_target(TARGET)
+    folders = {
+        name: find_draft(str(TARGET.parent / name), target, {}) for name in ("dflash", "dspark")
+    }
+    eagle = find_draft(str(DRAFT), target, {})
+    assert isinstance(eagle, Eagle3Manifest)
+    drafts = {
+        **folders,
+        "eagle3": eagle,
+        "p-eagle": replace(eagle, parallel=ParallelRows(mask_token_id=0, num_drafts=4)),
+    }
+    assert {name: dict(kind_of(m).vllm_options(m)) for name, m in drafts.items()} == {
+        "dflash": {"method": "dflash"},
+        "dspark": {"method": "dspark"},
+        "eagle3": {"method": "eagle3"},
+        "p-eagle": {"method": "eagle3", "parallel_drafting": True},
+    }
 
 
 def test_nobody_outside_knows_a_kind() -> None:

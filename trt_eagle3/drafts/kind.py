@@ -56,13 +56,12 @@ class DraftKind(Protocol):
         ...
 
     @property
-    def vllm_method(self) -> str:
-        """``method`` of vLLM's ``speculative-config``."""
-        ...
-
-    @property
     def tensorrt_llm(self) -> bool:
         """Whether TensorRT-LLM can run it."""
+        ...
+
+    def vllm_options(self, manifest: DraftManifest) -> dict[str, Any]:
+        """Return ``method`` and what else vLLM's ``speculative-config`` says of this kind."""
         ...
 
     def claims(self, checkpoint: str, folder: Path) -> bool:

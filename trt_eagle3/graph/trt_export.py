@@ -245,7 +245,8 @@ class _Values:
 
     def _pads(self, node: onnx.NodeProto) -> NDArray[np.int64]:
         """Return the constant pads of a ``Pad`` [2, rank]: before, then after each axis."""
-        return numpy_helper.to_array(self.constants[node.input[1]]).reshape(2, -1)
+        pads = np.asarray(numpy_helper.to_array(self.constants[node.input[1]]), dtype=np.int64)
+        return pads.reshape(2, -1)
 
     def _pad_and_slice(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Replace a ``Pad`` with negative pads by one without them, and a ``Slice``."""

@@ -98,7 +98,7 @@ def open_peer(
         max_batch_size=batch_size,
         kv_bytes=int(_SLACK * rows * _row_bytes(bundle)),
         has_media=has_media,
-        draft_method="" if kind is None else kind.vllm_method,
+        draft_options={} if kind is None or manifest is None else kind.vllm_options(manifest),
     )
     log = options.log_file(speculation=speculation)
     with PeerProcess(options.name, job, options.python, log) as peer:

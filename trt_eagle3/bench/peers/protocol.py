@@ -35,7 +35,7 @@ class PeerJob:
         draft: folder of the draft; the target's folder if the draft is part of it; None: no
             speculation.
         num_steps: draft tokens per cycle.
-        draft_method: vLLM's name of the draft's kind.
+        draft_options: what vLLM must be told of the draft's kind.
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         device: ``cpu`` or ``cuda``.
         max_seq_len: tokens of a sequence.
@@ -54,7 +54,7 @@ class PeerJob:
     max_batch_size: int
     kv_bytes: int
     has_media: bool
-    draft_method: str = "eagle3"
+    draft_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

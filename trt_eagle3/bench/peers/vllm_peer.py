@@ -115,7 +115,7 @@ def _arguments(job: PeerJob) -> dict[str, Any]:
     }
     if job.draft is not None:
         arguments["speculative_config"] = {
-            "method": job.draft_method,
+            **job.draft_options,
             **({} if job.draft == job.target else {"model": job.draft}),
             "num_speculative_tokens": job.num_steps,
         }

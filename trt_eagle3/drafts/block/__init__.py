@@ -39,8 +39,10 @@ class _Block:
     manifest: type[DraftManifest] = BlockManifest
     graph_names = ("context", "block")
     in_target = False
-    vllm_method = "dflash"
     tensorrt_llm = False
+
+    def vllm_options(self, manifest: DraftManifest) -> dict[str, Any]:
+        return {"method": "dspark" if own(manifest).method == "dspark" else "dflash"}
 
     def claims(self, _checkpoint: str, folder: Path, /) -> bool:
         from trt_eagle3.drafts.block.names import names_block

@@ -29,8 +29,11 @@ class _Eagle3:
     manifest: type[DraftManifest] = Eagle3Manifest
     graph_names = ("fuse", "draft")
     in_target = False
-    vllm_method = "eagle3"
     tensorrt_llm = True
+
+    def vllm_options(self, manifest: DraftManifest) -> dict[str, Any]:
+        more = {} if own(manifest).parallel is None else {"parallel_drafting": True}
+        return {"method": "eagle3", **more}
 
     def claims(self, _checkpoint: str, _folder: Path, /) -> bool:
         return True

@@ -49,8 +49,11 @@ class _Mtp:
     manifest: type[DraftManifest] = MtpManifest
     graph_names = ("fuse", "draft")
     in_target = True
-    vllm_method = "mtp"
     tensorrt_llm = False
+
+    def vllm_options(self, manifest: DraftManifest) -> dict[str, Any]:
+        del manifest
+        return {"method": "mtp"}
 
     def claims(self, checkpoint: str, _folder: Path, /) -> bool:
         return checkpoint == NAME

@@ -116,7 +116,7 @@ def serve_config(
     if manifest is not None:
         kind = kind_of(manifest)
         options["speculative-config"] = {
-            "method": kind.vllm_method,
+            **kind.vllm_options(manifest),
             **({} if kind.in_target else {"model": "draft"}),
             "num_speculative_tokens": config.speculation.steps,
         }
