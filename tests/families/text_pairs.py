@@ -43,9 +43,11 @@ def processor_of(target: Path, **options: Any) -> Processor:
 
 
 @torch.no_grad()
-def transformers_tokens(model: PreTrainedModel, ids: torch.Tensor) -> tuple[int, ...]:
+def transformers_tokens(
+    model: PreTrainedModel, ids: torch.Tensor, num_tokens: int = NUM_TOKENS
+) -> tuple[int, ...]:
     """The greedy answer to token ids."""
-    options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None}
     out = model.generate(ids[None], attention_mask=torch.ones_like(ids[None]), **options)  # type: ignore[operator]
     return tuple(out[0, len(ids) :].tolist())
 
@@ -60,7 +62,7 @@ def save_answer_draft(
 
     Its weights are random. With few tokens, some of its drafts are right.
     """
-    config, kept = model.config, torch.tensor(sorted(set(tokens)))
+    config, kept = model.config.get_text_config(), torch.tensor(sorted(set(tokens)))
     geometry = replace(
         Geometry(),
         hidden=config.hidden_size,
@@ -123,7 +125,7 @@ def check_speculation(
     """Check that the tokens are ``answer`` with and without speculation, and drafts accepted."""
     engine = {"prefill_chunk": 64, "backend": backend}
     pair = config_of(target, draft, output, engine=engine, speculation=TREE)
-    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=len(answer), ignore_eos=True)
     with LLM(build(pair).path) as llm:
         plain = llm.generate(PROMPT, sampling=sampling, speculation=False)
         llm.use_policy(FixedPolicy(configured_tree(pair.speculation)))

@@ -72,9 +72,6 @@ def save_qwen3_next(
     values = {**BASE, "vocab_size": -(-len(tokenizer) // 8) * 8, **GEOMETRIES[name], **changes}
     model = Qwen3NextForCausalLM(Qwen3NextConfig(**values)).eval()
     draw_weights(model)
-    for parameter, tensor in model.named_parameters():
-        if parameter.endswith(("A_log", "dt_bias")):
-            tensor.data -= 2  # a row keeps about 0.98 of the state
     model.to(torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
