@@ -19,6 +19,7 @@ from transformers import Qwen3NextForCausalLM
 
 from tests.calibration.conftest import forward, text_prompts
 from tests.drafts.mtp.head import add_head
+from tests.engine.torch.test_packed import values_of
 from tests.families.gates import failed, validate_pair
 from tests.families.qwen3.test_qwen3 import graph_logits, reference_logits
 from tests.families.qwen3_next.random_pair import DRAFTS, GEOMETRIES, save_qwen3_next
@@ -34,6 +35,7 @@ from tests.families.text_pairs import (
 from tests.graph.test_target import PAGE_SIZE
 from tests.moe import quantised, with_layout
 from tests.quantised import PACKERS
+from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.calibration.run import calibrate
@@ -41,12 +43,15 @@ from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
 from trt_eagle3.cli import cli
 from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.engine.builder.weight_quantiser import quantise_target
+from trt_eagle3.engine.torch.pack import pack
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.delta_net import DeltaNet
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.trt_export import check_plugins, trt_export
+from trt_eagle3.graph.weights import external_weights
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.parity.reference.dequantise import read_values
 from trt_eagle3.parity.reference.target import load_reference
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.prompt_file import Question
@@ -159,6 +164,23 @@ def test_graph_over_quantised_fused_projections_equals_the_reference(
     packed(tmp_path, name)
     spec = read_target(tmp_path)
     assert relative_error(graph_logits(spec, IDS), reference_logits(spec, IDS)) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-channel", "int8", "w4a16", "awq", "modelopt-nvfp4"])
+@torch.no_grad()
+def test_fused_projection_is_packed_for_the_kernels_in_order(name: str, tmp_path: Path) -> None:
+    model = save_qwen3_next(tmp_path, **WIDE)
+    packed(tmp_path, name)
+    spec = read_target(tmp_path)
+    graph = target_graph(spec, (), False, "bfloat16", PAGE_SIZE, file_name)
+    expr = external_weights(graph)["layers.0.linear_attn.qkvz.weight"]
+    weight = pack(expr, tmp_path, torch.device("cpu"))
+    assert weight is not None
+    mixer = model.model.layers[0].linear_attn
+    stored = read_values(spec.tensors[FUSED]).T[None]  # inputs as tokens of a batch
+    q, k, v, z, *_ = mixer.fix_query_key_value_ordering(stored, torch.zeros(1, len(stored[0]), 12))
+    expected = torch.cat([part.flatten(2) for part in (q, k, v, z)], dim=-1)[0].T
+    torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
 
 
 @torch.no_grad()
