@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from tests.checkpoint.drafts import write_safeailab_draft, write_specforge_draft
 from tests.families.qwen2.random_pair import TEMPLATE
-from tests.families.random_pairs import draw_weights
+from tests.families.random_pairs import save_target
 from tests.multimodal.record_goldens import train_tokenizer
 
 __all__ = ["DRAFTS", "GEOMETRIES", "save_qwen3_next"]
@@ -71,10 +69,5 @@ def save_qwen3_next(
     tokenizer = train_tokenizer()
     values = {**BASE, "vocab_size": -(-len(tokenizer) // 8) * 8, **GEOMETRIES[name], **changes}
     model = Qwen3NextForCausalLM(Qwen3NextConfig(**values)).eval()
-    draw_weights(model)
-    model.to(torch.float32).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    save_target(folder, model, tokenizer, {}, TEMPLATE)
     return model

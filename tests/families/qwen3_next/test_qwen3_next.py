@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -28,8 +26,9 @@ from tests.families.test_readers import changed
 from tests.families.text_pairs import (
     PROMPT,
     answer_of,
+    check_conversation,
+    check_refused,
     check_speculation,
-    processor_of,
     save_answer_pairs,
 )
 from tests.graph.test_target import PAGE_SIZE
@@ -212,15 +211,7 @@ def test_trace_has_the_graphs_names(root: Path) -> None:
 
 
 def test_conversation_equals_transformers(root: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "target")
-    messages = [
-        {"role": "user", "content": "Compare, please — naïvely."},
-        {"role": "assistant", "content": "Seen."},
-        {"role": "user", "content": "And this?"},
-    ]
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    found = processor_of(root / "target").messages(messages).token_ids.tolist()
-    assert found == expected["input_ids"]
+    check_conversation(root / "target")
 
 
 @pytest.mark.parametrize(
@@ -358,10 +349,7 @@ def test_what_cannot_be_a_target_is_refused_in_one_line(
     name: str, root: Path, tmp_path: Path
 ) -> None:
     change, expected = REFUSED[name]
-    folder = changed(root / "target", tmp_path / "spoilt", change)
-    with pytest.raises(UserError, match=re.escape(expected)) as caught:
-        read_target(folder)
-    assert "\n" not in str(caught.value)
+    check_refused(root / "target", tmp_path / "spoilt", change, expected)
 
 
 def test_projections_that_are_not_fused_are_refused(root: Path, tmp_path: Path) -> None:
