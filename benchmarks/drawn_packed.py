@@ -100,5 +100,10 @@ def _is_packed(name: str, kind: str) -> bool:
         return False
     if ".mlp.experts." in name:
         return kind in _EXPERT_KINDS
-    ends = ("_proj", "in_proj_qkv", "in_proj_z")  # b and a of linear attention stay bfloat16
+    ends = (
+        "_proj",
+        "in_proj_qkv",
+        "in_proj_z",
+        "in_proj_qkvz",
+    )  # b and a of linear attention stay bfloat16
     return name.removesuffix(".weight").endswith(ends)

@@ -13,7 +13,7 @@ import click
 import torch
 
 from benchmarks.synthetic_block import BLOCK_DRAFTS, Tensors, block_draft
-from benchmarks.synthetic_hybrid import HYBRID_SIZES, hybrid_config
+from benchmarks.synthetic_hybrid import HYBRID_SIZES, hybrid_class, hybrid_config
 from trt_eagle3.dtype import dtype_of_safetensors
 
 __all__ = ["SIZES", "draft_option", "size_option", "write_draft", "write_target"]
@@ -60,7 +60,7 @@ def write_target(
 ) -> None:
     """Write a sharded bfloat16 checkpoint of ``size`` with zeros, named as by transformers.
 
-    The family is Qwen3-VL, its mixture or Qwen3.5.
+    The family is Qwen3-VL, its mixture, Qwen3.5 or Qwen3-Next.
 
     ``num_layers``: decoder layers, if fewer than the geometry's.
     """
@@ -89,9 +89,7 @@ def _hybrid(size: str, num_layers: int | None) -> tuple[Any, Any] | None:
     """Return config and model class of transformers; None for another family."""
     if size not in HYBRID_SIZES:
         return None
-    from transformers import Qwen3_5ForCausalLM
-
-    return hybrid_config(size, num_layers), Qwen3_5ForCausalLM
+    return hybrid_config(size, num_layers), hybrid_class(size)
 
 
 def _vision_language(size: str, num_layers: int | None) -> tuple[Any, Any]:

@@ -127,6 +127,8 @@ class GatedDeltaSpec:
             ``value_dim``.
         conv_width: rows that the convolution reads.
         norm: norm of each head of the output.
+        interleaved: whether q, k, v and z are rows of one projection, and b and a of another, each
+            by key head: the rows of head 0, then those of head 1, ...
     """
 
     num_k_heads: int
@@ -135,6 +137,7 @@ class GatedDeltaSpec:
     value_dim: int
     conv_width: int
     norm: NormSpec
+    interleaved: bool = False
 
     kv_width = 0  # width of keys in pages: it has none
 

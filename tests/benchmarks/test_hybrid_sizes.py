@@ -13,13 +13,22 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks import cpu, gpu, random_pair
+from benchmarks.drawn_packed import draw_packed
 from benchmarks.prefill import prompt_operations
 from benchmarks.synthetic import write_target
 from benchmarks.synthetic_hybrid import HYBRID_SIZES
+from trt_eagle3.engine.bundle.record import reference_location
 from trt_eagle3.engine.runtime.memory import state_bytes
 from trt_eagle3.families.registry import read_target
+from trt_eagle3.graph.target import target_graph
+from trt_eagle3.graph.weights import external_weights
 
-BILLIONS = {"qwen3.5-0.8b": 0.75, "qwen3.5-9b": 8.95, "qwen3.5-27b": 26.9}
+BILLIONS = {
+    "qwen3.5-0.8b": 0.75,
+    "qwen3.5-9b": 8.95,
+    "qwen3.5-27b": 26.9,
+    "qwen3-next-80b": 79.7,
+}
 
 
 @pytest.mark.parametrize("size", BILLIONS)
@@ -32,6 +41,20 @@ def test_published_geometry_has_its_parameters_and_states(size: str, tmp_path: P
     assert len(spec.recurrent_layers) == s.layers * 3 // 4
     per_layer = s.value_heads * 128 * 128 * 4 + 3 * (2 * s.key_heads + s.value_heads) * 128 * 2
     assert state_bytes(spec, "bfloat16") == per_layer * s.layers * 3 // 4
+
+
+def test_fused_projections_are_drawn_in_fp8(tmp_path: Path) -> None:
+    write_target(tmp_path, "qwen3-next-tiny")
+    graph = target_graph(read_target(tmp_path), (), False, "bfloat16", 16, reference_location)
+    drawn = {
+        name: draw_packed(expr, "fp8", torch.device("cpu"))
+        for name, expr in external_weights(graph).items()
+        if "layers.0.linear_attn." in name
+    }
+    assert [name for name, weight in drawn.items() if weight is not None] == [
+        "layers.0.linear_attn.qkvz.weight",
+        next(name for name in drawn if name.endswith("out_proj.weight")),
+    ]
 
 
 def test_benchmark_of_a_small_size_prints_steps_and_cycles(

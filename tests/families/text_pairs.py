@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.checkpoint.drafts import Geometry
 from tests.families.random_pairs import config_of
+from tests.families.test_readers import Change, changed
 from tests.quantised import PACKERS, pack
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.speculation.tree import configured_tree
+from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.pipeline import build
 
 __all__ = [
     "PROMPT",
+    "check_conversation",
+    "check_refused",
     "check_speculation",
     "processor_of",
     "quantise",
@@ -43,9 +50,11 @@ def processor_of(target: Path, **options: Any) -> Processor:
 
 
 @torch.no_grad()
-def transformers_tokens(model: PreTrainedModel, ids: torch.Tensor) -> tuple[int, ...]:
+def transformers_tokens(
+    model: PreTrainedModel, ids: torch.Tensor, num_tokens: int = NUM_TOKENS
+) -> tuple[int, ...]:
     """The greedy answer to token ids."""
-    options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None}
     out = model.generate(ids[None], attention_mask=torch.ones_like(ids[None]), **options)  # type: ignore[operator]
     return tuple(out[0, len(ids) :].tolist())
 
@@ -60,7 +69,7 @@ def save_answer_draft(
 
     Its weights are random. With few tokens, some of its drafts are right.
     """
-    config, kept = model.config, torch.tensor(sorted(set(tokens)))
+    config, kept = model.config.get_text_config(), torch.tensor(sorted(set(tokens)))
     geometry = replace(
         Geometry(),
         hidden=config.hidden_size,
@@ -84,6 +93,25 @@ def save_answer_draft(
     else:
         save_file(load_file(file) | table, file, {"format": "pt"})
     return folder
+
+
+def check_conversation(target: Path) -> None:
+    """Check that the tokens of a conversation are those of transformers' tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+    messages = [
+        {"role": "user", "content": "Compare, please — naïvely."},
+        {"role": "assistant", "content": "Seen."},
+        {"role": "user", "content": "And this?"},
+    ]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    assert processor_of(target).messages(messages).token_ids.tolist() == expected["input_ids"]
+
+
+def check_refused(target: Path, folder: Path, change: Change, expected: str) -> None:
+    """Check that a copy with a changed config is refused in one line that contains ``expected``."""
+    with pytest.raises(UserError, match=re.escape(expected)) as caught:
+        read_target(changed(target, folder, change))
+    assert "\n" not in str(caught.value)
 
 
 def answer_of(model: PreTrainedModel, target: Path) -> tuple[int, ...]:
@@ -123,7 +151,7 @@ def check_speculation(
     """Check that the tokens are ``answer`` with and without speculation, and drafts accepted."""
     engine = {"prefill_chunk": 64, "backend": backend}
     pair = config_of(target, draft, output, engine=engine, speculation=TREE)
-    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=len(answer), ignore_eos=True)
     with LLM(build(pair).path) as llm:
         plain = llm.generate(PROMPT, sampling=sampling, speculation=False)
         llm.use_policy(FixedPolicy(configured_tree(pair.speculation)))

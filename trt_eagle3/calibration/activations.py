@@ -50,7 +50,8 @@ def _mixer_inputs(mixer: AttentionSpec | GatedDeltaSpec, prefix: str) -> dict[st
     norm = f"{prefix}input_layernorm"
     if isinstance(mixer, GatedDeltaSpec):
         linear = f"{prefix}linear_attn."
-        made = tuple(f"{linear}in_proj_{p}.weight" for p in ("qkv", "z"))
+        parts = ("qkvz",) if mixer.interleaved else ("qkv", "z")
+        made = tuple(f"{linear}in_proj_{p}.weight" for p in parts)
         return {norm: made, f"{linear}out": (f"{linear}out_proj.weight",)}
     attention, out = f"{prefix}self_attn.", "gated" if mixer.output_gate else "out"
     made = tuple(f"{attention}{p}_proj.weight" for p in "qkv")

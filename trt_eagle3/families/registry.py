@@ -26,6 +26,7 @@ FAMILIES = {
     "qwen3_5_moe_text": "trt_eagle3.families.qwen3_5_moe:TEXT_FAMILY",
     "qwen3_5_text": "trt_eagle3.families.qwen3_5:TEXT_FAMILY",
     "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
+    "qwen3_next": "trt_eagle3.families.qwen3_next:FAMILY",
     "qwen3_omni_moe": "trt_eagle3.families.qwen3_omni_moe:FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
     "qwen3_vl_moe": "trt_eagle3.families.qwen3_vl_moe:FAMILY",
@@ -40,6 +41,7 @@ _FOREIGN = {
     "deepseek_vl": "DeepSeek-VL",
     "glm4": "GLM-4",
     "llava": "LLaVA",
+    "qwen4_exp": "Qwen4-Exp",
 }
 """Prefix of ``model_type`` -> title of a family that is not supported but in demand."""
 

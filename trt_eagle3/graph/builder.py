@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -249,6 +249,13 @@ class GraphBuilder:
         """
         parts = expert_parts(ref, self._resolve, half_scale)
         expr = WeightExpr(parts, dtype_of_onnx(self.dtype), format_of(ref.parts), ref.shape[0])
+        return self._weight(self._new_name(name), expr)
+
+    def rows_of(self, ref: TensorRef, rows: Sequence[tuple[int, int]], name: str) -> Value:
+        """Stack the ranges ``rows`` (first, end) of a weight's rows."""
+        whole = part_of(ref, self._resolve)
+        parts = tuple(replace(whole, rows=taken) for taken in rows)
+        expr = WeightExpr(parts, dtype_of_onnx(self.dtype), format_of([ref]))
         return self._weight(self._new_name(name), expr)
 
     def linear(

@@ -40,10 +40,7 @@ class DeltaNet:
         """Compute the layer with out_proj: ``x [n, H]`` -> ``[n, H]``; updates states ``layer``."""
         prefix, spec = f"layers.{layer}.linear_attn.", self.spec
         with b.scope("linear_attn"):
-            joined = {
-                name: b.linear(x, [tensors[f"{prefix}{p}.weight"] for p in parts], name=name)
-                for name, parts in _PROJECTIONS.items()
-            }
+            joined = {name: self._project(b, x, tensors, prefix, name) for name in _PROJECTIONS}
             states = self.states(layer, dtype_of_onnx(b.dtype).name)
             buffers = [b.state(state) for state in states]
             out, *updated = b.own_op(
@@ -67,6 +64,31 @@ class DeltaNet:
                 b.output(updated[2 + i], state.rows_name, ("batch", "kept", widths[i]))
             weight = tensors[f"{prefix}out_proj.weight"]
             return b.linear(out, [weight], name="output", scales=[self.output_scale])
+
+    def _project(
+        self, b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, name: str
+    ) -> Value:
+        """Compute q, k, v and z, or b and a, of all heads next to each other."""
+        if not self.spec.interleaved:
+            parts = [tensors[f"{prefix}{part}.weight"] for part in _PROJECTIONS[name]]
+            return b.linear(x, parts, name=name)
+        fused = tensors[f"{prefix}in_proj_{name}.weight"]
+        weight = b.rows_of(fused, self._rows_by_kind(name), f"{name}.weight")
+        return b.op("Gemm", x, weight, name=name, transB=1)
+
+    def _rows_by_kind(self, name: str) -> list[tuple[int, int]]:
+        """Return first and end of each key head's rows of q, then of k, ... in a projection."""
+        spec = self.spec
+        each = spec.num_v_heads // spec.num_k_heads
+        values = each * spec.value_dim
+        widths = {"qkvz": (spec.key_dim, spec.key_dim, values, values), "ba": (each, each)}[name]
+        starts = [sum(widths[:kind]) for kind in range(len(widths))]
+        heads = [head * sum(widths) for head in range(spec.num_k_heads)]
+        return [
+            (head + start, head + start + width)
+            for start, width in zip(starts, widths, strict=True)
+            for head in heads
+        ]
 
     def states(self, layer: int, dtype: str) -> tuple[StateSpec, StateSpec]:
         """Return the states of ``layer`` per sequence.

@@ -81,6 +81,7 @@ class _Lowering:
         self.initializers: list[TensorProto] = []
         self.arrays: dict[str, NDArray[Any]] = {}
         self._unpack = unpack
+        self._known: dict[tuple[str, int, str], str] = {}
 
     def weight(self, name: str, expr: WeightExpr) -> None:
         """Add the nodes that compute ``name``."""
@@ -115,7 +116,13 @@ class _Lowering:
         return self._node("Slice", [value, *inputs], name)
 
     def _values(self, prefix: str, part: WeightPart, expr: WeightExpr) -> str:
-        """Compute all values of a part, before slicing."""
+        """Compute all values of a part, before slicing. Parts of one tensor share them."""
+        key = (part.location, part.offset, expr.format)
+        if key not in self._known:
+            self._known[key] = self._new_values(prefix, part, expr)
+        return self._known[key]
+
+    def _new_values(self, prefix: str, part: WeightPart, expr: WeightExpr) -> str:
         if part.quantised is None:
             return self.stored(prefix, part.stored[0])
         form: Any = WEIGHT_FORMATS[expr.format]

@@ -1,5 +1,5 @@
-"""Random MTP heads in checkpoints of random Qwen3.5s, and what transformers' own layers make of
-them.
+"""Random MTP heads in checkpoints of random Qwen3.5s and Qwen3-Nexts, and what transformers' own
+layers make of them.
 
 Shapes: T rows, H hidden, V vocab.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
+from transformers.models.qwen3_next import modeling_qwen3_next as fused
 
 from tests.reference.checkpoint import random_tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
@@ -25,6 +26,25 @@ from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.families.registry import read_target
 
 __all__ = ["add_head", "change_config", "hf_head", "layer_of", "read_head", "save_tensors"]
+
+CLASSES: Mapping[str, tuple[Any, Any, Any]] = {
+    "qwen3_5": (
+        dense.Qwen3_5DecoderLayer,
+        dense.Qwen3_5TextRotaryEmbedding,
+        dense.Qwen3_5RMSNorm,
+    ),
+    "qwen3_5_moe": (
+        moe.Qwen3_5MoeDecoderLayer,
+        moe.Qwen3_5MoeTextRotaryEmbedding,
+        moe.Qwen3_5MoeRMSNorm,
+    ),
+    "qwen3_next": (
+        fused.Qwen3NextDecoderLayer,
+        fused.Qwen3NextRotaryEmbedding,
+        fused.Qwen3NextRMSNorm,
+    ),
+}
+"""Layer, rope and norm of a ``model_type``."""
 
 
 def add_head(folder: Path, *, seed: int = 11, **config: Any) -> Path:
@@ -102,29 +122,28 @@ def hf_head(
     config = AutoConfig.from_pretrained(folder)
     config = getattr(config, "text_config", config)
     config._attn_implementation, config._experts_implementation = "sdpa", "eager"
-    is_moe = "moe" in config.model_type
+    layer_class, rotary_class, norm_class = CLASSES[config.model_type.removesuffix("_text")]
     tensors = load_file(folder / "model.safetensors")
     index = layer_of(tensors)
-    layer: Any = (moe.Qwen3_5MoeDecoderLayer if is_moe else dense.Qwen3_5DecoderLayer)(
-        config, index
-    )
+    layer = layer_class(config, index)
     own = {n.removeprefix("mtp."): t for n, t in tensors.items() if n.startswith("mtp.")}
     layer.load_state_dict(
         _stacked(
             {n.removeprefix("layers.0."): t for n, t in own.items() if n.startswith("layers.0.")}
         )
     )
-    rotary = dense.Qwen3_5TextRotaryEmbedding(config)
+    rotary = rotary_class(config)
 
     def norm(x: Tensor, name: str) -> Tensor:
-        module = dense.Qwen3_5RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        module = norm_class(config.hidden_size, eps=config.rms_norm_eps)
         module.load_state_dict({"weight": own[f"{name}.weight"]})
         found: Tensor = module(x)
         return found
 
     halves = [norm(embeds, "pre_fc_norm_embedding"), norm(hidden, "pre_fc_norm_hidden")]
     x = torch.cat(halves, dim=-1) @ own["fc.weight"].T
-    rope = rotary(x[None], positions[:, None])
+    rows = positions[:1] if rotary_class is fused.Qwen3NextRotaryEmbedding else positions[:, None]
+    rope = rotary(x[None], rows)
     y = norm(layer.eval()(x[None], position_embeddings=rope)[0], "norm")
     head = tensors.get("lm_head.weight")
     if head is None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.drafts.mtp.head import add_head, change_config, hf_head, read_head, save_tensors
+from tests.families.qwen3_next.random_pair import save_qwen3_next
 from tests.hybrid import ROPE, save_qwen3_5_moe_text, save_qwen3_5_text
 from tests.quantised import fp8_block
 from tests.reference.checkpoint import file_name
@@ -40,6 +41,7 @@ TARGETS: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         {"tie_word_embeddings": True, "attention_bias": True, "rope_parameters": WHOLE_ROPE},
     ),
     "mixture of experts": (save_qwen3_5_moe_text, {}),
+    "Qwen3-Next": (save_qwen3_next, {"num_hidden_layers": 4}),
 }
 
 

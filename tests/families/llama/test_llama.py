@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tests.families.test_readers import changed
 from tests.families.text_pairs import (
     PROMPT,
     answer_of,
+    check_refused,
     check_speculation,
     processor_of,
     quantise,
@@ -271,10 +271,7 @@ def test_what_cannot_be_a_target_is_refused_in_one_line(
     name: str, root: Path, tmp_path: Path
 ) -> None:
     change, expected = REFUSED[name]
-    folder = changed(root / "target", tmp_path / "spoilt", lambda config: change(config) and None)
-    with pytest.raises(UserError, match=re.escape(expected)) as caught:
-        read_target(folder)
-    assert "\n" not in str(caught.value)
+    check_refused(root / "target", tmp_path / "spoilt", change, expected)
 
 
 def test_window_that_is_switched_off_is_full_attention(root: Path, tmp_path: Path) -> None:

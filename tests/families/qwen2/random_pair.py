@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.checkpoint.drafts import write_safeailab_draft, write_specforge_draft
-from tests.families.random_pairs import draw_weights
+from tests.families.random_pairs import save_target
 from tests.multimodal.record_goldens import train_tokenizer
 
 __all__ = ["DRAFTS", "GEOMETRIES", "save_qwen2"]
@@ -64,10 +62,5 @@ def save_qwen2(folder: Path, name: str = "own head", **changes: Any) -> Qwen2For
     tokenizer = train_tokenizer()
     values = {**BASE, "vocab_size": -(-len(tokenizer) // 8) * 8, **GEOMETRIES[name], **changes}
     model = Qwen2ForCausalLM(Qwen2Config(**values)).eval()
-    draw_weights(model)
-    model.to(torch.float32).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    save_target(folder, model, tokenizer, {}, TEMPLATE)
     return model

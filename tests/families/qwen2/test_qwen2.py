@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2ForCausalLM
@@ -22,8 +20,9 @@ from tests.families.test_readers import changed
 from tests.families.text_pairs import (
     PROMPT,
     answer_of,
+    check_conversation,
+    check_refused,
     check_speculation,
-    processor_of,
     quantise,
     save_answer_pairs,
 )
@@ -99,15 +98,7 @@ def test_published_spelling_is_the_same_target(root: Path, tmp_path: Path) -> No
 
 
 def test_conversation_equals_transformers(root: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(root / "target")
-    messages = [
-        {"role": "user", "content": "Compare, please — naïvely."},
-        {"role": "assistant", "content": "Seen."},
-        {"role": "user", "content": "And this?"},
-    ]
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    found = processor_of(root / "target").messages(messages).token_ids.tolist()
-    assert found == expected["input_ids"]
+    check_conversation(root / "target")
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
@@ -168,10 +159,7 @@ def test_what_cannot_be_a_target_is_refused_in_one_line(
     name: str, root: Path, tmp_path: Path
 ) -> None:
     change, expected = REFUSED[name]
-    folder = changed(root / "target", tmp_path / "spoilt", change)
-    with pytest.raises(UserError, match=re.escape(expected)) as caught:
-        read_target(folder)
-    assert "\n" not in str(caught.value)
+    check_refused(root / "target", tmp_path / "spoilt", change, expected)
 
 
 def test_checkpoint_without_biases_is_refused(root: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ __all__ = [
 
 _MLP = r"mlp\.(shared_expert\.)?(gate|up|down)"
 _EXPERTS = r"mlp\.experts\.(gate_up|down)_proj"
-_LINEAR = r"linear_attn\.(in_proj_(qkv|z)|out_proj)\.weight"  # a and b are small, and exponents
+_LINEAR = r"linear_attn\.(in_proj_(qkvz?|z)|out_proj)\.weight"  # a and b are small, and exponents
 _PROJECTION = re.compile(
     rf"layers\.\d+\.(((self_attn\.[qkvo]|{_MLP})_proj\.weight)|({_EXPERTS})|({_LINEAR}))"
 )

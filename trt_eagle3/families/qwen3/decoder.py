@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -131,8 +131,7 @@ class DecoderConfig:
         if quantisation is not None:
             quantisation = replace(quantisation, weights=titles(matrices(tensors.values())))
         tied = tied_head(self.config, tensors, tuple(dict.fromkeys(("", self.section))))
-        shapes = decoder_shapes(layers, self.hidden_size, self.vocab_size, tied)
-        shapes |= vision_shapes or {}
+        shapes = {**self.shapes(layers, tied), **(vision_shapes or {})}
         tensors = without_zero_biases(tensors, shapes)
         check_tensors(tensors, shapes, directory)
         head = {"lm_head.weight": tensors["embed_tokens.weight"]} if tied else {}
@@ -153,6 +152,10 @@ class DecoderConfig:
             quantisation=quantisation,
             kv_scales=StoredKVScales(scales, len(layers), kv_heads),
         )
+
+    def shapes(self, layers: Sequence[LayerSpec], tied_head: bool) -> dict[str, tuple[int, ...]]:
+        """Return canonical name and shape of every tensor of the decoder and its head."""
+        return decoder_shapes(layers, self.hidden_size, self.vocab_size, tied_head)
 
     def fp8_block(self) -> tuple[int, int] | None:
         """Return the rows and columns that share a scale of an FP8 weight, if configured."""

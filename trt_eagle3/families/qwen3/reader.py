@@ -10,9 +10,10 @@ from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.families.qwen3.positions import check_full_attention, plain_rope, reach
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 
-__all__ = ["read_qwen3", "read_text_target"]
+__all__ = ["TEXT_PREFIXES", "read_qwen3", "read_text_target"]
 
-_PREFIXES = (("model.", ""), ("lm_head.", "lm_head."))
+TEXT_PREFIXES = (("model.", ""), ("lm_head.", "lm_head."))
+"""Prefixes in a text-only checkpoint -> canonical ones."""
 
 
 def read_qwen3(
@@ -63,7 +64,7 @@ def read_text_target(
             f"architecture {quote(told, 80)}."
         )
     decoder.check()
-    tensors, quantisation = open_weights(config, _PREFIXES)
+    tensors, quantisation = open_weights(config, TEXT_PREFIXES)
     if decoder.num_layers > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
     if first_window is not None:

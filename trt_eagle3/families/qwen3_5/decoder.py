@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from trt_eagle3.checkpoint.config_value import config_value
+from trt_eagle3.checkpoint.quantised.read import StoredWeights
+from trt_eagle3.checkpoint.rope_schedule import RopeConfig, read_rope_config
+from trt_eagle3.checkpoint.target import MtpHead
 from trt_eagle3.errors import quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, NormSpec, RopeSpec
 
-__all__ = ["HybridConfig"]
+__all__ = ["MTP", "HybridConfig"]
+
+MTP = "mtp."
+"""Prefix of the tensors of the MTP head. Some uses of a checkpoint do not read it; transformers
+skips it.
+"""
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _TENSORS = {_LINEAR: "linear_attn.", _FULL: "self_attn."}
+_PART = "partial_rotary_factor"
+_ROTARY = 0.25  # transformers' default of it
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,49 @@ class HybridConfig(DecoderConfig):
             replace(layer, mixer=delta if kind == _LINEAR else _gated(layer.mixer))
             for layer, kind in zip(super().layers(rope), self.layer_types, strict=True)
         )
+
+    def rotary(self) -> tuple[RopeConfig, int]:
+        """Return the unscaled rope, and the channels of a head that it rotates.
+
+        Raises:
+            UserError: theta is missing, a schedule is configured, or the part is not even.
+        """
+        section = self.config.get(self.section[:-1], "object") if self.section else None
+        values = self.config.values if section is None else section
+        rope = read_rope_config(self._without_default(values), self.config.file)
+        where = f"{self.section}rope_parameters"
+        if rope.base is None or rope.base <= 1:
+            raise self.config.error(
+                f"{where}.rope_theta: expected a number above 1, got {rope.base}"
+            )
+        if rope.kind() != "default":
+            raise self.config.error(f"{where}: rope_type {quote(rope.kind())}: not supported")
+        part = rope.values.get(_PART, _ROTARY)
+        turned = 0 if part is None else self.head_dim * part
+        if not 0 < turned <= self.head_dim or turned % 2:
+            raise self.config.error(
+                f"{where}.{_PART}: expected an even part of {self.head_dim} channels, got {part}"
+            )
+        return rope, int(turned)
+
+    def mtp_head(self, layers: Sequence[LayerSpec], stored: StoredWeights) -> MtpHead | None:
+        """Return the MTP head: a layer of full attention with an MLP like the target's.
+
+        Args:
+            stored: the tensors under ``MTP``. Without any there is no head.
+        """
+        if not stored.tensors:
+            return None
+        layer = next(x for x in reversed(layers) if isinstance(x.mixer, AttentionSpec))
+        return MtpHead(layer, stored, self.config, self.section, self.fp8_block())
+
+    def _without_default(self, section: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Remove the section's own ``partial_rotary_factor`` if ``rope_parameters`` has one.
+
+        transformers uses the latter. Version 5.17 writes its default to the former.
+        """
+        told = config_value(section, f"rope_parameters.{_PART}", "any", self.config.file)
+        return section if told is None else {k: v for k, v in section.items() if k != _PART}
 
     def _delta(self) -> GatedDeltaSpec:
         spec = GatedDeltaSpec(

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.model_config import ModelConfig
-from trt_eagle3.checkpoint.quantised.read import StoredWeights, find_weights
-from trt_eagle3.checkpoint.rope_schedule import read_rope_config
-from trt_eagle3.checkpoint.target import MtpHead, TargetCheckpoint
+from trt_eagle3.checkpoint.quantised.read import find_weights
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
-from trt_eagle3.families.qwen3_5.decoder import HybridConfig
+from trt_eagle3.families.qwen3_5.decoder import MTP, HybridConfig
 from trt_eagle3.families.qwen3_vl.reader import vision_spec
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
-from trt_eagle3.spec import AttentionSpec, LayerSpec, RopeSpec, VisionSpec
+from trt_eagle3.spec import VisionSpec
 
 __all__ = ["read_qwen3_5"]
 
 _SECTION = "text_config."
-# parts that some uses of a checkpoint do not read; transformers also skips them
-_HEAD, _TOWER = "mtp.", "visual."
-_PART = "partial_rotary_factor"
+_TOWER = "visual."  # a text-only use of a checkpoint does not read it; transformers skips it too
 _PADS = (248056, 248057)  # transformers' tokens of images and of videos
-_ROTARY = 0.25  # transformers' default partial_rotary_factor
-_SECTIONS = (11, 11, 10)  # and mrope_section
+_SECTIONS = (11, 11, 10)  # and its default mrope_section
 
 
 def read_qwen3_5(
@@ -71,9 +64,10 @@ def _is_text(config: ModelConfig, architecture: str) -> bool:
 def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> TargetCheckpoint:
     config = decoder.config
     decoder.check()
-    rope = _rope(config, decoder)
+    rotated, rotary_dim = decoder.rotary()
+    rope = rotated.unscaled(rotary_dim, _SECTIONS)
     stored = find_weights(config, PREFIXES, ("", _SECTION))
-    own = stored.without(_HEAD)
+    own = stored.without(MTP)
     tensors, quantisation = (own if vision else own.without(_TOWER)).read()
     if max(decoder.num_layers, vision.depth if vision else 0) > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
@@ -88,40 +82,4 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
         vision=vision,
         vision_shapes=vision_shapes(vision) if vision else None,
     )
-    return replace(target, mtp=_mtp_head(decoder, layers, stored.only(_HEAD)))
-
-
-def _mtp_head(
-    decoder: HybridConfig, layers: Sequence[LayerSpec], stored: StoredWeights
-) -> MtpHead | None:
-    """Return the MTP head: a layer of full attention with an MLP like the target's."""
-    if not stored.tensors:
-        return None
-    layer = next(x for x in reversed(layers) if isinstance(x.mixer, AttentionSpec))
-    return MtpHead(layer, stored, decoder.config, decoder.section, decoder.fp8_block())
-
-
-def _without_default(section: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:
-    """Remove the section's own ``partial_rotary_factor`` if ``rope_parameters`` has one.
-
-    transformers uses the latter. Version 5.17 writes its default to the former.
-    """
-    told = config_value(section, f"rope_parameters.{_PART}", "any", config.file)
-    return section if told is None else {k: v for k, v in section.items() if k != _PART}
-
-
-def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
-    section = config.get(decoder.section[:-1], "object") if decoder.section else config.values
-    rope = read_rope_config(_without_default(section, config), config.file)
-    where = f"{decoder.section}rope_parameters"
-    if rope.base is None or rope.base <= 1:
-        raise config.error(f"{where}.rope_theta: expected a number above 1, got {rope.base}")
-    if rope.kind() != "default":
-        raise config.error(f"{where}: rope_type {quote(rope.kind())}: not supported")
-    part = rope.values.get(_PART, _ROTARY)
-    turned = 0 if part is None else decoder.head_dim * part
-    if not 0 < turned <= decoder.head_dim or turned % 2:
-        raise config.error(
-            f"{where}.{_PART}: expected an even part of {decoder.head_dim} channels, got {part}"
-        )
-    return rope.unscaled(int(turned), _SECTIONS)
+    return replace(target, mtp=decoder.mtp_head(layers, stored.only(MTP)))
