@@ -37,6 +37,7 @@ class BackendSupport:
         devices: ``engine.device`` -> capabilities there.
         dtypes: values of ``engine.dtype``.
         compiles: whether TensorRT compiles its graphs, by ``engine.tensorrt``.
+        has_ranks: whether several devices can share a target (``engine.tensor_parallel``).
         float32_residual: compute types whose residual stream may be float32, and is by default.
         defaults: fields of ``EngineConfig`` that differ from its own defaults.
     """
@@ -44,6 +45,7 @@ class BackendSupport:
     devices: Mapping[str, DeviceSupport]
     dtypes: tuple[str, ...] = ALL_DTYPES
     compiles: bool = False
+    has_ranks: bool = False
     float32_residual: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,6 +75,7 @@ SUPPORT: Mapping[str, BackendSupport] = {
             # long prompt chunks and many sequences keep a GPU busy
             "cuda": DeviceSupport(64, ("fp8", "int8"), defaults={"prefill_chunk": 4096}),
         },
+        has_ranks=True,
     ),
     "tensorrt": BackendSupport(
         # fewer than the GPU could run: an engine reserves memory for as many prompt chunks

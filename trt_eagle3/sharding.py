@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trt_eagle3.errors import UserError
-from trt_eagle3.spec import AttentionSpec, DenseMlp, GatedDeltaSpec, LayerSpec, SparseMoe, TargetSpec
+from trt_eagle3.spec import (
+    AttentionSpec,
+    DenseMlp,
+    GatedDeltaSpec,
+    LayerSpec,
+    SparseMoe,
+    TargetSpec,
+)
 
-__all__ = ["SIZES", "Range", "Shard", "check_size", "rank_spec", "replicated_parts"]
+__all__ = ["SIZES", "Range", "Shard", "rank_spec", "replicated_parts"]
 
 SIZES = (1, 2, 4, 8)
 """Possible numbers of ranks."""
@@ -37,9 +43,10 @@ class Shard:
         return None if count % self.size else (self.rank * each, (self.rank + 1) * each)
 
     def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Range, Range] | None:
-        """Return the query heads and the KV heads of this rank; None if they do not divide.
+        """Return the heads and the KV heads of this rank; None if they do not divide.
 
-        With fewer KV heads than ranks, several ranks hold the same KV head.
+        With fewer KV heads than ranks, several ranks hold the same KV head. In a gated delta net
+        the heads are those of the values, and the KV heads those of the keys.
         """
         query, kv = self.even(num_heads), self.even(num_kv_heads)
         if query is None:
@@ -48,11 +55,6 @@ class Shard:
             head = self.rank * num_kv_heads // self.size
             kv = (head, head + 1)
         return None if kv is None else (query, kv)
-
-    def key_value_heads(self, num_k_heads: int, num_v_heads: int) -> tuple[Range, Range] | None:
-        """Return the key and value heads of a gated delta net; None if they do not divide."""
-        keys, values = self.even(num_k_heads), self.even(num_v_heads)
-        return None if keys is None or values is None else (keys, values)
 
     def width(self, count: int, block: int = 1) -> Range | None:
         """Return this rank's slice of an inner width; None if it is narrower than the ranks.
@@ -66,19 +68,6 @@ class Shard:
             return None
         first, end = (units * rank // self.size * unit for rank in (self.rank, self.rank + 1))
         return first, end
-
-
-def check_size(size: int) -> None:
-    """Check a number of ranks.
-
-    Raises:
-        UserError: it is none of ``SIZES``.
-    """
-    if size not in SIZES:
-        raise UserError(
-            f"tensor_parallel: expected {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}, "
-            f"got {size}"
-        )
 
 
 def rank_spec(spec: TargetSpec, size: int) -> TargetSpec:
@@ -99,7 +88,7 @@ def replicated_parts(spec: TargetSpec, size: int) -> list[str]:
             if shard.heads(mixer.num_heads, mixer.num_kv_heads) is None:
                 what = f"{mixer.num_heads} heads and {mixer.num_kv_heads} KV heads"
                 found[f"attention ({what})"] = None
-        elif shard.key_value_heads(mixer.num_k_heads, mixer.num_v_heads) is None:
+        elif shard.heads(mixer.num_v_heads, mixer.num_k_heads) is None:
             what = f"{mixer.num_k_heads} key heads and {mixer.num_v_heads} value heads"
             found[f"gated delta nets ({what})"] = None
     if shard.even(spec.vocab_size) is None:
@@ -125,10 +114,10 @@ def _rank_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
 
 
 def _rank_delta(mixer: GatedDeltaSpec, shard: Shard) -> GatedDeltaSpec:
-    heads = shard.key_value_heads(mixer.num_k_heads, mixer.num_v_heads)
+    heads = shard.heads(mixer.num_v_heads, mixer.num_k_heads)
     if heads is None:
         return mixer
-    keys, values = map(_length, heads)
+    values, keys = map(_length, heads)
     return replace(mixer, num_k_heads=keys, num_v_heads=values)
 
 

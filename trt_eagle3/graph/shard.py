@@ -8,9 +8,9 @@ and cuts the weights around them:
     by inputs:  o_proj; down_proj; out_proj, which give a part of a sum
 
 A part of a sum is carried through products with whole values and through sums of parts. An
-``AllReduce`` follows where anything else reads it. So a layer has two: after the mixer and after the
-MLP, with or without a shared expert. ``AllGather`` puts the head's logits together. The residual
-stream, the norms and the router are the same on every rank.
+``AllReduce`` follows where anything else reads it. So a layer has two: after the mixer and after
+the MLP, with or without a shared expert. ``AllGather`` puts the head's logits together. The
+residual stream, the norms and the router are the same on every rank.
 
 Weights are cut as expressions (``weight_slices.py``): a rank reads only its slices from disk.
 """
@@ -96,7 +96,7 @@ class _Sharding:
         if taken is None:
             return
         (num_heads, num_kv_heads), (query, kv) = counts, taken
-        projection, per_head = self._projection(rope.input[0], num_heads, query, kv, dim)
+        projection, per_head = self._projection(rope.input[0], query, kv, dim)
         starts = (0, num_heads * per_head, num_heads * per_head + num_kv_heads * dim)
         widths = (per_head, dim, dim)
         ranges = [
@@ -114,9 +114,7 @@ class _Sharding:
             node.input[9] = self._constant(scales[:, slice(*kv)], f"{node.input[9]}.rank")
         self._take_inputs(self._product_after(node.output[0]), (query[0] * dim, query[1] * dim))
 
-    def _projection(
-        self, name: str, num_heads: int, query: Range, kv: Range, dim: int
-    ) -> tuple[NodeProto, int]:
+    def _projection(self, name: str, query: Range, kv: Range, dim: int) -> tuple[NodeProto, int]:
         """Return the product that makes q, k and v, and its rows for each head of q.
 
         If each head of q has gate channels, the nodes that cut them off are changed too.
@@ -140,10 +138,10 @@ class _Sharding:
 
     def _gated_delta(self, node: NodeProto) -> None:
         num_k, num_v = (_attribute(node, name) for name in ("num_k_heads", "num_v_heads"))
-        taken = self._shard.key_value_heads(num_k, num_v)
+        taken = self._shard.heads(num_v, num_k)
         if taken is None:
             return
-        keys, values = taken
+        values, keys = taken
         window, matrices = (self._states[name] for name in node.input[6:8])
         key_dim, value_dim = matrices.shape[1:]
         k_width, v_width = num_k * key_dim, num_v * value_dim

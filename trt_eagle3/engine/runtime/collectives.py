@@ -1,7 +1,7 @@
 """Exchanges between the ranks of a tensor-parallel engine, one process each.
 
-All ranks call the same exchanges in the same order. Every sum adds the ranks' values in the order of
-the ranks, so all ranks get the same bits, whatever the number of rows is.
+All ranks call the same exchanges in the same order. Every sum adds the ranks' values in the order
+of the ranks, so all ranks get the same bits, whatever the number of rows is.
 
 On the CPU the values go through gloo. On CUDA each rank reads the others' memory over NVLink or
 PCIe (``torch.distributed._symmetric_memory``); nothing waits for the host, so CUDA graphs capture

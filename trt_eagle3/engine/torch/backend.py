@@ -57,9 +57,7 @@ class TorchBackend:
         from trt_eagle3.engine.torch.session import TorchSession
 
         device = collectives.device.type
-        return TorchSession(
-            model, weights_root, intermediates, device, collectives=collectives
-        )
+        return TorchSession(model, weights_root, intermediates, device, collectives=collectives)
 
     def intermediates(self, folder: Path) -> frozenset[str]:
         """Return all inner tensors of the graph."""
