@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -170,6 +170,7 @@ class LLM:
         self._core: EngineCore | None = None
         self._closed = False
         self._starting = threading.Lock()
+        self._on_death: Callable[[], object] = lambda: None
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
@@ -513,6 +514,11 @@ class LLM:
         """Return counters of all requests so far, without opening any graph."""
         return self._meter.snapshot(self.step_seconds, self._prepare_seconds, **self._now())
 
+    def on_death(self, call: Callable[[], object]) -> None:
+        """Call ``call`` if the engine fails later; on any thread. Before the first request only."""
+        assert self._core is None, "the engine runs already"
+        self._on_death = call
+
     def count_rejected(self) -> None:
         """Count a request that the server refused as invalid before it reached the LLM."""
         self._meter.finished("rejected")
@@ -563,7 +569,11 @@ class LLM:
             self._check_open()
             if self._core is None:
                 self._core = EngineCore(
-                    self.bundle, self._preprocessor, self._meter, prefix_cache=self._prefix_cache
+                    self.bundle,
+                    self._preprocessor,
+                    self._meter,
+                    prefix_cache=self._prefix_cache,
+                    on_death=self._on_death,
                 )
                 weakref.finalize(self, self._core.close)
             return self._core

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -54,7 +53,6 @@ from trt_eagle3.spec import TargetSpec
 
 __all__ = ["LoadedBundle", "SessionFactory", "open_graph_of"]
 
-_log = logging.getLogger("trt_eagle3")
 _T = TypeVar("_T")
 
 
@@ -371,14 +369,8 @@ def _open(
         policy=policy or FixedPolicy(None),
         fixed_shapes=config.engine.device == "cuda",
         sessions=sessions,
-        ranks=_ranks(size, config.engine.device, spec) if size > 1 else None,
+        ranks=Ranks(size, config.engine.device, replicated_parts(spec, size)) if size > 1 else None,
     )
-
-
-def _ranks(size: int, device: str, spec: TargetSpec) -> Ranks:
-    for part in replicated_parts(spec, size):
-        _log.warning("tensor_parallel: %d does not divide %s: each rank computes it", size, part)
-    return Ranks(size, device)
 
 
 def _memory_need(

@@ -140,6 +140,7 @@ class RemoteEngine:
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
+        tensor_parallel: int | None = None,
     ) -> None:
         """Read this process's parts of ``bundle``, once the engine process has opened it.
 
@@ -153,6 +154,7 @@ class RemoteEngine:
             tool_format=tool_format,
             policy=_NO_POLICY,
             limits=self.wait_until_open(),
+            tensor_parallel=tensor_parallel,
         )
 
     @property

@@ -75,14 +75,14 @@ _END_S = 2.0  # for a follower to end after Close
 class Ranks:
     """The ranks of an engine, started at first use."""
 
-    def __init__(self, size: int, device: str) -> None:
-        """Check that ``size`` ranks can run on this machine. Starts nothing.
+    def __init__(self, size: int, device: str, replicated: Sequence[str] = ()) -> None:
+        """Describe the ranks; starts nothing.
 
-        Raises:
-            EnvironmentMissingError: there are too few GPUs.
+        ``replicated``: parts of the target that every rank computes whole, for a warning.
         """
         self.size = size
         self._device = device
+        self._replicated = replicated
         self._leader: Leader | None = None
         self._starting = threading.Lock()
         self._calls: list[Callable[[RankFailedError], object]] = []
@@ -96,6 +96,12 @@ class Ranks:
         with self._starting:
             if self._leader is None:
                 self._leader = Leader(self.size, self._device)
+                for part in self._replicated:
+                    _log.warning(
+                        "tensor_parallel: %d does not divide %s: each rank computes it whole",
+                        self.size,
+                        part,
+                    )
                 for call in self._calls:
                     self._leader.on_failure(call)
             return self._leader
@@ -295,7 +301,7 @@ class Leader:
         """Call ``call`` on another thread once a rank has failed."""
         self._on_failure.append(call)
         if self._failure is not None:
-            call(RankFailedError(self._failure))
+            self._report()
 
     def close(self) -> None:
         """End the followers, and leave the group."""
@@ -347,8 +353,18 @@ class Leader:
             process.kill()
         if self._collectives is not None:
             self._collectives.abort()
-        for call in self._on_failure:
-            call(RankFailedError(self._failure))
+        self._report()
+
+    def _report(self) -> None:
+        """Make the calls of ``on_failure`` on a thread, because each may wait for this one."""
+        assert self._failure is not None
+        error, calls = RankFailedError(self._failure), list(self._on_failure)
+
+        def report() -> None:
+            for call in calls:
+                call(error)
+
+        threading.Thread(target=report, name="trt-eagle3-rank-failed", daemon=True).start()
 
     def _look(self) -> bool:
         """Read the followers' messages and check progress; False once nothing can follow."""

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.errors import EngineFailedError, EnvironmentMissingError, UserError
 from trt_eagle3.sharding import Shard
 
 __all__ = ["EXCHANGE_S", "Collectives", "check_devices", "open_collectives"]
@@ -165,7 +165,8 @@ class _Gloo(Collectives):
         """Implement ``Collectives.broadcast``."""
         import torch.distributed as dist
 
-        dist.broadcast(data, src=0)
+        with _told():
+            dist.broadcast(data, src=0)
 
     def abort(self) -> None:
         """Do nothing: gloo raises when the connection to a dead rank ends."""
@@ -180,8 +181,20 @@ class _Gloo(Collectives):
         import torch.distributed as dist
 
         found = [torch.empty(x.shape, dtype=x.dtype) for _ in range(self.shard.size)]
-        dist.all_gather(found, x.contiguous())
+        with _told():
+            dist.all_gather(found, x.contiguous())
         return found
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Reword gloo's errors, which name no rank."""
+    try:
+        yield
+    except RuntimeError as error:
+        late = "Timed out" in str(error)
+        what = f"took no part for {EXCHANGE_S:g} s" if late else "has gone"
+        raise EngineFailedError(f"in an exchange another rank {what}") from error
 
 
 class _PeerMemory(Collectives):
