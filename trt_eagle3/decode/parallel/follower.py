@@ -114,6 +114,8 @@ class Follower:
         """Carry out commands until ``Close``."""
         while not isinstance(command := self._receive(), Close):
             self._carry_out(command)
+        if self._collectives.device.type == "cuda":
+            torch.cuda.synchronize()  # rank 0's launches need the last ones of this rank
 
     def _carry_out(self, command: object) -> None:
         match command:

@@ -66,7 +66,8 @@ __all__ = ["Leader", "Ranks"]
 T = TypeVar("T")
 
 _log = logging.getLogger("trt_eagle3")
-_FOLLOWER = "trt_eagle3.decode.parallel.follower"
+FOLLOWER = "trt_eagle3.decode.parallel.follower"
+"""Module of a follower's process."""
 _POLL_S = 0.25  # of the watching thread
 _REASON_S = 1.0  # for a failed rank's own reason to arrive
 _END_S = 2.0  # for a follower to end after Close
@@ -308,6 +309,8 @@ class Leader:
         if self._closed:
             return
         self._closed = True
+        if self._failure is None:
+            self._finish()
         with self._sending:
             for connection in self._connections:
                 with suppress(OSError, ValueError):
@@ -321,12 +324,17 @@ class Leader:
             self._collectives.close()
             self._collectives = None
 
+    def _finish(self) -> None:
+        """Wait until this rank's launches are done: they need those of the others."""
+        if self._collectives is not None and self._collectives.device.type == "cuda":
+            torch.cuda.synchronize(self._collectives.device)
+
     def _start(self, command: Start) -> None:
         ours, theirs = socket.socketpair()
         self._connections.append(Connection(ours.detach()))
         with theirs:
             what = f"rank {command.shard.rank}"
-            self._processes.append(start_python(_FOLLOWER, theirs.fileno(), what))
+            self._processes.append(start_python(FOLLOWER, theirs.fileno(), what))
         self._connections[-1].send(command)
 
     def _lost(self, error: Exception) -> RankFailedError:
@@ -351,9 +359,9 @@ class Leader:
             self._news.notify_all()
         for process in self._processes:
             process.kill()
+        self._report()
         if self._collectives is not None:
             self._collectives.abort()
-        self._report()
 
     def _report(self) -> None:
         """Make the calls of ``on_failure`` on a thread, because each may wait for this one."""

@@ -36,11 +36,12 @@ from torch import Tensor
 from trt_eagle3.errors import EngineFailedError, EnvironmentMissingError, UserError
 from trt_eagle3.sharding import Shard
 
-__all__ = ["EXCHANGE_S", "Collectives", "check_devices", "open_collectives"]
+__all__ = ["EXCHANGE_S", "Collectives", "PeerMemory", "check_devices", "open_collectives"]
 
 EXCHANGE_S = 8.0
 """Seconds that an exchange may wait for another rank."""
-_JOIN_S = 300.0  # a process imports torch first, which takes long on a busy machine
+_ABORT_S = 2.0
+_JOIN_S = 60.0  # all processes run by then
 _BUFFER_BYTES = 64 << 20
 _ONE_SHOT_BYTES = 256 << 10
 _TWO_SHOT_BYTES = 4 << 20
@@ -72,7 +73,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the group. All captured graphs with exchanges must be gone."""
+        """Leave the group. No launch of this rank's may still run."""
 
 
 def open_collectives(shard: Shard, folder: Path, device: str) -> Collectives:
@@ -113,7 +114,7 @@ def open_collectives(shard: Shard, folder: Path, device: str) -> Collectives:
                 f"tensor_parallel: {shard.size} processes cannot meet: {reason}"
             ) from error
     if device == "cuda":
-        return _PeerMemory(shard, torch.device("cuda", torch.cuda.current_device()))
+        return PeerMemory(shard, torch.device("cuda", torch.cuda.current_device()))
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=EXCHANGE_S))
     return _Gloo(shard, torch.device("cpu"))
 
@@ -197,7 +198,7 @@ def _told() -> Iterator[None]:
         raise EngineFailedError(f"in an exchange another rank {what}") from error
 
 
-class _PeerMemory(Collectives):
+class PeerMemory(Collectives):
     """Exchanges of CUDA tensors through one buffer of each rank, which all ranks can read.
 
     A buffer is written again only after a barrier that follows all reads of it.
@@ -281,11 +282,12 @@ class _PeerMemory(Collectives):
         size, rank = self.shard.size, self.shard.rank
         done = torch.cuda.Event()
         done.record(torch.cuda.default_stream(self.device))
-        end = time.monotonic() + 2.0
+        end = time.monotonic() + _ABORT_S
         with torch.cuda.stream(self._aborting):
             while not done.query() and time.monotonic() < end:
+                # a waiting launch takes a 1 from its own pad, and puts a 1 into another's 0
                 for peer in range(size):
-                    pad = self._peers.get_signal_pad(peer)
+                    pad = self._peers.get_signal_pad(peer, dtype=torch.int32)
                     pad.fill_(int(peer == rank))
                 self._aborting.synchronize()
 
@@ -293,7 +295,6 @@ class _PeerMemory(Collectives):
         """Implement ``Collectives.close``."""
         import torch.distributed as dist
 
-        torch.cuda.synchronize(self.device)
         self._peers = None
         del self._buffer
         dist.destroy_process_group()
