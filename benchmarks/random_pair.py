@@ -181,13 +181,13 @@ def drawing_ranks(size: int) -> Ranks:
 
 
 def draw_weights() -> None:
-    """Draw the dense weights that a rank opens. Weights that no rank cuts are equal on all ranks."""
+    """Draw the dense weights that a rank opens. What no rank cuts is equal on all ranks."""
 
     def drawn(expr: WeightExpr, _root: Path, _dtype: DType, device: torch.device) -> Tensor:
         torch.cuda.manual_seed(crc32(expr.parts[0].name.encode()))
         return _random(expr, device)
 
-    program.materialise = drawn  # type: ignore[assignment]
+    setattr(program, "materialise", drawn)  # noqa: B010  # a name that it does not export
 
 
 class _RandomTable(EmbeddingTable):

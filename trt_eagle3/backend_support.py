@@ -9,9 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ACTIVATIONS_BACKEND", "ALL_DTYPES", "SUPPORT", "BackendSupport", "DeviceSupport"]
+__all__ = [
+    "ACTIVATIONS_BACKEND",
+    "ALL_DTYPES",
+    "SUPPORT",
+    "TENSOR_PARALLEL_SIZES",
+    "BackendSupport",
+    "DeviceSupport",
+]
 
 ALL_DTYPES = ("float32", "float16", "bfloat16")
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
+"""Values of ``engine.tensor_parallel``."""
 
 
 @dataclass(frozen=True)

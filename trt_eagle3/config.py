@@ -22,6 +22,7 @@ from trt_eagle3.backend_support import (
     ACTIVATIONS_BACKEND,
     ALL_DTYPES,
     SUPPORT,
+    TENSOR_PARALLEL_SIZES,
     BackendSupport,
     DeviceSupport,
 )
@@ -30,7 +31,6 @@ from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.io.vllm_names import called_here
 from trt_eagle3.io.yaml_file import read_yaml
-from trt_eagle3.sharding import SIZES
 from trt_eagle3.tensorrt_config import TensorRTConfig
 
 __all__ = [
@@ -192,8 +192,9 @@ class EngineConfig(Section):
             )
 
     def _check_ranks(self, support: BackendSupport) -> None:
-        if self.tensor_parallel not in SIZES:
-            expected = f"{', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}"
+        if self.tensor_parallel not in TENSOR_PARALLEL_SIZES:
+            *sizes, most = TENSOR_PARALLEL_SIZES
+            expected = f"{', '.join(map(str, sizes))} or {most}"
             raise ValueError(f"tensor_parallel: expected {expected}, got {self.tensor_parallel}")
         if self.tensor_parallel > 1 and not support.has_ranks:
             raise ValueError(

@@ -18,10 +18,7 @@ from trt_eagle3.spec import (
     TargetSpec,
 )
 
-__all__ = ["SIZES", "Range", "Shard", "rank_spec", "replicated_parts"]
-
-SIZES = (1, 2, 4, 8)
-"""Possible numbers of ranks."""
+__all__ = ["Range", "Shard", "rank_spec", "replicated_parts"]
 
 Range = tuple[int, int]
 """First and end index."""

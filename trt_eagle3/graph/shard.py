@@ -275,7 +275,7 @@ class _Sharding:
 
 
 def _attribute(node: NodeProto, name: str) -> int:
-    return next(a.i for a in node.attribute if a.name == name)
+    return int(next(a.i for a in node.attribute if a.name == name))
 
 
 def _set(node: NodeProto, name: str, value: int) -> None:

@@ -186,18 +186,24 @@ class RecurrentStates:
             self._entries.drop(held.read)
             self._entries.drop(held.write)
 
-    def rows_to_replay(self, path: Tensor, counts: Tensor) -> Tensor:
-        """Return int32 [B, D - 1]: the accepted rows after the root, then negative numbers.
+    def to_replay(
+        self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what ``replay`` takes for the forward of ``inputs``.
 
-        ``path`` int64 [B, D]: its first ``counts`` int64 [B] nodes are accepted.
+        That is the written entries int32 [B], and int32 [B, D - 1]: the accepted rows after the
+        root, then negative numbers. ``path`` int64 [B, D]: its first ``counts`` int64 [B] nodes are
+        accepted.
         """
         place = torch.arange(path.shape[1], device=path.device)
-        return path.masked_fill(place >= counts[:, None], -1)[:, 1:].int().contiguous()
+        rows = path.masked_fill(place >= counts[:, None], -1)[:, 1:].int().contiguous()
+        return inputs["state_writes"], rows
 
     def replay(self, entries: Tensor, path: Tensor) -> None:
-        """Advance ``entries`` int32 [B], which the last forward wrote, along ``rows_to_replay``."""
-        for layers in self._layers:
-            layers.replay(self._rows, entries, path)
+        """Advance ``entries`` int32 [B], which the last forward wrote, along ``path`` [B, K]."""
+        if path.shape[1]:
+            for layers in self._layers:
+                layers.replay(self._rows, entries, path)
 
     def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
         """Make the entry that the last forward wrote the one that the next forward reads."""

@@ -199,21 +199,17 @@ class LayerStates:
             path: int64 [B, D] new rows, ascending; the first ``counts`` int64 [B] stay.
             in_place: the rows of every path are already in front.
         """
-        slots: list[Tensor | None] = [None, None]
+        source = destination = entries = rows = None
         if not in_place:
             place = torch.arange(path.shape[1], device=path.device)
             stays, first = place < counts[:, None], first[:, None]
-            slots = [
-                self._paged.slots(
-                    inputs["page_table"], first + torch.where(stays, rows, 0), page_size
-                )
-                for rows in (path, place)
-            ]
-        entries = rows = None
-        if self._per_sequence is not None and path.shape[1] > 1:
-            entries = inputs["state_writes"]
-            rows = self._per_sequence.rows_to_replay(path, counts)
-        moves = StateMoves(*slots, entries, rows)
+            source, destination = (
+                self._paged.slots(inputs["page_table"], first + torch.where(stays, r, 0), page_size)
+                for r in (path, place)
+            )
+        if self._per_sequence is not None:
+            entries, rows = self._per_sequence.to_replay(inputs, path, counts)
+        moves = StateMoves(source, destination, entries, rows)
         if self._mirror is not None:
             self._mirror(moves)
         self.apply(moves)

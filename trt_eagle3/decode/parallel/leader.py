@@ -162,9 +162,9 @@ class Leader:
         except BaseException as error:
             failure = self._failure
             self.close()
-            if failure is not None and not isinstance(error, RankFailedError):
-                raise RankFailedError(failure) from error
-            raise
+            if isinstance(error, RankFailedError) or failure is None:
+                raise
+            raise RankFailedError(failure) from error
 
     @property
     def size(self) -> int:

@@ -309,7 +309,8 @@ class PeerMemory(Collectives):
 
     def _own(self, x: Tensor) -> Tensor:
         """Return this rank's buffer in the type and shape of ``x``."""
-        return self._buffer[: x.nbytes].view(x.dtype).view(x.shape)
+        raw: Tensor = self._buffer[: x.nbytes]
+        return raw.view(x.dtype).view(x.shape)
 
     def _peer(self, rank: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         found: Tensor = self._peers.get_buffer(rank, tuple(shape), dtype)
