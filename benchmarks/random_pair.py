@@ -24,7 +24,7 @@ from trt_eagle3.decode.forward.runner import TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
-from trt_eagle3.decode.parallel import leader
+from trt_eagle3.decode.parallel import processes
 from trt_eagle3.decode.parallel.leader import Ranks
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
@@ -175,7 +175,7 @@ def drawing_ranks(size: int) -> Ranks:
 
     This process opens ranks' parts of targets only from then on.
     """
-    leader.FOLLOWER = "benchmarks.drawing_follower"
+    processes.FOLLOWER = "benchmarks.drawing_follower"
     draw_weights()
     return Ranks(size, _DEVICE)
 
