@@ -69,7 +69,7 @@ def errors(bundle: Path, size: int) -> list[float]:
     return [max(float((out[n] - expected[n]).abs().max()) for n in names) for out in found]
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("name", PAIRS)
 def test_ranks_together_compute_the_whole_graph(
     bundles: dict[str, Path], name: str, size: int
