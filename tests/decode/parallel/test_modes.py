@@ -40,7 +40,7 @@ MODES: dict[str, tuple[int, Path, str, Mapping[str, Any]]] = {
 """Ranks, pair, draft and speculation."""
 
 
-def built(folder: Path, mode: str) -> Path:
+def built(folder: Path, mode: str, device: str = "cpu") -> Path:
     _, pair, draft, speculation = MODES[mode]
     if draft != "draft":
         speculation = {"steps": 5, **speculation}
@@ -48,7 +48,7 @@ def built(folder: Path, mode: str) -> Path:
         folder,
         target=pair / "target",
         draft=pair / draft,
-        engine={"backend": "torch", "prefill_chunk": 32, "page_size": 8},
+        engine={"backend": "torch", "device": device, "prefill_chunk": 32, "page_size": 8},
         speculation=dict(speculation),
         # two sequences do not fit at once: one is preempted
         limits={"max_batch_size": 2, "max_seq_len": 64, "max_kv_tokens": 64},
