@@ -72,6 +72,8 @@ def rank_spec(spec: TargetSpec, size: int) -> TargetSpec:
 
     The vision tower, the hidden size and the vocabulary stay whole.
     """
+    if size == 1:
+        return spec
     shard = Shard(0, size)
     return replace(spec, layers=tuple(_rank_layer(layer, shard) for layer in spec.layers))
 

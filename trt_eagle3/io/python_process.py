@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.io.child_environment import child_environment
 
-__all__ = ["start_python"]
+__all__ = ["interpreter", "start_python"]
 
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from {module} import main; main(int(sys.argv[1]))"
 )
+
+
+def interpreter() -> str:
+    """Return the Python interpreter. Inside Triton's stub, ``sys.executable`` may be the stub."""
+    executable = sys.executable or ""
+    return executable if Path(executable).name.startswith("python") else f"{sys.prefix}/bin/python3"
 
 
 def start_python(module: str, descriptor: int, what: str) -> subprocess.Popen[bytes]:
@@ -32,7 +39,7 @@ def start_python(module: str, descriptor: int, what: str) -> subprocess.Popen[by
         return subprocess.Popen(
             # -P: ignores a json.py in the working directory. -u: unbuffered, so a crash loses no
             # output.
-            [sys.executable, "-P", "-u", "-c", *words],
+            [interpreter(), "-P", "-u", "-c", *words],
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
             env=child_environment(),
@@ -40,5 +47,5 @@ def start_python(module: str, descriptor: int, what: str) -> subprocess.Popen[by
         )
     except OSError as error:
         raise EnvironmentMissingError(
-            f"{what}: cannot start its process {sys.executable}: {error.strerror}."
+            f"{what}: cannot start its process {interpreter()}: {error.strerror}."
         ) from error
