@@ -45,6 +45,7 @@ _JOIN_S = 60.0  # all processes run by then
 _BUFFER_BYTES = 64 << 20
 _ONE_SHOT_BYTES = 256 << 10
 _TWO_SHOT_BYTES = 4 << 20
+_IN_ONE_LAUNCH = (torch.bfloat16, torch.float32)  # types of torch's launches
 _WITHOUT_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -216,11 +217,11 @@ class PeerMemory(Collectives):
         self._aborting = torch.cuda.Stream(device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Implement ``Collectives.all_reduce``; bfloat16 and float16 are added in their type."""
+        """Implement ``Collectives.all_reduce``. One launch adds bfloat16 values in their type."""
         x = x.contiguous()
-        if x.nbytes <= _ONE_SHOT_BYTES:
+        if x.dtype in _IN_ONE_LAUNCH and x.nbytes <= _ONE_SHOT_BYTES:
             return self.one_shot(x)
-        if x.nbytes <= _TWO_SHOT_BYTES:
+        if x.dtype in _IN_ONE_LAUNCH and x.nbytes <= _TWO_SHOT_BYTES:
             return self.two_shot(x)
         most = max(_BUFFER_BYTES // (x.nbytes // len(x)), 1)
         sums = [self.bulk(rows) for rows in x.split(most)]
