@@ -35,7 +35,7 @@ from trt_eagle3.engine.runtime.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import SparseMoe
 
-__all__ = ["main", "target_bytes_read", "target_ms"]
+__all__ = ["cycle_ms", "main", "target_bytes_read", "target_ms"]
 
 _DEVICE = "cuda"
 _REPEATS = 30
@@ -105,7 +105,7 @@ def _rows(
     draft_kv = 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
     yield "draft step", _draft_ms(pair, context), _draft_bytes_read(m) + draft_kv
     for steps in (3, 5, 15):
-        yield f"cycle, {steps}-step chain", _cycle_ms(pair, context, steps), 0.0
+        yield f"cycle, {steps}-step chain", cycle_ms(pair, context, steps), 0.0
 
 
 def target_bytes_read(spec: TargetCheckpoint, kind: str, tokens: int) -> float:
@@ -173,10 +173,14 @@ def _draft_ms(pair: RandomPair, context: int) -> float:
     return median_ms(lambda: forward(embeds[None], features[None], metadata, row))
 
 
-def _cycle_ms(pair: RandomPair, context: int, steps: int) -> float:
-    """Return the median host time of a cycle: propose, verify, accept, extend."""
-    tree = static_tree(SpeculationConfig(steps=steps))
-    decoder, sequence = pair.decoder(prefill_chunk=512), pair.sequence(context)
+def cycle_ms(pair: RandomPair, context: int, steps: int | None) -> float:
+    """Return the median host time of a cycle: propose, verify, accept, extend.
+
+    ``steps``: of the chain; None: without a draft.
+    """
+    tree = None if steps is None else static_tree(SpeculationConfig(steps=steps))
+    decoder = pair.decoder(prefill_chunk=512, drafting=steps is not None)
+    sequence = pair.sequence(context, drafting=steps is not None)
     times: list[float] = []
     last = 0.0
     for _ in zip(decoder.run(sequence, tree), range(_REPEATS + 10), strict=False):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from trt_eagle3.decode.forward.runner import TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import layer_states
+from trt_eagle3.decode.parallel import processes
+from trt_eagle3.decode.parallel.leader import Ranks
 from trt_eagle3.decode.request.prompt import Prompt
 from trt_eagle3.decode.sampling.grammar_state import GrammarState
 from trt_eagle3.decode.sampling.sampling_params import GREEDY, SamplingParams
@@ -30,15 +33,18 @@ from trt_eagle3.decode.speculation.drafter import Drafter
 from trt_eagle3.decode.speculation.open import open_drafter
 from trt_eagle3.decode.step.decoder import Decoder
 from trt_eagle3.drafts.registry import find_draft, kind_of
+from trt_eagle3.dtype import DType
 from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
+from trt_eagle3.engine.runtime.session import Session
+from trt_eagle3.engine.torch import program
 from trt_eagle3.engine.torch.program import Weight
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.weights import WeightExpr
 
-__all__ = ["RandomPair", "random_pair"]
+__all__ = ["RandomPair", "draw_weights", "drawing_ranks", "random_pair"]
 
 _DEVICE: Literal["cpu", "cuda"] = "cuda"
 
@@ -98,6 +104,7 @@ def random_pair(
     weights: str = "bfloat16",
     kv_dtype: KVDtype = "compute",
     draft: str = "eagle3",
+    ranks: Ranks | None = None,
 ) -> RandomPair:
     """Open a pair of ``size`` (benchmarks/synthetic.py) in bfloat16, with its graphs in ``folder``.
 
@@ -106,6 +113,7 @@ def random_pair(
         max_sequences: recurrent states of so many sequences, if they are more (and shorter).
         weights: format of the target's projections, one of ``PACKED_KINDS``.
         kv_dtype: as ``engine.kv_dtype``. draft: one of ``draft_option``.
+        ranks: processes that share the target, in bfloat16; see ``drawing_ranks``.
     """
 
     def read(expr: WeightExpr, _root: Path, device: torch.device) -> Weight:
@@ -124,13 +132,17 @@ def random_pair(
         page_size=page_size,
         kv_dtype=kv_dtype,
     )
-    sessions = {}
+    sessions: dict[str, Session] = {}
     for name, model in build_graphs(spec, manifest, engine, reference_location).items():
-        if name != "vision":
-            (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
-            sessions[name] = TorchSession(
-                folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=read
-            )
+        if name == "vision":
+            continue
+        file = folder / f"{name}.onnx"
+        file.write_bytes(model.SerializeToString())
+        sessions[name] = (
+            ranks.started().open_session("torch", file, REFERENCE_ROOT, ())
+            if name == "target" and ranks is not None
+            else TorchSession(file, REFERENCE_ROOT, device=_DEVICE, read_weight=read)
+        )
     table_len = -(-max_seq_len // page_size)
     pool = PagePool(max_batch_size * table_len + 1, page_size, table_len)
     held = max(max_batch_size, max_sequences)
@@ -138,6 +150,9 @@ def random_pair(
         layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE, held)
         for name in ("target", kind.graph_names[-1])
     )
+    if ranks is not None:
+        sizes = (pool.num_pages * page_size, held, 0)
+        ranks.started().mirror(target_states, sessions["target"].states, *sizes)
     embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
     target = TargetRunner(sessions["target"], target_states, embedding, spec.num_visual_levels)
     whole = manifest.draft_vocab_size == spec.vocab_size
@@ -153,6 +168,26 @@ def random_pair(
         d2t,
     )
     return RandomPair(spec, manifest, target, opened, pool, max_seq_len)
+
+
+def drawing_ranks(size: int) -> Ranks:
+    """Return ranks that draw their weights on their devices.
+
+    This process opens ranks' parts of targets only from then on.
+    """
+    processes.FOLLOWER = "benchmarks.drawing_follower"
+    draw_weights()
+    return Ranks(size, _DEVICE)
+
+
+def draw_weights() -> None:
+    """Draw the dense weights that a rank opens. What no rank cuts is equal on all ranks."""
+
+    def drawn(expr: WeightExpr, _root: Path, _dtype: DType, device: torch.device) -> Tensor:
+        torch.cuda.manual_seed(crc32(expr.parts[0].name.encode()))
+        return _random(expr, device)
+
+    setattr(program, "materialise", drawn)  # noqa: B010  # a name that it does not export
 
 
 class _RandomTable(EmbeddingTable):

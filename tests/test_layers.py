@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("io", "atomic_io"),
     ("rope_spec",),
     ("spec",),
+    ("sharding",),
     ("checkpoint",),
     ("multimodal",),
     ("config",),

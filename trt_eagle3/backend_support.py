@@ -9,9 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ACTIVATIONS_BACKEND", "ALL_DTYPES", "SUPPORT", "BackendSupport", "DeviceSupport"]
+__all__ = [
+    "ACTIVATIONS_BACKEND",
+    "ALL_DTYPES",
+    "SUPPORT",
+    "TENSOR_PARALLEL_SIZES",
+    "BackendSupport",
+    "DeviceSupport",
+]
 
 ALL_DTYPES = ("float32", "float16", "bfloat16")
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
+"""Values of ``engine.tensor_parallel``."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class BackendSupport:
         devices: ``engine.device`` -> capabilities there.
         dtypes: values of ``engine.dtype``.
         compiles: whether TensorRT compiles its graphs, by ``engine.tensorrt``.
+        has_ranks: whether several devices can share a target (``engine.tensor_parallel``).
         float32_residual: compute types whose residual stream may be float32, and is by default.
         defaults: fields of ``EngineConfig`` that differ from its own defaults.
     """
@@ -44,6 +54,7 @@ class BackendSupport:
     devices: Mapping[str, DeviceSupport]
     dtypes: tuple[str, ...] = ALL_DTYPES
     compiles: bool = False
+    has_ranks: bool = False
     float32_residual: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,6 +84,7 @@ SUPPORT: Mapping[str, BackendSupport] = {
             # long prompt chunks and many sequences keep a GPU busy
             "cuda": DeviceSupport(64, ("fp8", "int8"), defaults={"prefill_chunk": 4096}),
         },
+        has_ranks=True,
     ),
     "tensorrt": BackendSupport(
         # fewer than the GPU could run: an engine reserves memory for as many prompt chunks

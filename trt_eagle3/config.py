@@ -22,6 +22,7 @@ from trt_eagle3.backend_support import (
     ACTIVATIONS_BACKEND,
     ALL_DTYPES,
     SUPPORT,
+    TENSOR_PARALLEL_SIZES,
     BackendSupport,
     DeviceSupport,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "config_from_dict",
     "load_config",
     "merged",
+    "check_tensor_parallel",
 ]
 
 _SHORT_NAME = re.compile(r"(b?)fp?(16|32)")
@@ -115,6 +117,8 @@ class EngineConfig(Section):
         kv_dtype: type of the target's KV cache. ``fp8``: e4m3, half the memory of 16 bits, rounded
             by scales of the checkpoint, of the calibration, or 1. ``compute``: ``dtype``. The
             draft's KV cache is always ``dtype``.
+        tensor_parallel: devices of one machine that share the target: 1, 2, 4 or 8; for torch only.
+            It can be changed when a bundle is loaded. On cuda each one is a GPU.
         page_size: tokens per page of the KV cache.
         prefill_chunk: prompt tokens per target forward.
         tensorrt: build options of TensorRT; other backends ignore them.
@@ -128,6 +132,7 @@ class EngineConfig(Section):
     quantise_head: bool = False
     activations: Literal["compute", "int8", "fp8"] = "compute"
     kv_dtype: KVDtype = "compute"
+    tensor_parallel: PositiveInt = 1
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
     tensorrt: TensorRTConfig = TensorRTConfig()
@@ -156,6 +161,7 @@ class EngineConfig(Section):
         if support.compiles:
             self.tensorrt.check_weights(self.weights, self.dtype)
         self._check_residual(support)
+        self._check_ranks(support)
         if self.quantise_head and self.weights is None:
             raise ValueError("quantise_head: true needs weights: fp8, int8 or int4")
         return self
@@ -184,6 +190,29 @@ class EngineConfig(Section):
                 "residual: float32 is for backend: tensorrt with dtype: float16, "
                 f"got {self.dtype} on {self.backend}. Leave it out."
             )
+
+    def _check_ranks(self, support: BackendSupport) -> None:
+        if self.tensor_parallel not in TENSOR_PARALLEL_SIZES:
+            *sizes, most = TENSOR_PARALLEL_SIZES
+            expected = f"{', '.join(map(str, sizes))} or {most}"
+            raise ValueError(f"tensor_parallel: expected {expected}, got {self.tensor_parallel}")
+        if self.tensor_parallel > 1 and not support.has_ranks:
+            raise ValueError(
+                f"tensor_parallel: {self.tensor_parallel} is for backend: torch, "
+                f"got {self.backend}. Leave it out."
+            )
+
+
+def check_tensor_parallel(engine: EngineConfig, size: int) -> None:
+    """Check that ``size`` devices can share the target of a bundle.
+
+    Raises:
+        UserError: its backend runs on a single device, or the number is not possible.
+    """
+    try:
+        EngineConfig.model_validate(engine.model_dump() | {"tensor_parallel": size})
+    except ValidationError as error:
+        raise UserError(problem_text(error.errors(include_url=False)[0])) from error
 
 
 class LimitsConfig(Section):

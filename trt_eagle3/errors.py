@@ -14,6 +14,7 @@ __all__ = [
     "EnvironmentMissingError",
     "CheckFailedError",
     "OverloadedError",
+    "RankFailedError",
     "RequestCancelledError",
     "TrtEagle3Error",
     "UserError",
@@ -43,10 +44,12 @@ def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether ``error`` is a failure of the work, not a request to exit.
+    """Return whether ``error`` is a failure of the work, not a request to exit or the engine's end.
 
     Panics of Rust libraries derive from BaseException only, so ``except Exception`` misses them.
     """
+    if isinstance(error, RankFailedError):
+        return False
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -146,6 +149,12 @@ class UserError(TrtEagle3Error, ValueError):
 
 class EngineFailedError(TrtEagle3Error):
     """An engine computed an impossible result, or has ended."""
+
+    exit_code = 1
+
+
+class RankFailedError(EngineFailedError):
+    """A rank of a tensor-parallel engine has failed, so the whole engine ends."""
 
     exit_code = 1
 

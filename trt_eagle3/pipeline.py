@@ -61,6 +61,7 @@ from trt_eagle3.multimodal import copy_processor_files
 from trt_eagle3.multimodal.end_tokens import end_token_warnings
 from trt_eagle3.prompts.kept import keep_questions
 from trt_eagle3.prompts.prompt_file import read_questions
+from trt_eagle3.sharding import rank_spec
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
@@ -195,12 +196,12 @@ def build(
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     memory = memory_need(
-        spec,
+        rank_spec(spec, engine.tensor_parallel),
         manifest,
         config.limits,
         engine,
         tree.num_nodes if manifest else 1,
-        record.packed_savings,
+        record.packed_savings // engine.tensor_parallel,
     )
     lacking = None if written.engines and written.engines.missing else missing_here(engine)
     return BuildReport(

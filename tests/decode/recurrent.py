@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -29,7 +29,7 @@ from trt_eagle3.decode.speculation.eagle import EagleDrafter
 from trt_eagle3.decode.speculation.proposal import Proposal
 from trt_eagle3.decode.speculation.tree import AnyTree
 from trt_eagle3.decode.step.decoder import Decoder
-from trt_eagle3.engine.runtime.session import Reduction, Session
+from trt_eagle3.engine.runtime.session import Reduction
 
 __all__ = ["ANSWERS", "HashStates", "guessing", "make_decoder", "make_scheduler"]
 
@@ -61,8 +61,9 @@ class HashStates:
     def content(self, sequence: SequenceState) -> bytes:
         return self._content[self.entries[sequence]]
 
-    def bind(self, session: Session) -> None:
+    def bindings(self) -> Iterator[tuple[str, Tensor]]:
         """The layer stands beside the graph."""
+        return iter(())
 
     def take(self, outputs: Mapping[str, Tensor]) -> None:
         """The rows are taken in ``forward``."""
@@ -95,11 +96,17 @@ class HashStates:
         self._rows[entry], self._written[entry] = list(rows), after[self._certain[entry] - 1]
         return after
 
-    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
-        for row, entry in enumerate(inputs["entries"].tolist()):
-            nodes = path[row, : int(counts[row])].tolist()
-            self.num_replayed[len(nodes)] += 1
-            for node in nodes[1:]:
+    def to_replay(
+        self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        place = torch.arange(path.shape[1])
+        return inputs["entries"], path.masked_fill(place >= counts[:, None], -1)[:, 1:]
+
+    def replay(self, entries: Tensor, path: Tensor) -> None:
+        for row, entry in enumerate(entries.tolist()):
+            nodes = [node for node in path[row].tolist() if node >= 0]
+            self.num_replayed[1 + len(nodes)] += 1
+            for node in nodes:
                 self._written[entry] = follow(self._written[entry], self._rows[entry][node])
 
     def swap_entries(self, sequences: Sequence[SequenceState]) -> None:

@@ -108,14 +108,14 @@ def test_allocation_that_fails_is_told_in_one_line() -> None:
 # Planted faults
 
 
-def _replay_by(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., None]:
+def _replay_by(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
     """``change``: of a path, giving its counts."""
-    right = RecurrentStates.replay
+    right = RecurrentStates.to_replay
 
-    def replay(self: RecurrentStates, inputs: Any, path: Tensor, counts: Tensor) -> None:
-        right(self, inputs, path, change(path, counts))
+    def wrong(self: RecurrentStates, inputs: Any, path: Tensor, counts: Tensor) -> Any:
+        return right(self, inputs, path, change(path, counts))
 
-    return replay
+    return wrong
 
 
 def _late_window(state: Tensor, rows: Tensor, entries: Tensor, path: Tensor) -> None:
@@ -134,11 +134,11 @@ def _of_another(self: RecurrentStates, *args: Any) -> Mapping[str, Tensor]:
 _inputs = RecurrentStates.inputs
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "committed a token short": lambda m: m.setattr(
-        RecurrentStates, "replay", _replay_by(lambda _, counts: (counts - 1).clamp(min=1))
+        RecurrentStates, "to_replay", _replay_by(lambda _, counts: (counts - 1).clamp(min=1))
     ),
     "committed a token long": lambda m: m.setattr(
         RecurrentStates,
-        "replay",
+        "to_replay",
         _replay_by(lambda path, counts: (counts + 1).clamp(max=path.shape[1])),
     ),
     "convolution's window off by one": lambda m: m.setitem(

@@ -301,12 +301,12 @@ def _replay_by(
     """``change``: of a path and its counts."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        replay = HashStates.replay
+        right = HashStates.to_replay
 
-        def wrong(self: HashStates, inputs: Any, path: torch.Tensor, counts: torch.Tensor) -> None:
-            replay(self, inputs, *change(path, counts))
+        def wrong(self: HashStates, inputs: Any, path: torch.Tensor, counts: torch.Tensor) -> Any:
+            return right(self, inputs, *change(path, counts))
 
-        patch.setattr(HashStates, "replay", wrong)
+        patch.setattr(HashStates, "to_replay", wrong)
 
     return plant
 

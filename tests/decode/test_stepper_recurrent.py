@@ -249,14 +249,14 @@ def answers(pair: Hybrid, states: RecurrentStates) -> list[list[int]]:
 
 # Planted faults
 
-_replay, _swap = RecurrentStates.replay, RecurrentStates.swap_entries
+_replay, _swap = RecurrentStates.to_replay, RecurrentStates.swap_entries
 
 
-def _replay_by(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., None]:
-    def replay(self: RecurrentStates, inputs: Any, path: Tensor, counts: Tensor) -> None:
-        _replay(self, inputs, *change(path, counts))
+def _replay_by(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    def wrong(self: RecurrentStates, inputs: Any, path: Tensor, counts: Tensor) -> Any:
+        return _replay(self, inputs, *change(path, counts))
 
-    return replay
+    return wrong
 
 
 def _swap_but_the_first(self: RecurrentStates, sequences: Any) -> None:
@@ -265,18 +265,18 @@ def _swap_but_the_first(self: RecurrentStates, sequences: Any) -> None:
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a node short": lambda m: m.setattr(
-        RecurrentStates, "replay", _replay_by(lambda path, n: (path, (n - 1).clamp(min=1)))
+        RecurrentStates, "to_replay", _replay_by(lambda path, n: (path, (n - 1).clamp(min=1)))
     ),
     "a node long": lambda m: m.setattr(
         RecurrentStates,
-        "replay",
+        "to_replay",
         _replay_by(lambda path, n: (path, (n + 1).clamp(max=path.shape[1]))),
     ),
     "another sequence's path": lambda m: m.setattr(
-        RecurrentStates, "replay", _replay_by(lambda path, n: (path.roll(1, 0), n.roll(1, 0)))
+        RecurrentStates, "to_replay", _replay_by(lambda path, n: (path.roll(1, 0), n.roll(1, 0)))
     ),
     "the first nodes instead of the path": lambda m: m.setattr(
-        RecurrentStates, "replay", _replay_by(lambda path, n: (path.sort(1).values, n))
+        RecurrentStates, "to_replay", _replay_by(lambda path, n: (path.sort(1).values, n))
     ),
     "entry not swapped": lambda m: m.setattr(RecurrentStates, "swap_entries", _swap_but_the_first),
     "padding writes the entry of no token": lambda m: m.setattr(recurrent, "_PADDING", 0),

@@ -28,6 +28,7 @@ from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Request
 from trt_eagle3.decode.sampling.sampling_params import SamplingParams
 from trt_eagle3.errors import ClosedError, EngineFailedError, TrtEagle3Error, UserError
+from trt_eagle3.io import python_process
 from trt_eagle3.serving import delivery, engine_process, remote_engine
 from trt_eagle3.serving.channel import Channel, Close, Failed, News, Submit
 from trt_eagle3.serving.delivery import interleaved
@@ -166,7 +167,7 @@ def test_modules_where_the_server_runs_are_none_of_the_process(
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(remote_engine, "_PROGRAM", "import json")
+    monkeypatch.setattr(python_process, "_PROGRAM", "import json")
     assert remote_engine._start(0).wait(30) == 0
 
 

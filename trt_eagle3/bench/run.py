@@ -41,6 +41,7 @@ def bench(
     max_tokens: int = MAX_TOKENS,
     ignore_eos: bool = False,
     prefix_cache: bool = False,
+    tensor_parallel: int | None = None,
     progress: Progress = lambda *_: None,
 ) -> BenchReport:
     """Measure a bundle.
@@ -56,6 +57,7 @@ def bench(
             four per sequence of the batch.
         ignore_eos: every answer has ``max_tokens`` tokens.
         prefix_cache: reuse the pages of earlier prompts, if the bundle's limits enable it.
+        tensor_parallel: devices that share the target; None: as the bundle was built.
     Raises:
         UserError: bundle or prompts are invalid, a batch exceeds the bundle's limits, or both kinds
             of load are given.
@@ -63,7 +65,7 @@ def bench(
     """
     if batches and rates:
         raise UserError("--batch and --rate: they exclude each other. Give one of them.")
-    engine = open_engine(bundle, prefix_cache=prefix_cache)
+    engine = open_engine(bundle, prefix_cache=prefix_cache, tensor_parallel=tensor_parallel)
     questions = questions_for(bundle, prompts, vision=engine.bundle.spec.vision is not None)
     loads = [Load(rate=rate) for rate in rates] or [
         Load(size) for size in batch_sizes(engine, batches)
@@ -97,6 +99,7 @@ def bench(
         "machine": machine_name(engine.bundle.device),
         "backend": engine.bundle.record.engine.backend,
         "dtype": engine.bundle.record.config.engine.dtype,
+        "tensor_parallel": engine.bundle.tensor_parallel,
         "speculation": engine.bundle.record.config.speculation.model_dump(mode="json"),
         "prompts": origin_of(bundle, prompts),
         "num_prompts": len(questions),

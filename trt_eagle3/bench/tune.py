@@ -74,6 +74,7 @@ def tune(
     prompts: Path | None = None,
     batches: Sequence[int] = (),
     rounds: int = ROUNDS,
+    tensor_parallel: int | None = None,
     progress: Progress = lambda *_: None,
 ) -> TuneReport:
     """Measure, and write ``tuning.json`` into the bundle; arguments as in ``bench``.
@@ -83,7 +84,7 @@ def tune(
             invalid.
     """
     # a damaged old table must not prevent a new one
-    engine = open_engine(bundle, policy=FixedPolicy(None))
+    engine = open_engine(bundle, policy=FixedPolicy(None), tensor_parallel=tensor_parallel)
     if engine.bundle.manifest is None:
         raise UserError(f"{bundle}: a bundle without a draft: there is nothing to tune")
     if not os.access(bundle, os.W_OK):

@@ -110,14 +110,19 @@ class Run:
         return self.num_tokens / self.seconds
 
 
-def open_engine(bundle: Path, *, prefix_cache: bool = False, policy: Policy | None = None) -> LLM:
+def open_engine(
+    bundle: Path,
+    *,
+    prefix_cache: bool = False,
+    policy: Policy | None = None,
+    tensor_parallel: int | None = None,
+) -> LLM:
     """Open the bundle's engine; without ``prefix_cache`` repeated questions are computed again.
 
-    ``policy``: in place of the bundle's.
+    ``policy``: in place of the bundle's. ``tensor_parallel``: as for ``LLM``.
     """
-    return LLM(
-        LoadedBundle.open(bundle, policy=policy), prefix_cache=None if prefix_cache else False
-    )
+    opened = LoadedBundle.open(bundle, policy=policy, tensor_parallel=tensor_parallel)
+    return LLM(opened, prefix_cache=None if prefix_cache else False)
 
 
 def batch_sizes(engine: LLM, wanted: Sequence[int]) -> list[int]:

@@ -19,6 +19,7 @@ from trt_eagle3.commands.console import (
     print_json,
     prompts_option,
     show,
+    tensor_parallel_option,
 )
 from trt_eagle3.errors import UserError
 
@@ -131,6 +132,7 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
     help="With --against: also time the first token of each prompt in this file, one at a time; "
     "may be repeated.",
 )
+@tensor_parallel_option
 @json_option
 def bench(
     bundle: Path,
@@ -144,6 +146,7 @@ def bench(
     peer_log: Path | None,
     start_seconds: float,
     first_token: Sequence[Path],
+    tensor_parallel: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -158,6 +161,8 @@ def bench(
             "--checkpoint, --draft-checkpoint, --peer-python, --peer-log and --first-token: only "
             "with --against"
         )
+    if tensor_parallel is not None and (images or against):
+        raise UserError("--tensor-parallel: not with --images or --against. Leave it out.")
     peer = (against, checkpoint, draft, python, peer_log, start_seconds) if against else None
     if images:
         _bench_images(bundle, peer, as_json)
@@ -165,6 +170,7 @@ def bench(
         options["first_token"] = first_token
         _bench_against(bundle, peer, as_json, tune=tune, plot=plot, **options)
     else:
+        options["tensor_parallel"] = tensor_parallel
         _bench_alone(bundle, as_json, tune=tune, plot=plot, **options)
 
 
@@ -175,7 +181,8 @@ def _bench_alone(
     from trt_eagle3.bench.run import bench as run
     from trt_eagle3.bench.tune import tune as run_tune
 
-    shared = {name: options[name] for name in ("prompts", "batches", "rounds")}
+    names = ("prompts", "batches", "rounds", "tensor_parallel")
+    shared = {name: options[name] for name in names}
     if plot is not None:
         check_plot(plot)
     with bars() as progress:

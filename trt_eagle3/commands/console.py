@@ -32,6 +32,7 @@ __all__ = [
     "show",
     "stages",
     "target_argument",
+    "tensor_parallel_option",
 ]
 
 
@@ -62,6 +63,12 @@ cache_option = click.option(
     type=click.Path(path_type=Path),
     help="TARGET is a checkpoint: build into this folder.  [default: bundles in TRT_EAGLE3_CACHE, "
     "else in ~/.cache/trt-eagle3]",
+)
+tensor_parallel_option = click.option(
+    "--tensor-parallel",
+    type=int,
+    help="Share the target among this many devices of this machine: 1, 2, 4 or 8 (torch only).  "
+    "[default: as built]",
 )
 prompts_option = click.option(
     "--prompts",

@@ -20,6 +20,7 @@ from trt_eagle3.commands.console import (
     set_option,
     show,
     target_argument,
+    tensor_parallel_option,
 )
 from trt_eagle3.errors import clip
 
@@ -104,6 +105,7 @@ def _one_text(_context: click.Context, _argument: click.Parameter, words: tuple[
     "--no-speculation", is_flag=True, help="Decode without the draft; the answer is the same."
 )
 @click.option("--stats", is_flag=True, help="Print limits, speed and acceptance length.")
+@tensor_parallel_option
 @draft_option
 @set_option("TARGET is a checkpoint: set a key of the build config; may be repeated.")
 @cache_option
@@ -118,6 +120,7 @@ def generate(
     hosts: tuple[str, ...],
     stats: bool,
     no_speculation: bool,
+    tensor_parallel: int | None,
     **options: Any,
 ) -> None:
     """Answer PROMPT with TARGET, streaming the text.
@@ -143,7 +146,8 @@ def generate(
     if not prompt.strip():
         show("warning: the prompt is empty; the model sees only the chat template", to=log)
     bundle = built_bundle(target, draft, parse_assignments(settings), cache)
-    engine = load(bundle, media=dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts))
+    media = dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts)
+    engine = load(bundle, media=media, tensor_parallel=tensor_parallel)
     if stats:
         show(engine.bundle.capacity, to=log)
     answer = engine.stream(prompt, sampling=sampling, speculation=not no_speculation, **options)

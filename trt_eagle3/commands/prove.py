@@ -14,6 +14,7 @@ from trt_eagle3.commands.console import (
     print_json,
     prompts_option,
     show,
+    tensor_parallel_option,
 )
 from trt_eagle3.parity import SUITES
 from trt_eagle3.probe import MAX_TOKENS
@@ -58,6 +59,7 @@ __all__ = ["probe", "validate"]
 @click.option(
     "--float64", is_flag=True, help="Compute the reference in float64; for small models only."
 )
+@tensor_parallel_option
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

@@ -19,6 +19,7 @@ from trt_eagle3.commands.console import (
     set_option,
     show,
     target_argument,
+    tensor_parallel_option,
 )
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.child_environment import API_KEY_VARIABLE
@@ -173,6 +174,7 @@ _BUILD_KEYS = ("target", "draft", "engine", "limits", "speculation", "prompts")
     show_default=True,
     help="Format of tool calls; auto: the format in the chat template.",
 )
+@tensor_parallel_option
 @set_option(
     "Set a limit on requests, such as max_media=4. TARGET is a checkpoint: also a key of the build "
     "config, such as engine.dtype=float16. May be repeated."
@@ -189,6 +191,7 @@ def serve(
     strict_fields: bool,
     generation_config: bool,
     tool_format: str,
+    tensor_parallel: int | None,
     **http: Any,
 ) -> None:
     """Serve TARGET to OpenAI clients, with a chat page at /.
@@ -215,4 +218,12 @@ def serve(
     options = HttpOptions(**http)
     serving = ServingConfig.from_mapping(chosen, "--set")
     bundle = built_bundle(target, draft, built, cache)
-    run(bundle, serving=serving, http=options, host=host, port=port, log_level=log_level)
+    run(
+        bundle,
+        serving=serving,
+        http=options,
+        host=host,
+        port=port,
+        log_level=log_level,
+        tensor_parallel=tensor_parallel,
+    )

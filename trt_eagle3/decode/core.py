@@ -43,6 +43,7 @@ from trt_eagle3.errors import (
     ClosedError,
     EngineFailedError,
     OverloadedError,
+    RankFailedError,
     RequestCancelledError,
     as_failure,
     clip,
@@ -57,6 +58,7 @@ _log = logging.getLogger("trt_eagle3")
 ENGINE_STOPPED = "the engine has stopped. Load it again."
 _MEASURE_SECONDS = 0.5  # delay of the first batch of an engine that was not warmed up
 _POLL_SECONDS = 0.02  # interval of polling readers that lag
+_STUCK_SECONDS = 3.0  # for the decoding thread to end after a rank has failed
 
 
 class EngineCore:
@@ -69,8 +71,12 @@ class EngineCore:
         meter: Meter,
         *,
         prefix_cache: bool = True,
+        on_death: Callable[[], object] = lambda: None,
     ) -> None:
-        """Open the graphs of ``bundle`` and start to serve. It must not be used elsewhere then."""
+        """Open the graphs of ``bundle`` and start to serve. It must not be used elsewhere then.
+
+        ``on_death``: called on any thread once the engine has failed; perhaps twice.
+        """
         self.pool = bundle.page_pool()
         self.prefixes = PrefixCache(self.pool) if prefix_cache else None
         self.scheduler = Scheduler(
@@ -93,6 +99,10 @@ class EngineCore:
         self._num_stalled = 0  # backpressured sequences in the scheduler's queue
         self._closing = self._draining = False
         self._step = Stopwatch()
+        self._on_death = on_death
+        self._lost: RankFailedError | None = None
+        if bundle.ranks is not None:
+            bundle.ranks.on_failure(self._lose)
         self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
         self._thread.start()
 
@@ -320,16 +330,34 @@ class EngineCore:
     def _run(self) -> None:
         try:
             self._serve()
+        except RankFailedError as error:
+            _log.error("%s", error)
+            self._fail_all(error)
         except BaseException as error:
             _log.exception("the decoding thread died")
-            with self._news:
-                self._closing = True
-            self._end_tasks(_death_of(error))
-            for answer, _ in self._readers():
-                if answer is not None:
-                    self._delivery.fail(answer, error)
-            self._delivery.close()
+            self._fail_all(error)
             raise
+
+    def _fail_all(self, error: BaseException) -> None:
+        """End all tasks and answers with ``error``; accept no more."""
+        with self._news:
+            self._closing = True
+        self._end_tasks(_death_of(error))
+        for answer, _ in self._readers():
+            if answer is not None:
+                self._delivery.fail(answer, error)
+        self._delivery.close()
+        self._on_death()
+
+    def _lose(self, error: RankFailedError) -> None:
+        """End the decoding thread: a rank has failed. Called on another thread."""
+        with self._news:
+            self._lost = error
+            self._news.notify_all()
+        self._thread.join(_STUCK_SECONDS)
+        if self._thread.is_alive():  # it waits for the device, which waits for that rank
+            _log.error("%s", error)
+            self._fail_all(error)
 
     @torch.inference_mode()
     def _serve(self) -> None:
@@ -414,7 +442,7 @@ class EngineCore:
     def _wait(self) -> bool:
         """Sleep until there is work; returns False if the thread must stop."""
         with self._news:
-            while not (self._closing or self._inbox or self._tasks) and self.scheduler.idle:
+            while not self._has_news() and self.scheduler.idle:
                 if self._draining and not self._delivery and not self._num_preparing:
                     return False
                 unread = bool(self._delivery)
@@ -423,11 +451,18 @@ class EngineCore:
                 self._step.start()
                 if unread:
                     break
+            if self._lost is not None:
+                raise self._lost
             return not self._closing
+
+    def _has_news(self) -> bool:
+        return bool(self._closing or self._lost or self._inbox or self._tasks)
 
 
 def _death_of(error: BaseException) -> EngineFailedError:
     """Make the error for callers of the decoding thread, which died of ``error``."""
+    if isinstance(error, RankFailedError):
+        return error
     what = f"{type(error).__name__}: {error}"
     failure = EngineFailedError(f"the decoding thread died ({clip(what)}). Load it again.")
     failure.__cause__ = error

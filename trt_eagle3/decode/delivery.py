@@ -12,7 +12,7 @@ from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.request.answer import Answer, wake_readers
 from trt_eagle3.decode.request.request import Chunk, FinishReason
 from trt_eagle3.decode.schedule.emission import Emission
-from trt_eagle3.errors import TrtEagle3Error, UserError, as_failure, is_failure
+from trt_eagle3.errors import RankFailedError, TrtEagle3Error, UserError, as_failure, is_failure
 
 __all__ = ["CANCELLED", "Delivery", "Ended", "engine_error", "outcome_of"]
 
@@ -84,7 +84,7 @@ class Delivery:
 
     def fail(self, answer: Answer, error: BaseException) -> None:
         """End an answer because the decoding thread died."""
-        answer.end(engine_error(error))
+        answer.end(error if isinstance(error, RankFailedError) else engine_error(error))
         self._asleep[answer] = None
 
     def end(

@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +71,7 @@ def load(
     split_special_tokens: bool | None = None,
     tool_format: str = "auto",
     prefix_cache: bool | None = None,
+    tensor_parallel: int | None = None,
     **unknown: Never,
 ) -> LLM:
     """Load a bundle: the same as ``LLM(bundle)``, under a common name.
@@ -89,6 +90,7 @@ def load(
         split_special_tokens=split_special_tokens,
         tool_format=tool_format,
         prefix_cache=prefix_cache,
+        tensor_parallel=tensor_parallel,
         **unknown,
     )
 
@@ -127,6 +129,7 @@ class LLM:
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
         prefix_cache: bool | None = None,
+        tensor_parallel: int | None = None,
     ) -> None:
         """Read and check a bundle, a folder that ``build`` wrote.
 
@@ -143,6 +146,8 @@ class LLM:
                 the checkpoint's chat template.
             prefix_cache: keep KV pages of past prompts for prompts with the same prefix; None: as
                 the bundle was built.
+            tensor_parallel: devices of this machine that share the target: 1, 2, 4 or 8. On CUDA
+                these are the first visible GPUs. None: as the bundle was built.
         Raises:
             UserError: the bundle is missing, unfinished, damaged or of another schema version, or
                 its limits do not fit this GPU; or an argument is unknown. One of vLLM's names is
@@ -156,6 +161,7 @@ class LLM:
                 media=media,
                 split_special_tokens=split_special_tokens,
                 tool_format=tool_format,
+                tensor_parallel=tensor_parallel,
             )
         self.bundle = bundle
         self._prefix_cache = bundle.limits.prefix_cache if prefix_cache is None else prefix_cache
@@ -164,6 +170,7 @@ class LLM:
         self._core: EngineCore | None = None
         self._closed = False
         self._starting = threading.Lock()
+        self._on_death: Callable[[], object] = lambda: None
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
@@ -507,6 +514,11 @@ class LLM:
         """Return counters of all requests so far, without opening any graph."""
         return self._meter.snapshot(self.step_seconds, self._prepare_seconds, **self._now())
 
+    def on_death(self, call: Callable[[], object]) -> None:
+        """Call ``call`` if the engine fails later; on any thread. Before the first request only."""
+        assert self._core is None, "the engine runs already"
+        self._on_death = call
+
     def count_rejected(self) -> None:
         """Count a request that the server refused as invalid before it reached the LLM."""
         self._meter.finished("rejected")
@@ -520,13 +532,17 @@ class LLM:
 
         Requests in flight are cancelled, or with ``drain`` answered first.
         """
+        self._close_core(drain=drain)
+        self.bundle.close_ranks()
+        self.bundle.grammars.close()
+        if self.bundle.processor.decoders is not None:
+            self.bundle.processor.decoders.close()
+
+    def _close_core(self, *, drain: bool = False) -> None:
         with self._starting:
             self._closed, core = True, self._core
         if core is not None:
             core.close(drain=drain)
-        self.bundle.grammars.close()
-        if self.bundle.processor.decoders is not None:
-            self.bundle.processor.decoders.close()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -553,7 +569,11 @@ class LLM:
             self._check_open()
             if self._core is None:
                 self._core = EngineCore(
-                    self.bundle, self._preprocessor, self._meter, prefix_cache=self._prefix_cache
+                    self.bundle,
+                    self._preprocessor,
+                    self._meter,
+                    prefix_cache=self._prefix_cache,
+                    on_death=self._on_death,
                 )
                 weakref.finalize(self, self._core.close)
             return self._core

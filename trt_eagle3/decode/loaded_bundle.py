@@ -14,10 +14,11 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
-from trt_eagle3.config import BuildConfig, LimitsConfig
+from trt_eagle3.config import BuildConfig, LimitsConfig, check_tensor_parallel
 from trt_eagle3.decode.forward.runner import TargetRunner
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.state import LayerStates, layer_states
+from trt_eagle3.decode.parallel.leader import Ranks
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
 from trt_eagle3.decode.policy.read import read_policy
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
@@ -47,6 +48,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, tower_of
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Processor
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.sharding import rank_spec, replicated_parts
 from trt_eagle3.spec import TargetSpec
 
 __all__ = ["LoadedBundle", "SessionFactory", "open_graph_of"]
@@ -69,6 +71,7 @@ class LoadedBundle:
         sessions: opens graphs.
         run_ahead: steps may be launched before the host reads the previous tokens. False if every
             forward is recorded.
+        ranks: runs the target on several devices; None on a single one.
     """
 
     path: Path
@@ -81,6 +84,7 @@ class LoadedBundle:
     fixed_shapes: bool
     sessions: SessionFactory
     run_ahead: bool = True
+    ranks: Ranks | None = None
 
     @classmethod
     def open(
@@ -93,6 +97,7 @@ class LoadedBundle:
         policy: Policy | None = None,
         sessions: SessionFactory | None = None,
         limits: LimitsConfig | None = None,
+        tensor_parallel: int | None = None,
     ) -> LoadedBundle:
         """Read and check a bundle; no graph is opened yet.
 
@@ -105,6 +110,7 @@ class LoadedBundle:
             sessions: replaces ``open_graph_of``.
             limits: limits that another process found; this process then does not use the GPU.
                 None: the bundle's limits, as far as they fit this GPU.
+            tensor_parallel: number of devices that share the target; None: as the bundle was built.
         Raises:
             UserError: the bundle is missing, unfinished, damaged or of another schema version, or
                 its limits do not fit this GPU.
@@ -118,6 +124,7 @@ class LoadedBundle:
                 policy,
                 sessions or open_graph_of,
                 limits,
+                tensor_parallel,
             )
         )
 
@@ -125,6 +132,11 @@ class LoadedBundle:
     def device(self) -> str:
         """Device of the engine: ``cpu`` or ``cuda``."""
         return self.record.config.engine.device
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Number of devices that share the target."""
+        return 1 if self.ranks is None else self.ranks.size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -139,7 +151,9 @@ class LoadedBundle:
     @property
     def capacity(self) -> str:
         """One line: most sequences that run at once, and tokens that the KV cache holds."""
-        need = _memory_need(self.record, self.spec, self.manifest, self.limits)
+        need = _memory_need(
+            self.record, self.spec, self.manifest, self.limits, self.tensor_parallel
+        )
         return kv_room(need, self.limits, self.page_size)
 
     def page_pool(self) -> PagePool:
@@ -161,6 +175,8 @@ class LoadedBundle:
     def decoder_over(self, target: Session, drafter: Drafter | None = None) -> Decoder:
         """Make a decoder over ``target``, a session of the target graph, with its own cache."""
         states = self._layer_states(target)
+        if self.ranks is not None:
+            self.ranks.started().mirror(states, target.states, *self._state_sizes)
         runner = TargetRunner(target, states, self.embedding, self.spec.num_visual_levels)
         return Decoder(
             runner,
@@ -254,10 +270,19 @@ class LoadedBundle:
         return self.record.weights_root(self.path)
 
     def _layer_states(self, session: Session) -> LayerStates:
+        num_slots, *others = self._state_sizes
+        return layer_states(session.states, num_slots, self.device, *others)
+
+    @property
+    def _state_sizes(self) -> tuple[int, int, int]:
+        """Return the slots of paged states, the sequences, and the snapshots."""
         num_slots = num_pages(self.limits, self.page_size) * self.page_size
-        sequences = self.limits.max_batch_size
-        snapshots = num_snapshots(self.limits)
-        return layer_states(session.states, num_slots, self.device, sequences, snapshots)
+        return num_slots, self.limits.max_batch_size, num_snapshots(self.limits)
+
+    def close_ranks(self) -> None:
+        """End the processes of the other ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     def _table(self, ref: TensorRef) -> EmbeddingTable:
         with unreplaced(self.path, self.record):
@@ -288,16 +313,17 @@ SessionFactory = Callable[[LoadedBundle, str, Sequence[str]], Session]
 
 
 def open_graph_of(bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()) -> Session:
-    """Open ``graph`` with the bundle's own backend: the default ``SessionFactory``."""
+    """Open ``graph`` with the bundle's own backend: the default ``SessionFactory``.
+
+    If several devices share the target, all ranks open their parts of it.
+    """
     record, path = bundle.record, bundle.path
+    backend, model = record.engine.backend, path / graph / "model.onnx"
     with unreplaced(path, record):
-        return open_session(
-            record.engine.backend,
-            path / graph / "model.onnx",
-            record.weights_root(path),
-            intermediates,
-            bundle.device,
-        )
+        root = record.weights_root(path)
+        if graph == "target" and bundle.ranks is not None:
+            return bundle.ranks.started().open_session(backend, model, root, intermediates)
+        return open_session(backend, model, root, intermediates, bundle.device)
 
 
 def _open(
@@ -308,9 +334,12 @@ def _open(
     policy: Policy | None,
     sessions: SessionFactory,
     limits: LimitsConfig | None,
+    tensor_parallel: int | None,
 ) -> LoadedBundle:
     record = read_bundle(path)
     config = record.config
+    size = config.engine.tensor_parallel if tensor_parallel is None else tensor_parallel
+    check_tensor_parallel(config.engine, size)
     spec = _read(path, target_from_dict, record.target)
     manifest = _read_manifest(path, record)
     check_tables(path, record, spec, manifest)
@@ -327,7 +356,7 @@ def _open(
             split_special_tokens=split_special_tokens,
             tool_format=tool_format,
         )
-        need = _memory_need(record, spec, manifest, config.limits)
+        need = _memory_need(record, spec, manifest, config.limits, size)
         if policy is None and manifest:
             policy = read_policy(path, config.speculation, config.engine.device)
     return LoadedBundle(
@@ -340,16 +369,22 @@ def _open(
         policy=policy or FixedPolicy(None),
         fixed_shapes=config.engine.device == "cuda",
         sessions=sessions,
+        ranks=Ranks(size, config.engine.device, replicated_parts(spec, size)) if size > 1 else None,
     )
 
 
 def _memory_need(
-    record: BundleRecord, spec: TargetSpec, manifest: DraftManifest | None, limits: LimitsConfig
+    record: BundleRecord,
+    spec: TargetSpec,
+    manifest: DraftManifest | None,
+    limits: LimitsConfig,
+    size: int,
 ) -> MemoryNeed:
+    """Return the need of rank 0 of ``size``, which holds the draft and the vision tower too."""
     config = record.config
     num_nodes = configured_tree(config.speculation).num_nodes if manifest else 1
-    saved = record.packed_savings
-    return memory_need(spec, manifest, limits, config.engine, num_nodes, saved)
+    saved = record.packed_savings // size
+    return memory_need(rank_spec(spec, size), manifest, limits, config.engine, num_nodes, saved)
 
 
 def _limits_here(config: BuildConfig, need: MemoryNeed) -> LimitsConfig:

@@ -6,8 +6,9 @@ import re
 
 __all__ = ["VLLM_NAMES", "called_here", "called_in_python"]
 
-_ONE_GPU = (
-    "no such option: one engine runs on one GPU. For several: trt-eagle3 deploy --target vllm"
+_NO_PIPELINE = (
+    "no such option: engine.tensor_parallel shares a target. For several machines: "
+    "trt-eagle3 deploy --target vllm"
 )
 
 VLLM_NAMES = {
@@ -31,8 +32,8 @@ VLLM_NAMES = {
     "cpu_offload_gb": "no such option: weights stay on the GPU. engine.weights makes them smaller",
     "block_size": "engine.page_size",
     "device": "engine.device",
-    "tensor_parallel_size": _ONE_GPU,
-    "pipeline_parallel_size": _ONE_GPU,
+    "tensor_parallel_size": "engine.tensor_parallel; serve --tensor-parallel",
+    "pipeline_parallel_size": _NO_PIPELINE,
     "data_parallel_size": "no such option: start one server for each GPU, behind a router",
     "enforce_eager": "no such option: CUDA graphs are always used",
     "trust_remote_code": "no such option: code of a checkpoint is never run",

@@ -13,13 +13,13 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trt_eagle3.errors import EnvironmentMissingError, RequestCancelledError, UserError
 from trt_eagle3.io.child_environment import PACKAGE_ROOT, child_environment
+from trt_eagle3.io.python_process import interpreter as _interpreter
 from trt_eagle3.multimodal.caller import POLL_S, Caller
 from trt_eagle3.multimodal.decoder_process import MAX_MESSAGE_BYTES
 from trt_eagle3.multimodal.fair_turns import FairTurns
@@ -271,12 +271,6 @@ def _cannot_start(reason: str) -> EnvironmentMissingError:
         f"decoding images: the process does not start ({reason}). See why: {_interpreter()} -m "
         f"{_PROGRAM} 0 0"
     )
-
-
-def _interpreter() -> str:
-    """Return the Python interpreter. Inside Triton's stub, ``sys.executable`` may be the stub."""
-    executable = sys.executable or ""
-    return executable if Path(executable).name.startswith("python") else f"{sys.prefix}/bin/python3"
 
 
 def _environment() -> dict[str, str]:

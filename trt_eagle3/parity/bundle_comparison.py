@@ -49,6 +49,7 @@ def compare(
     prompts: Path | None = None,
     overrides: Mapping[str, float] | None = None,
     target_only: bool = False,
+    tensor_parallel: int | None = None,
     progress: Progress = lambda *_: None,
 ) -> Report:
     """Compare ``bundle`` with the bundle ``expected``.
@@ -57,13 +58,14 @@ def compare(
 
     Args:
         target_only: ignore the drafts, and answer without speculation.
+        tensor_parallel: devices that share the target of ``bundle``; None: as it was built.
 
     Raises:
         UserError: a bundle or the prompts are invalid, the targets differ, or only one bundle has a
             draft.
     """
     start = time.perf_counter()
-    engines = [RecordingEngine(path) for path in (expected, bundle)]
+    engines = [RecordingEngine(expected), RecordingEngine(bundle, tensor_parallel=tensor_parallel)]
     _check_shapes(engines)
     _choose_drafts(engines, target_only=target_only)
     tight = min(engines, key=lambda e: e.limits.max_seq_len)

@@ -17,7 +17,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.drafts.block.reference import BlockReference
 from trt_eagle3.drafts.registry import kind_of
-from trt_eagle3.errors import EngineFailedError, UserError
+from trt_eagle3.errors import EngineFailedError, RankFailedError, UserError
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.parity import SUITES, bundle_comparison
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
@@ -65,6 +65,7 @@ def run_validation(
     float64: bool,
     progress: Progress,
     target_only: bool = False,
+    tensor_parallel: int | None = None,
 ) -> Report:
     """Run ``trt-eagle3 validate``: ``validate`` one bundle, or ``compare`` two.
 
@@ -82,6 +83,7 @@ def run_validation(
             prompts=prompts,
             overrides=overrides,
             target_only=target_only,
+            tensor_parallel=tensor_parallel,
             progress=progress,
         )
     return validate(
@@ -93,6 +95,7 @@ def run_validation(
         original=original,
         overrides=overrides,
         float64=float64,
+        tensor_parallel=tensor_parallel,
         progress=progress,
     )
 
@@ -123,6 +126,7 @@ def validate(
     original: str | None = None,
     overrides: Mapping[str, float] | None = None,
     float64: bool = False,
+    tensor_parallel: int | None = None,
     progress: Progress = lambda *_: None,
 ) -> Report:
     """Compare a bundle with PyTorch.
@@ -136,12 +140,13 @@ def validate(
             of quantisation. Not needed if the build quantised the target.
         overrides: threshold name -> value (``thresholds.read_overrides``).
         float64: compute the reference in float64; for small models.
+        tensor_parallel: devices that share the target; None: as the bundle was built.
     Raises:
         UserError: the bundle, a checkpoint or the prompts are invalid.
     """
     if suite not in SUITES:
         raise UserError(f"suite: expected one of {', '.join(SUITES)}, got {suite!r}")
-    engine = RecordingEngine(Path(bundle))
+    engine = RecordingEngine(Path(bundle), tensor_parallel=tensor_parallel)
     max_tokens = MAX_TOKENS[suite]
     cases = read_cases(prompts) if prompts else bundled_cases(suite, engine, max_tokens)
     check = Validation(engine, overrides, torch.float64 if float64 else torch.float32, progress)
@@ -203,6 +208,8 @@ class Validation:
                 diagnosis = diagnose(self.recorder, evidence)
                 step()
             return Findings(self.recorder, evidence, diagnosis, self._seconds)
+        except RankFailedError:
+            raise
         except EngineFailedError as error:
             raise explain_overflow(spec, self.engine.record.engine.dtype) from error
         finally:

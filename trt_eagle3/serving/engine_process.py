@@ -65,6 +65,7 @@ class EngineJob:
         *,
         split_special_tokens: bool | None,
         tool_format: str = "auto",
+        tensor_parallel: int | None = None,
         log_level: str,
     ) -> EngineJob:
         """Make the job that opens ``bundle``; arguments as for ``LLM``."""
@@ -74,6 +75,7 @@ class EngineJob:
             media=media,
             split_special_tokens=split_special_tokens,
             tool_format=tool_format,
+            tensor_parallel=tensor_parallel,
         )
         return cls(opened, log_level)
 
@@ -111,6 +113,7 @@ class EngineHost:
         set_up_log(job.log_level)
         try:
             engine = job.open_engine()
+            engine.on_death(self._channel.end)  # a rank may fail while no request is in flight
             self._channel.send(Opened(engine.bundle.limits))
             seconds = warm_up(engine)
         except BaseException as error:

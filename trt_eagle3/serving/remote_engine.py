@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -25,8 +23,8 @@ from trt_eagle3.decode.policy.protocol import FixedPolicy
 from trt_eagle3.decode.request.answer import Answer, wake_readers
 from trt_eagle3.decode.request.request import Chunk, Generation, PromptSource, Request
 from trt_eagle3.decode.request.stopwatch import Stopwatch
-from trt_eagle3.errors import ClosedError, EngineFailedError, EnvironmentMissingError
-from trt_eagle3.io.child_environment import child_environment
+from trt_eagle3.errors import ClosedError, EngineFailedError
+from trt_eagle3.io.python_process import start_python
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, ModelInputs
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
 from trt_eagle3.serving.channel import (
@@ -52,10 +50,6 @@ _NO_POLICY = FixedPolicy(None)  # the engine process has a real one, which needs
 _STATUS_S = 1.0  # from the end of a connection to the exit of its process
 _CLOSE_S = 2.0  # for a process to exit after Close, which unblocks waiting readers
 _METRICS_S = 10.0
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from trt_eagle3.serving.engine_process import main; main(int(sys.argv[1]))"
-)
 
 
 class _RemoteAnswer(Answer):
@@ -146,6 +140,7 @@ class RemoteEngine:
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
+        tensor_parallel: int | None = None,
     ) -> None:
         """Read this process's parts of ``bundle``, once the engine process has opened it.
 
@@ -159,6 +154,7 @@ class RemoteEngine:
             tool_format=tool_format,
             policy=_NO_POLICY,
             limits=self.wait_until_open(),
+            tensor_parallel=tensor_parallel,
         )
 
     @property
@@ -344,21 +340,7 @@ class RemoteEngine:
 
 
 def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    words = [_PROGRAM, str(descriptor), json.dumps(sys.path)]
-    try:
-        return subprocess.Popen(
-            # -P: ignores a json.py in the working directory. -u: unbuffered, so a crash loses no
-            # output.
-            [sys.executable, "-P", "-u", "-c", *words],
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-            start_new_session=True,  # only the server handles Ctrl-C, so that answers can finish
-        )
-    except OSError as error:
-        raise EnvironmentMissingError(
-            f"engine: cannot start its process {sys.executable}: {error.strerror}."
-        ) from error
+    return start_python("trt_eagle3.serving.engine_process", descriptor, "engine")
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:

@@ -56,12 +56,15 @@ def serve(
     host: str,
     port: int,
     log_level: str = "info",
+    tensor_parallel: int | None = None,
 ) -> None:
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
     After SIGTERM the process ends with status 0; before it is ready, it ends at once. A second
     SIGINT ends it at once. If the engine fails, waiting clients get an error, and the process ends
     with status 1. Call it from the main thread, which receives the signals.
+
+    ``tensor_parallel``: as for ``LLM``.
 
     Raises:
         UserError: no bundle, a certificate that cannot be read, or no such address to listen on.
@@ -81,7 +84,7 @@ def serve(
             )
         serving = _within_file_limit(serving)
         _log.info("loading %s", bundle)
-        engine = _start_engine(bundle, serving, log_level, stack)
+        engine = _start_engine(bundle, serving, log_level, tensor_parallel, stack)
         for warning in setting_warnings(engine.bundle.limits, engine.bundle.spec):
             _log.warning(warning)
         if engine.bundle.manifest is None:
@@ -120,7 +123,11 @@ def _run(server: Server, engine: RemoteEngine, sockets: list[socket.socket]) -> 
 
 
 def _start_engine(
-    bundle: Path, serving: ServingConfig, log_level: str, stack: contextlib.ExitStack
+    bundle: Path,
+    serving: ServingConfig,
+    log_level: str,
+    tensor_parallel: int | None,
+    stack: contextlib.ExitStack,
 ) -> RemoteEngine:
     """Start the engine of ``bundle`` in its own process, which ends with ``stack``.
 
@@ -132,10 +139,21 @@ def _start_engine(
     read_bundle(bundle)  # raises before a process is started
     media, split, calls = serving.media(), serving.split_special_tokens, serving.tool_format
     job = EngineJob.of_bundle(
-        bundle, media, split_special_tokens=split, tool_format=calls, log_level=log_level
+        bundle,
+        media,
+        split_special_tokens=split,
+        tool_format=calls,
+        tensor_parallel=tensor_parallel,
+        log_level=log_level,
     )
     engine = stack.enter_context(RemoteEngine(job))
-    engine.attach(bundle, media=media, split_special_tokens=split, tool_format=calls)
+    engine.attach(
+        bundle,
+        media=media,
+        split_special_tokens=split,
+        tool_format=calls,
+        tensor_parallel=tensor_parallel,
+    )
     return engine
 
 

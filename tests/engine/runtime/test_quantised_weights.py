@@ -18,9 +18,10 @@ from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.runtime import weights
-from trt_eagle3.engine.runtime.weights import Shard, materialise
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.weight_formats import format_of
+from trt_eagle3.graph.weight_slices import take_columns, take_rows
 from trt_eagle3.graph.weights import (
     METADATA_KEY,
     Quantised,
@@ -79,14 +80,19 @@ def test_materialise_quantised_weight_is_what_its_format_defines(
 
 @pytest.mark.parametrize("name", PACKERS)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_materialise_shards_of_a_quantised_weight_are_pieces_of_it(
+def test_materialise_slices_of_a_quantised_weight(
     name: str, axis: int, refs: dict[str, Refs]
 ) -> None:
     expr, root = fused(refs[name]), refs[name][0].file.parent
-    found = [materialise(expr, root, F32, shard=Shard(rank, 4, axis)) for rank in range(4)]
-    whole = [values.chunk(4, axis) for values in expected(refs[name]).split([256, 128])]
-    for rank, piece in enumerate(found):
-        assert torch.equal(piece, torch.cat([part[rank] for part in whole]))
+    values = expected(refs[name])
+    for first, end in ((0, 64), (64, 100), (9, 128)):
+        if axis:
+            found, wanted = take_columns(expr, (first, end)), values[:, first:end]
+        else:
+            ranges = [(first, end), (256 + first, 256 + end)]
+            found = take_rows(expr, ranges)
+            wanted = torch.cat([values[slice(*taken)] for taken in ranges])
+        assert torch.equal(materialise(found, root, F32), wanted)
 
 
 @pytest.mark.parametrize("name", PACKERS)

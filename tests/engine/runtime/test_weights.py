@@ -18,9 +18,10 @@ from tests.weight_exprs import Case, cases
 from trt_eagle3.dtype import COMPUTE_DTYPES, dtype_named
 from trt_eagle3.engine.builder.weight_file import write_weights
 from trt_eagle3.engine.runtime import weights
-from trt_eagle3.engine.runtime.weights import Shard, materialise, sharded_shape
+from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.trt_export import TrtExport
+from trt_eagle3.graph.weight_slices import take_columns, take_rows
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
 CHUNKS = st.sampled_from([1, 16, 100, 1 << 20])
@@ -44,26 +45,27 @@ def test_materialise_any_expression_is_float64_rounded_once(
     assert torch.equal(made, case.expected())
 
 
-@given(
-    case=cases(unit=6), chunk=CHUNKS, world=st.sampled_from([1, 2, 3, 6]), axis=st.integers(0, 1)
-)
+@given(case=cases(), chunk=CHUNKS, data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_shards_put_together_are_the_whole(
-    root: Path, case: Case, chunk: int, world: int, axis: int
+def test_slices_of_any_expression_are_slices_of_its_values(
+    root: Path, case: Case, chunk: int, data: st.DataObject
 ) -> None:
     case.write(root)
-    expr = case.expr
+    rows, columns = case.expr.shape
+    ranges = [data.draw(taken_of(rows)) for _ in range(data.draw(st.integers(1, 3)))]
+    first, end = data.draw(taken_of(columns))
+    expr = take_columns(take_rows(case.expr, ranges), (first, end))
     with mock.patch.object(weights, "_CHUNK_BYTES", chunk):
-        shards = [
-            materialise(expr, root, expr.dtype, shard=Shard(r, world, axis)) for r in range(world)
-        ]
-    assert {s.shape for s in shards} == {sharded_shape(expr, Shard(0, world, axis))}
-    if axis == 1:
-        assert torch.equal(torch.cat(shards, 1), case.expected())
-        return
-    sizes = [part.made_shape[0] // world for part in expr.parts]
-    by_part = zip(*(shard.split(sizes) for shard in shards), strict=True)
-    assert torch.equal(torch.cat([torch.cat(ranks) for ranks in by_part]), case.expected())
+        made = materialise(expr, root, expr.dtype)
+    expected = torch.cat([case.expected()[slice(*taken)] for taken in ranges])[:, first:end]
+    assert made.shape == expr.shape
+    assert torch.equal(made, expected)
+
+
+def taken_of(size: int) -> st.SearchStrategy[tuple[int, int]]:
+    """Ranges of a dimension."""
+    ends = st.tuples(st.integers(0, size - 1), st.integers(1, size))
+    return ends.map(lambda pair: (min(pair[0], pair[1] - 1), max(pair[0] + 1, pair[1])))
 
 
 @given(case=cases())
@@ -161,24 +163,11 @@ def test_materialise_stored_weight_is_mapped_and_not_read(root: Path, dtype: obj
     assert float(again[4, 2]) == 3.0
 
 
-@pytest.mark.parametrize(
-    ("axis", "message"),
-    [
-        (0, "layers.0.w: 5 cannot be cut into 2 equal pieces"),
-        (1, "layers.0.w: 3 cannot be cut into 2 equal pieces"),
-        (2, "has no axis 2 to cut"),
-    ],
-)
-def test_shard_that_does_not_divide_is_refused(root: Path, axis: int, message: str) -> None:
-    part = single(root, 1.0)
-    with pytest.raises(UserError, match=message):
-        materialise(WeightExpr((part,), FLOAT32), root, FLOAT32, shard=Shard(0, 2, axis))
-
-
-def test_row_shard_reads_its_own_bytes_alone(root: Path) -> None:
+def test_slice_of_rows_reads_its_own_bytes_alone(root: Path) -> None:
     part = dataclasses.replace(single(root, 1.0), rows=(1, 5))
+    expr = take_rows(WeightExpr((part,), FLOAT32), [(2, 4)])
     with mock.patch.object(weights, "read_chunks", wraps=weights.read_chunks) as read:
-        materialise(WeightExpr((part,), FLOAT32), root, FLOAT32, shard=Shard(1, 2))
+        materialise(expr, root, FLOAT32)
     (_, _, offset, _), *others = (call.args for call in read.call_args_list)
     assert (offset, others) == (3 * 6, [])
 

@@ -12,7 +12,7 @@ before it reads these tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 from trt_eagle3.decode.memory.sequence import SequenceState, Snapshot
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.runtime.memory import num_entries
-from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.engine.runtime.state_moves import commit_delta, commit_window
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
@@ -144,11 +143,10 @@ class RecurrentStates:
         """Most nodes of a tree: a forward outputs replay data for that many rows."""
         return TREE_ROWS
 
-    def bind(self, session: Session) -> None:
-        """Bind the buffers to a session of the graph, as inputs and outputs."""
+    def bindings(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield graph name and buffer of every state's input and output."""
         for layers in self._layers:
-            for name, buffer in layers.bindings():
-                session.bind(name, buffer)
+            yield from layers.bindings()
 
     def inputs(
         self,
@@ -188,16 +186,24 @@ class RecurrentStates:
             self._entries.drop(held.read)
             self._entries.drop(held.write)
 
-    def replay(self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor) -> None:
-        """Advance the entries that the forward of ``inputs`` wrote along the accepted path.
+    def to_replay(
+        self, inputs: Mapping[str, Tensor], path: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what ``replay`` takes for the forward of ``inputs``.
 
-        ``path`` int64 [B, D]: its first ``counts`` int64 [B] nodes are accepted.
+        That is the written entries int32 [B], and int32 [B, D - 1]: the accepted rows after the
+        root, then negative numbers. ``path`` int64 [B, D]: its first ``counts`` int64 [B] nodes are
+        accepted.
         """
-        if path.shape[1] > 1:
-            place = torch.arange(path.shape[1], device=path.device)
-            moves = path.masked_fill(place >= counts[:, None], -1)[:, 1:].int().contiguous()
+        place = torch.arange(path.shape[1], device=path.device)
+        rows = path.masked_fill(place >= counts[:, None], -1)[:, 1:].int().contiguous()
+        return inputs["state_writes"], rows
+
+    def replay(self, entries: Tensor, path: Tensor) -> None:
+        """Advance ``entries`` int32 [B], which the last forward wrote, along ``path`` [B, K]."""
+        if path.shape[1]:
             for layers in self._layers:
-                layers.replay(self._rows, inputs["state_writes"], moves)
+                layers.replay(self._rows, entries, path)
 
     def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
         """Make the entry that the last forward wrote the one that the next forward reads."""

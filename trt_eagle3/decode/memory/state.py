@@ -10,7 +10,7 @@ Shapes: B sequences of a padded batch, D nodes of a path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["LayerStates", "PagedStates", "Prefix", "layer_states"]
+__all__ = ["LayerStates", "PagedStates", "Prefix", "StateMoves", "layer_states"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,22 @@ class Prefix:
     snapshot: Snapshot | None = None
 
 
+@dataclass(frozen=True)
+class StateMoves:
+    """The changes of one commit, on the device. None: no such change.
+
+    Attributes:
+        source, destination: int64 [n] cache slots: rows to copy, all read before any is written.
+        entries: int32 [B] entries of per-sequence states to advance.
+        path: int32 [B, K] rows of the last forward; numbers after the last are negative.
+    """
+
+    source: Tensor | None = None
+    destination: Tensor | None = None
+    entries: Tensor | None = None
+    path: Tensor | None = None
+
+
 class PagedStates:
     """States with one row per token, in the sequence's pages (``sequence.pages``)."""
 
@@ -48,10 +64,9 @@ class PagedStates:
         self._cache = KVCache(states, num_slots, device)
         self._tables = BatchTable(device)
 
-    def bind(self, session: Session) -> None:
-        """Bind the buffers to a session of the graph, as inputs and outputs."""
-        for name, buffer in self._cache.bindings():
-            session.bind(name, buffer)
+    def bindings(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield graph name and buffer of every state's input and output."""
+        return self._cache.bindings()
 
     def inputs(
         self, sequences: Sequence[SequenceState], num_rows: Sequence[int], size: int | None = None
@@ -62,18 +77,21 @@ class PagedStates:
         """
         return {"page_table": self._tables.of([s.pages for s in sequences], num_rows, size)}
 
-    def move(self, page_table: Tensor, source: Tensor, destination: Tensor, page_size: int) -> None:
-        """Copy rows ``source`` to rows ``destination`` of the sequences of ``page_table``.
+    def slots(self, page_table: Tensor, rows: Tensor, page_size: int) -> Tensor:
+        """Return the cache slots of ``rows``, integers [B, K], in sequence order: int64 [B * K].
 
-        All rows are read before any is written. ``page_table``: int32 [B, P]. ``source``,
-        ``destination``: integers [B, K], on the same device.
+        ``page_table``: int32 [B, P], on the same device.
         """
-        slots = []
-        for rows in (source, destination):
-            rows = rows.long()
-            pages = page_table.long().gather(1, rows // page_size)
-            slots.append((pages * page_size + rows % page_size).flatten())
-        self._cache.move(*slots)
+        rows = rows.long()
+        pages = page_table.long().gather(1, rows // page_size)
+        return (pages * page_size + rows % page_size).flatten()
+
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copy the rows at slots ``source`` int64 [n] to slots ``destination``.
+
+        All rows are read before any is written.
+        """
+        self._cache.move(source, destination)
 
 
 class LayerStates:
@@ -86,6 +104,11 @@ class LayerStates:
     def __init__(self, paged: PagedStates, per_sequence: RecurrentStates | None = None) -> None:
         self._paged = paged
         self._per_sequence = per_sequence
+        self._mirror: Callable[[StateMoves], None] | None = None
+
+    def mirror(self, commit: Callable[[StateMoves], None]) -> None:
+        """Call ``commit`` with the moves of every commit, before they are applied here."""
+        self._mirror = commit
 
     @property
     def has_snapshots(self) -> bool:
@@ -100,9 +123,14 @@ class LayerStates:
 
     def bind(self, session: Session) -> None:
         """Bind the buffers to a session of the graph."""
-        self._paged.bind(session)
+        for name, buffer in self.bindings():
+            session.bind(name, buffer)
+
+    def bindings(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield graph name and buffer of every state's input and output; both share a buffer."""
+        yield from self._paged.bindings()
         if self._per_sequence is not None:
-            self._per_sequence.bind(session)
+            yield from self._per_sequence.bindings()
 
     def inputs(
         self,
@@ -171,13 +199,28 @@ class LayerStates:
             path: int64 [B, D] new rows, ascending; the first ``counts`` int64 [B] stay.
             in_place: the rows of every path are already in front.
         """
+        source = destination = entries = rows = None
         if not in_place:
             place = torch.arange(path.shape[1], device=path.device)
             stays, first = place < counts[:, None], first[:, None]
-            source, destination = (first + torch.where(stays, rows, 0) for rows in (path, place))
-            self._paged.move(inputs["page_table"], source, destination, page_size)
+            source, destination = (
+                self._paged.slots(inputs["page_table"], first + torch.where(stays, r, 0), page_size)
+                for r in (path, place)
+            )
         if self._per_sequence is not None:
-            self._per_sequence.replay(inputs, path, counts)
+            entries, rows = self._per_sequence.to_replay(inputs, path, counts)
+        moves = StateMoves(source, destination, entries, rows)
+        if self._mirror is not None:
+            self._mirror(moves)
+        self.apply(moves)
+
+    def apply(self, moves: StateMoves) -> None:
+        """Change the states as ``moves`` describes, after the forward of ``take``."""
+        if moves.source is not None and moves.destination is not None:
+            self._paged.move(moves.source, moves.destination)
+        if moves.entries is not None and moves.path is not None:
+            assert self._per_sequence is not None, "this graph has no per-sequence states"
+            self._per_sequence.replay(moves.entries, moves.path)
 
     def swap_entries(self, sequences: Sequence[SequenceState]) -> None:
         """Make the per-sequence states that the last forward wrote the current ones."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trt_eagle3.errors import UserError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.builder.job import BuildJob, Written
+    from trt_eagle3.engine.runtime.collectives import Collectives
     from trt_eagle3.engine.runtime.requirement import Requirement
     from trt_eagle3.engine.runtime.session import Session
 
@@ -29,6 +30,7 @@ __all__ = [
     "BACKENDS",
     "Backend",
     "Library",
+    "RankBackend",
     "all_backends",
     "backend_named",
 ]
@@ -109,6 +111,21 @@ class Backend(Protocol):
 
     def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
         """Return this project's libraries that a bundle with ``config`` loads on this machine."""
+        ...
+
+
+@runtime_checkable
+class RankBackend(Protocol):
+    """A backend that runs a target on several devices (``engine.tensor_parallel``)."""
+
+    def open_rank(
+        self,
+        model: Path,
+        weights_root: Path,
+        intermediates: Sequence[str],
+        collectives: Collectives,
+    ) -> Session:
+        """Load this rank's part of a target graph, on the device of ``collectives``."""
         ...
 
 

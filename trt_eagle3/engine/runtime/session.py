@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.runtime.backend import backend_named
+from trt_eagle3.engine.runtime.backend import RankBackend, backend_named
+from trt_eagle3.engine.runtime.collectives import Collectives
 from trt_eagle3.errors import UserError
 from trt_eagle3.host_copy import to_device
 from trt_eagle3.spec import StateSpec
@@ -91,6 +92,14 @@ class Session(ABC):
     def capabilities(self) -> Capabilities:
         """Optional features of this session; constant during its life."""
         return Capabilities()
+
+    def check(self, inputs: Mapping[str, Tensor]) -> None:
+        """Check the inputs of a run, as far as this can be done before it.
+
+        Raises:
+            UserError: as for ``run``.
+        """
+        del inputs
 
     @abstractmethod
     def bind(self, name: str, tensor: Tensor) -> None:
@@ -192,10 +201,17 @@ def open_session(
     weights_root: Path,
     intermediates: Sequence[str] = (),
     device: str = "cpu",
+    collectives: Collectives | None = None,
 ) -> Session:
     """Load the graph at ``model`` with ``backend``; its weights are under ``weights_root``.
 
     ``run`` also returns the intermediate tensors that ``intermediates`` names
     (``layers.3.output``). ``Backend.intermediates`` lists the available ones.
+
+    ``collectives``: open this rank's part of a tensor-parallel target; for a ``RankBackend`` only.
     """
-    return backend_named(backend).open(model, weights_root, intermediates, device)
+    chosen = backend_named(backend)
+    if collectives is None:
+        return chosen.open(model, weights_root, intermediates, device)
+    assert isinstance(chosen, RankBackend), f"{backend} has no ranks"
+    return chosen.open_rank(model, weights_root, intermediates, collectives)

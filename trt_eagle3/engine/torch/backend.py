@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.builder.job import BuildJob, Written
+    from trt_eagle3.engine.runtime.collectives import Collectives
     from trt_eagle3.engine.runtime.requirement import Requirement
     from trt_eagle3.engine.runtime.session import Session
 
@@ -20,7 +21,7 @@ __all__ = ["TorchBackend", "kernel_library"]
 
 
 class TorchBackend:
-    """Implements ``engine.runtime.backend.Backend``."""
+    """Implements ``engine.runtime.backend.Backend`` and ``RankBackend``."""
 
     name = "torch"
     exact_packages: Mapping[str, str] = {}
@@ -44,6 +45,19 @@ class TorchBackend:
         from trt_eagle3.engine.torch.session import TorchSession
 
         return TorchSession(model, weights_root, intermediates, device)
+
+    def open_rank(
+        self,
+        model: Path,
+        weights_root: Path,
+        intermediates: Sequence[str],
+        collectives: Collectives,
+    ) -> Session:
+        """Load this rank's part of a target graph (``graph/shard.py``)."""
+        from trt_eagle3.engine.torch.session import TorchSession
+
+        device = collectives.device.type
+        return TorchSession(model, weights_root, intermediates, device, collectives=collectives)
 
     def intermediates(self, folder: Path) -> frozenset[str]:
         """Return all inner tensors of the graph."""

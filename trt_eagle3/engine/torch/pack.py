@@ -88,12 +88,24 @@ def fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | N
     stored = {t.role: t for t in part.stored}["scale"]
     grid = mapped(stored, root).to(device).float().reshape(-1, -(-columns // block_columns))
     first, end, outer, inner = *part.row_range, block_rows, block_columns
+    taken = part.column_range
     if part.transpose:
         first, end, outer, inner = *part.column_range, block_columns, block_rows
-        grid, columns = grid.T, quantised.shape[0]
-    if inner < columns and inner != _BLOCK:
-        return None
+        grid, columns, taken = grid.T, quantised.shape[0], part.row_range
+    if inner < columns:
+        blocks = _blocks(taken, columns, inner)
+        if inner != _BLOCK or blocks is None:
+            return None
+        grid = grid[:, blocks]
     return grid[torch.arange(first, end, device=device) // outer] * part.scale
+
+
+def _blocks(taken: tuple[int, int], columns: int, size: int) -> slice | None:
+    """Return the blocks of ``size`` that the columns ``taken`` consist of; None if they cut one."""
+    first, end = taken
+    if first % size or (end % size and end != columns):
+        return None
+    return slice(first // size, -(-end // size))
 
 
 def _merged(grids: list[Tensor]) -> Tensor:
@@ -110,9 +122,9 @@ def _pack_int4(expr: WeightExpr, root: Path, device: torch.device) -> Int4Weight
     codes = torch.empty(expr.shape[0], expr.shape[1] // 8, dtype=torch.int32, device=device)
     scales, zeros, start = [], [], 0
     for part in expr.parts:
-        rows = _rows_of(integer_rows(expr, part, root), part)
-        group = _group_columns(rows.groups)
-        if group is None:
+        rows = _slice_of(integer_rows(expr, part, root), part)
+        group = None if rows is None else _group_columns(rows.groups)
+        if rows is None or group is None:
             return None
         codes[start : start + len(rows.codes)] = pack_int4(rows.codes.to(device))
         start += len(rows.codes)
@@ -135,13 +147,14 @@ def _pack_nvfp4(
     for part in expr.parts:
         assert part.quantised is not None, part.name
         stored, (first, end) = {t.role: mapped(t, root) for t in part.stored}, part.row_range
-        if stored["scale"].dtype != torch.float8_e4m3fn:
+        columns = part.quantised.shape[1]
+        blocks = _blocks(part.column_range, columns, part.quantised.block[1])
+        if stored["scale"].dtype != torch.float8_e4m3fn or blocks is None:
             return None
-        codes[start : start + end - first] = pack_int4(
-            form.codes(stored, slice(first, end)).to(device)
-        )
+        taken = form.codes(stored, slice(first, end))[:, slice(*part.column_range)]
+        codes[start : start + end - first] = pack_int4(taken.contiguous().to(device))
         start += end - first
-        scales.append(stored["scale"][first:end].to(device))
+        scales.append(stored["scale"][first:end, blocks].to(device))
         whole = form.whole_scale(stored) * part.scale
         row_scales.append(whole.to(device).expand(end - first, 1))
     return Nvfp4Weight(codes, torch.cat(scales).contiguous(), torch.cat(row_scales).contiguous())
@@ -153,9 +166,9 @@ def _pack_int8(
     codes = torch.empty(expr.shape, dtype=torch.uint8, device=device)
     scales, start = [], 0
     for part in expr.parts:
-        rows = _rows_of(integer_rows(expr, part, root), part)
-        scale = _int8_scales(rows)
-        if scale is None or not bool((rows.zeros == _INT8_ZERO).all()):
+        rows = _slice_of(integer_rows(expr, part, root), part)
+        scale = None if rows is None else _int8_scales(rows)
+        if rows is None or scale is None or not bool((rows.zeros == _INT8_ZERO).all()):
             return None
         codes[start : start + len(rows.codes)] = pack_int8(rows.codes.to(device))
         start += len(rows.codes)
@@ -176,10 +189,20 @@ def _int8_scales(rows: IntegerRows) -> Tensor | None:
     return rows.scales if group == columns else rows.scales.repeat_interleave(group // _BLOCK, 1)
 
 
-def _rows_of(rows: IntegerRows, part: WeightPart) -> IntegerRows:
-    """Return the rows that the part takes."""
-    taken = slice(*part.row_range)
-    return IntegerRows(rows.codes[taken], rows.zeros[taken], rows.scales[taken], rows.groups)
+def _slice_of(rows: IntegerRows, part: WeightPart) -> IntegerRows | None:
+    """Return the rows and columns that the part takes; None if its groups are not consecutive."""
+    taken, columns = slice(*part.row_range), slice(*part.column_range)
+    groups = rows.groups[columns]
+    low, high = int(groups.min()), int(groups.max()) + 1
+    if part.columns is not None and not bool((groups.diff() >= 0).all()):
+        return None
+    own = slice(low, high)
+    return IntegerRows(
+        rows.codes[taken, columns].contiguous(),
+        rows.zeros[taken, own],
+        rows.scales[taken, own],
+        groups - low,
+    )
 
 
 def _group_columns(groups: Tensor) -> int | None:

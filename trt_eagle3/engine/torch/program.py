@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.kernels.libraries import INSTALL_KERNELS
+from trt_eagle3.engine.runtime.collectives import Collectives
 from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
@@ -28,6 +29,7 @@ from trt_eagle3.engine.torch.recurrent import gated_delta
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.activations import read_activations
 from trt_eagle3.graph.ops import DOMAIN, EVERY_OP
+from trt_eagle3.graph.shard import shard_graph
 from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weights import WeightExpr, external_weights
 from trt_eagle3.spec import StateSpec
@@ -78,8 +80,11 @@ def load_program(
     intermediates: Sequence[str],
     device: torch.device,
     read_weight: ReadWeight | None = None,
+    collectives: Collectives | None = None,
 ) -> Program:
     """Read the graph at ``model``; ``intermediates`` are added to its outputs.
+
+    ``collectives``: exchanges between ranks; the program is then that of one rank.
 
     Raises:
         UserError: the model or a weight file cannot be read, the graph lacks an intermediate, or an
@@ -91,11 +96,13 @@ def load_program(
         if name not in known:
             raise UserError(f"{model}: the graph has no tensor {name}")
     outputs = (*(o.name for o in proto.graph.output), *intermediates)
+    weights = _weights(model, proto)
+    if collectives is not None:
+        proto, weights = shard_graph(proto, weights, collectives.shard)
     constants: dict[str, Weight] = {**_constants(proto, device)}
     factors = only_factors(proto)
     activations = read_activations(proto)
     read_factor = partial(_read_factor, activations=activations)
-    weights = _weights(model, proto)
     if read_weight is None and _packs(device):
         constants.update(_packed_experts(proto, weights, weights_root, device, activations))
     for name, expr in weights.items():
@@ -113,18 +120,26 @@ def load_program(
         inputs,
         outputs,
         constants,
-        _steps(proto.graph.node, device, kept, bytes_),
+        _steps(proto.graph.node, device, kept, bytes_, collectives),
         read_states(proto),
-        None if prompt is None else _steps(prompt, device, kept, bytes_),
+        None if prompt is None else _steps(prompt, device, kept, bytes_, collectives),
     )
 
 
 def _steps(
-    nodes: Sequence[onnx.NodeProto], device: torch.device, kept: set[str], byte_weights: set[str]
+    nodes: Sequence[onnx.NodeProto],
+    device: torch.device,
+    kept: set[str],
+    byte_weights: set[str],
+    collectives: Collectives | None,
 ) -> tuple[Step, ...]:
     """Return the steps for ``nodes``; ``kept`` values stay. ``byte_weights``: see ``fused``."""
     read = kept.union(*(node.input for node in nodes))
-    steps = [_step(node, device, read) for node in nodes]
+    own = _own_ops(device.type)
+    if collectives is not None:
+        exchanges = {"AllReduce": collectives.all_reduce, "AllGather": collectives.all_gather}
+        own = {**own, **exchanges}
+    steps = [_step(node, device, read, own) for node in nodes]
     if _packs(device):
         steps = fused(steps, kept, byte_weights)
     return tuple(with_lifetimes(steps, kept))
@@ -200,9 +215,14 @@ def _constants(proto: onnx.ModelProto, device: torch.device) -> dict[str, Tensor
     return {n: t if t.dtype == torch.int64 else t.to(device) for n, t in made.items()}
 
 
-def _step(node: onnx.NodeProto, device: torch.device, read: set[str]) -> Step:
-    """Return the step of ``node``. ``read``: values that are read anywhere."""
-    functions = _own_ops(device.type) if node.domain == DOMAIN else _standard_ops(device.type)
+def _step(
+    node: onnx.NodeProto, device: torch.device, read: set[str], own: Mapping[str, Function]
+) -> Step:
+    """Return the step of ``node``.
+
+    ``read``: values that are read anywhere. ``own``: functions of our ops.
+    """
+    functions = own if node.domain == DOMAIN else _standard_ops(device.type)
     if node.op_type not in functions:
         raise UserError(f"{node.name}: the torch session does not support op {node.op_type}")
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}

@@ -25,7 +25,7 @@ attends from the picked rows: [B * R, Hq * D].
 ROWS_OF_PROMPTS = "features_out"
 """The output that has only a prompt's picked rows: [B, R, Hd]."""
 _ROWS = "logit_rows"
-_ROW_BY_ROW = {"Gemm", "AddRmsNorm", "SiluMul", "Add", "Mul", "Clip", "Cast"}
+_ROW_BY_ROW = {"Gemm", "AddRmsNorm", "SiluMul", "Add", "Mul", "Clip", "Cast", "AllReduce"}
 
 
 def prompt_nodes(

@@ -19,6 +19,7 @@ from torch import Tensor
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.runtime.buckets import MAX_WHOLE_WIDTH
+from trt_eagle3.engine.runtime.collectives import Collectives
 from trt_eagle3.engine.runtime.session import (
     Capabilities,
     Continuation,
@@ -96,13 +97,17 @@ class TorchSession(Session):
         intermediates: Sequence[str] = (),
         device: str = "cpu",
         read_weight: ReadWeight | None = None,
+        collectives: Collectives | None = None,
     ) -> None:
+        """Load a graph; see ``load_program``."""
         if device == "cuda" and not torch.cuda.is_available():
             raise EnvironmentMissingError(
                 "engine.device: cuda: torch sees no CUDA device. Set engine.device: cpu"
             )
         self.device = torch.device(device)
-        program = load_program(model, weights_root, intermediates, self.device, read_weight)
+        program = load_program(
+            model, weights_root, intermediates, self.device, read_weight, collectives
+        )
         self._inputs = {name: _Input.of(tensor) for name, tensor in program.inputs.items()}
         self._outputs = program.outputs
         self._constants = program.constants
@@ -201,12 +206,12 @@ class TorchSession(Session):
             return self.run_mixed([inputs], [None])[0]
         pieces = None if in_one_graph else self._draft_pieces
         if pieces is not None and pieces.fit(inputs):
-            self._check(inputs)
+            self.check(inputs)
             return pieces.run(inputs)
         num_unread = batch * (width - inputs["logit_rows"].shape[1])
         if self._prompt_steps is None or num_unread < _MIN_UNREAD_ROWS[self.device.type]:
             return with_picked_rows(self._run(inputs, {}), inputs["logit_rows"])
-        self._check(inputs)
+        self.check(inputs)
         return self._interpret(self._placed(inputs), {}, self._prompt_steps)
 
     @torch.inference_mode()
@@ -215,7 +220,7 @@ class TorchSession(Session):
     ) -> list[dict[str, Tensor]]:
         """Run ``parts`` as one forward (``mixed``)."""
         for part in parts:
-            self._check(part)
+            self.check(part)
         widths = [(part["tree_mask"].shape[0], part["tree_mask"].shape[1]) for part in parts]
         wanted = [(part["logit_rows"].shape[0], part["logit_rows"].shape[1]) for part in parts]
         num_unread = sum(a * b for a, b in widths) - sum(a * b for a, b in wanted)
@@ -254,7 +259,7 @@ class TorchSession(Session):
         then: Continuation | None = None,
         further: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> dict[str, Tensor]:
-        self._check(inputs)
+        self.check(inputs)
         names = tuple(further)
 
         def compute(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -319,7 +324,8 @@ class TorchSession(Session):
                 buffer.copy_(values[name])
         return free
 
-    def _check(self, inputs: Mapping[str, Tensor]) -> None:
+    def check(self, inputs: Mapping[str, Tensor]) -> None:
+        """Check the names, types and shapes of the inputs of a run."""
         check_names(inputs, self._inputs, self._bound)
         for name, tensor in inputs.items():
             self._inputs[name].check(name, tensor)

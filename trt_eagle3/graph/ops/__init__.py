@@ -16,6 +16,8 @@ from functools import cache
 import onnx
 
 from trt_eagle3.graph.ops.add_rms_norm import ADD_RMS_NORM
+from trt_eagle3.graph.ops.all_gather import ALL_GATHER
+from trt_eagle3.graph.ops.all_reduce import ALL_REDUCE
 from trt_eagle3.graph.ops.fused_moe import FUSED_MOE
 from trt_eagle3.graph.ops.fused_moe_fp8 import FUSED_MOE_FP8
 from trt_eagle3.graph.ops.fused_moe_int4 import FUSED_MOE_INT4
@@ -62,10 +64,12 @@ EVERY_OP: Mapping[str, Op] = {
     "LinearInt4": LINEAR_INT4,
     "FusedMoeFp8": FUSED_MOE_FP8,
     "FusedMoeInt4": FUSED_MOE_INT4,
+    "AllReduce": ALL_REDUCE,
+    "AllGather": ALL_GATHER,
 }
-"""The ops of our graphs, and products that a backend substitutes."""
+"""The ops of our graphs, products that a backend substitutes, and exchanges between ranks."""
 
-_WITHOUT_PLUGIN = ("FusedMoeFp8", "FusedMoeInt4")
+_WITHOUT_PLUGIN = ("FusedMoeFp8", "FusedMoeInt4", "AllReduce", "AllGather")
 PLUGINS: Mapping[str, Op] = {n: op for n, op in EVERY_OP.items() if n not in _WITHOUT_PLUGIN}
 """The ops in the TensorRT plugin library."""
 

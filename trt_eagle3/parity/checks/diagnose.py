@@ -150,6 +150,8 @@ def _inside_target(
     layer = _LAYER.fullmatch(m.tensor)
     if m.check not in {"target.layer_steps", "target.layers"} or not layer:
         return iter(())
+    if evidence.engine.bundle.tensor_parallel > 1:  # they are those of one rank's heads
+        return iter(())
     on_top = not layer[2] and f"{m.tensor}_pre_deepstack" in expected.intermediates
     return iter(()) if on_top else _inside_layer(expected, int(layer[1]), evidence, slack)
 

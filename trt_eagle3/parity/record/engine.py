@@ -172,19 +172,25 @@ class RecordingEngine(LLM):
         tree: the configured tree, always used.
     """
 
-    def __init__(self, path: Path, factory: RecordingSessionFactory | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        factory: RecordingSessionFactory | None = None,
+        tensor_parallel: int | None = None,
+    ) -> None:
+        """Open the bundle at ``path``; ``tensor_parallel``: as for ``LLM``."""
         config = read_bundle(path).config
         self.tree = configured_tree(config.speculation)
         self._factory = factory or RecordingSessionFactory()
         self.recording, self.sessions = self._factory.recording, self._factory.sessions
         # a prefix cache would skip prompt rows, and every row is compared
-        super().__init__(
-            replace(
-                LoadedBundle.open(path, policy=FixedPolicy(self.tree), sessions=self._factory),
-                run_ahead=False,
-            ),
-            prefix_cache=False,
+        bundle = LoadedBundle.open(
+            path,
+            policy=FixedPolicy(self.tree),
+            sessions=self._factory,
+            tensor_parallel=tensor_parallel,
         )
+        super().__init__(replace(bundle, run_ahead=False), prefix_cache=False)
         # bundled prompts lie outside a draft's training data: no warning about its acceptance
         self._meter = Meter(0.0)
 
@@ -308,7 +314,7 @@ class RecordingEngine(LLM):
         Returns the static buffers by graph and name.
         """
         bound = {graph: session.bound for graph, session in self.sessions.items()}
-        self.close()
+        self._close_core()  # new sessions may need the other ranks
         for session in self.sessions.values():
             session.drop()
         self.sessions.clear()

@@ -40,8 +40,11 @@ def record_fp8_attention(
 ) -> Fp8Attention | None:
     """Run the answer's forwards again over the caches ``bound``.
 
-    None if the caches are not FP8, or if the backend does not expose tensors inside its graphs.
+    None if the caches are not FP8, if the backend does not expose tensors inside its graphs, or if
+    several ranks hold the heads.
     """
+    if engine.bundle.tensor_parallel > 1:
+        return None
     known = tensor_names(engine, "target")
     layers = [k for k, _ in engine.spec.attention_layers]
     names = [f"layers.{k}.self_attn.{name}" for k in layers for name in _TENSORS]
