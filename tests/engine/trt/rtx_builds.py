@@ -141,7 +141,7 @@ def refusals(library: Path, folder: Path) -> dict[str, str]:
         "right": refused({}),
         "attribute": refused({"num_heads": 3}),
         "no attribute": refused({"page_size": None}),
-        "version": refused({"plugin_version": "9"}),
+        "version": refused({"plugin_version": "1"}),
         "shape": refused({}, v_width=32),
         "window": refused({"window": 4}),
     }

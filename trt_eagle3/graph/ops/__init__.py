@@ -37,7 +37,6 @@ __all__ = [
     "OPS",
     "OPSET",
     "OPSET_17",
-    "PLUGINS",
     "Op",
     "reference_function",
 ]
@@ -63,11 +62,7 @@ EVERY_OP: Mapping[str, Op] = {
     "FusedMoeFp8": FUSED_MOE_FP8,
     "FusedMoeInt4": FUSED_MOE_INT4,
 }
-"""The ops of our graphs, and products that a backend substitutes."""
-
-_WITHOUT_PLUGIN = ("FusedMoeFp8", "FusedMoeInt4")
-PLUGINS: Mapping[str, Op] = {n: op for n, op in EVERY_OP.items() if n not in _WITHOUT_PLUGIN}
-"""The ops in the TensorRT plugin library."""
+"""The ops of our graphs, and those that a backend substitutes. TensorRT has a plugin for each."""
 
 
 @cache
