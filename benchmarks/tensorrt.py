@@ -1,5 +1,5 @@
 """TensorRT engines of a big target on one GPU: ``python -m benchmarks.tensorrt --size 2b
---lowering``.
+--lowering``, ``--size 30b-a3b --weights fp8``, ``--size qwen2.5-vl-7b``.
 
 A published geometry in float16 with random weights (no checkpoint is needed). Prints the builder's
 time and memory, then medians of CUDA-event timings of captured steps. The floor is weight and KV
@@ -12,6 +12,7 @@ projections, which our plugins then multiply.
 from __future__ import annotations
 
 import tempfile
+from math import prod
 from pathlib import Path
 
 import click
@@ -24,12 +25,13 @@ from torch import Tensor
 from benchmarks.drawn_packed import draw_packed, weights_option
 from benchmarks.drawn_weights import write_drawn
 from benchmarks.lowering import lowered
-from benchmarks.synthetic import SIZES, write_target
+from benchmarks.synthetic import target_sizes, write_target
 from benchmarks.tensorrt_engine import build_beside_weights, build_line
 from benchmarks.timing import copy_bandwidth, median_ms
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.bundle.record import reference_location
+from trt_eagle3.engine.torch.moe import Experts
 from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.trt.bundle import uses_linear
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE
@@ -47,7 +49,7 @@ from trt_eagle3.graph.trt_export import (
 )
 from trt_eagle3.graph.weights import WeightExpr
 from trt_eagle3.io.run_command import run_command
-from trt_eagle3.spec import TargetSpec
+from trt_eagle3.spec import SparseMoe, TargetSpec
 
 __all__ = ["main"]
 
@@ -56,7 +58,7 @@ _AUX = (2, 14, 24)
 
 
 @click.command()
-@click.option("--size", type=click.Choice(list(SIZES)), default="2b", show_default=True)
+@click.option("--size", type=click.Choice(target_sizes), default="2b", show_default=True)
 @click.option(
     "--layers",
     type=click.IntRange(min=3),
@@ -109,9 +111,8 @@ def main(
     config = _config(size, context + room, engine)
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()  # the builder needs the memory of the copies
-    whole = SIZES[size][1]
     projections = "float16" if weights == "bfloat16" else weights
-    what = size if layers is None else f"{size} cut to {layers} of {whole} layers"
+    what = size if layers is None else f"{size} cut to {layers} layers"
     table = Table(
         f"{what}, float16, {projections} random weights, batch 1, kv {context}",
         "tokens",
@@ -150,11 +151,10 @@ def main(
             print(lines[-1], flush=True)
             session = TensorRTSession(folder / kind / "model.onnx", folder)
             steps = _Steps(session, spec, context, room, page_size)
-            packed = folder / PACKED_FILE  # WEIGHTS_FILE has holes in place of these weights
-            weight_bytes = ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
-            floor = 1e3 * (weight_bytes + steps.cache_bytes) / bandwidth
             for tokens in sizes:
                 ms = steps.median_ms(tokens)
+                read = _weight_bytes(ready, folder, spec, tokens) + steps.cache_bytes
+                floor = 1e3 * read / bandwidth
                 row = (
                     f"target, {kind}",
                     str(tokens),
@@ -179,7 +179,38 @@ def _with_drawn(ready: TrtExport, folder: Path, weights: str) -> TrtExport:
         made = draw_packed(expr, weights, device)
         return made if isinstance(made, PackedWeight) else None
 
-    return keep_packed_products(ready, folder, folder, pack=drawn)
+    def drawn_experts(
+        exprs: tuple[WeightExpr, WeightExpr], root: Path, device: torch.device
+    ) -> tuple[Experts, Experts] | None:
+        del root
+        gate_up, down = (draw_packed(expr, weights, device) for expr in exprs)
+        if isinstance(gate_up, Experts) and isinstance(down, Experts):
+            return gate_up, down
+        return None
+
+    return keep_packed_products(ready, folder, folder, pack=drawn, pack_experts=drawn_experts)
+
+
+def _weight_bytes(ready: TrtExport, folder: Path, spec: TargetSpec, tokens: int) -> float:
+    """Return the bytes of weights that a step of ``tokens`` reads.
+
+    Of experts it reads those that a token is expected to go through, if all are as likely.
+    """
+    packed = folder / PACKED_FILE  # WEIGHTS_FILE has holes in place of these weights
+    total = ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
+    moe = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)), None)
+    if moe is None:
+        return total
+    known = {proto.name: proto for proto in ready.model.graph.initializer}
+    experts = sum(
+        prod(known[name].dims)
+        * onnx.helper.tensor_dtype_to_np_dtype(known[name].data_type).itemsize
+        for node in ready.model.graph.node
+        if node.op_type.startswith("FusedMoe")
+        for name in node.input[2:]
+    )
+    unread = (1 - moe.top_k / moe.num_experts) ** tokens
+    return total - unread * experts
 
 
 def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConfig:
@@ -217,12 +248,15 @@ class _Steps:
     def inputs(self, tokens: int) -> dict[str, Tensor]:
         """Return inputs of a chain of ``tokens`` after the context."""
         hidden, levels = self._spec.hidden_size, self._spec.num_visual_levels
+        deepstack = {
+            "deepstack_embeds": torch.zeros(
+                levels, 1, tokens, hidden, dtype=torch.float16, device="cuda"
+            )
+        }
         positions = torch.arange(self._context, self._context + tokens, dtype=torch.int32)
         return {
             "inputs_embeds": torch.randn(1, tokens, hidden, dtype=torch.float16, device="cuda"),
-            "deepstack_embeds": torch.zeros(
-                levels, 1, tokens, hidden, dtype=torch.float16, device="cuda"
-            ),
+            **(deepstack if levels else {}),
             "position_ids": positions.expand(3, 1, -1).contiguous(),
             "past_lengths": torch.tensor([self._context], dtype=torch.int32),
             "query_lengths": torch.tensor([tokens], dtype=torch.int32),
