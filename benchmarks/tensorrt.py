@@ -1,8 +1,9 @@
 """TensorRT engines of a big target on one GPU: ``python -m benchmarks.tensorrt --size 2b
 --lowering``, ``--size 30b-a3b --weights fp8``, ``--size qwen2.5-vl-7b``.
 
-A published geometry in float16 with random weights (no checkpoint is needed). Prints the builder's
-time and memory, then medians of CUDA-event timings of captured steps. The floor is weight and KV
+A published geometry in float16 with random weights (no checkpoint is needed). First the torch
+session's steps. Then, where TensorRT is installed, the builder's time and memory, and the engine's
+steps: medians of CUDA-event timings, captured. The floor is weight and KV
 bytes over the copy bandwidth measured in the same run. ``--lowering`` also builds and times the
 same graph without our plugins. ``--layers`` shortens the decoder if building all of it takes too
 long: floors and times are then of those layers and the whole head. ``--weights`` quantises the
@@ -23,16 +24,19 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.drawn_packed import draw_packed, weights_option
-from benchmarks.drawn_weights import write_drawn
+from benchmarks.drawn_weights import read_drawn, write_drawn
 from benchmarks.lowering import lowered
 from benchmarks.synthetic import target_sizes, write_target
-from benchmarks.tensorrt_engine import build_beside_weights, build_line
+from benchmarks.tensorrt_engine import build_beside_weights, build_line, no_tensorrt
 from benchmarks.timing import copy_bandwidth, median_ms
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.builder.job import TreeSizes
-from trt_eagle3.engine.bundle.record import reference_location
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.engine.torch.moe import Experts
 from trt_eagle3.engine.torch.packed import PackedWeight
+from trt_eagle3.engine.torch.program import Weight
+from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.engine.trt.bundle import uses_linear
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE
 from trt_eagle3.engine.trt.packed_products import keep_packed_products
@@ -143,13 +147,8 @@ def main(
                 lowered(trt_export(model).model, onnx.TensorProto.FLOAT16),
                 profiles[:1],
             )
-        for kind, (graph, of_graph) in graphs.items():
-            built, memory = build_beside_weights(
-                folder / kind, graph, of_graph, config, timing_cache
-            )
-            lines.append(build_line(kind, built, memory))
-            print(lines[-1], flush=True)
-            session = TensorRTSession(folder / kind / "model.onnx", folder)
+
+        def measure(kind: str, session: Session) -> None:
             steps = _Steps(session, spec, context, room, page_size)
             for tokens in sizes:
                 ms = steps.median_ms(tokens)
@@ -164,9 +163,36 @@ def main(
                 )
                 table.add_row(*row)
                 print(*row, sep="  ", flush=True)
-            del session, steps
+
+        narrow = target_graph(
+            spec, aux, False, "float16", page_size, reference_location, Residual(wide=False)
+        )
+        measure("torch session", _torch_session(narrow, folder, weights))
+        torch.cuda.empty_cache()
+        if reason := no_tensorrt():
+            lines.append(f"no engines: {reason}")
+            graphs = {}
+        for kind, (graph, of_graph) in graphs.items():
+            built, memory = build_beside_weights(
+                folder / kind, graph, of_graph, config, timing_cache
+            )
+            lines.append(build_line(kind, built, memory))
+            print(lines[-1], flush=True)
+            measure(kind, TensorRTSession(folder / kind / "model.onnx", folder))
             torch.cuda.empty_cache()
     Console(width=110).print(table, *lines, sep="\n")
+
+
+def _torch_session(model: onnx.ModelProto, folder: Path, weights: str) -> TorchSession:
+    """Open a torch session over ``model`` with random weights of the kind ``weights``."""
+
+    def read(expr: WeightExpr, root: Path, device: torch.device) -> Weight:
+        packed = draw_packed(expr, weights, device)
+        return read_drawn(expr, root, device) if packed is None else packed
+
+    file = folder / "torch.onnx"
+    file.write_bytes(model.SerializeToString())
+    return TorchSession(file, REFERENCE_ROOT, device="cuda", read_weight=read)
 
 
 def _with_drawn(ready: TrtExport, folder: Path, weights: str) -> TrtExport:
@@ -209,7 +235,7 @@ def _weight_bytes(ready: TrtExport, folder: Path, spec: TargetSpec, tokens: int)
         if node.op_type.startswith("FusedMoe")
         for name in node.input[2:]
     )
-    unread = (1 - moe.top_k / moe.num_experts) ** tokens
+    unread: float = (1 - moe.top_k / moe.num_experts) ** tokens
     return total - unread * experts
 
 
@@ -224,7 +250,7 @@ class _Steps:
     """One sequence with ``context`` rows in its cache, and steps of up to ``room`` rows."""
 
     def __init__(
-        self, session: TensorRTSession, spec: TargetSpec, context: int, room: int, page_size: int
+        self, session: Session, spec: TargetSpec, context: int, room: int, page_size: int
     ) -> None:
         self._session = session
         self._spec = spec

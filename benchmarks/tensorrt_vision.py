@@ -25,16 +25,15 @@ from rich.table import Table
 from benchmarks.drawn_weights import write_drawn
 from benchmarks.lowering import lowered
 from benchmarks.synthetic import target_sizes, write_target
-from benchmarks.tensorrt_engine import build_beside_weights, build_line
+from benchmarks.tensorrt_engine import build_beside_weights, build_line, no_tensorrt
 from benchmarks.timing import matmul_rate, median_ms
 from benchmarks.vision_tower import ImageBatch, Tower, TransformersTower, tower_flops
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.runtime.session import Session
-from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
-from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target, tower_of
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 from trt_eagle3.io.run_command import run_command
@@ -172,7 +171,7 @@ class _Bench:
         yield from self._transformers()
         torch.cuda.empty_cache()
         yield from self._measure("torch session", tower.session("float16"), self._images)
-        if reason := _no_tensorrt():
+        if reason := no_tensorrt():
             self._note(f"no engines: {reason}")
             return
         model = tower.graph("float16")
@@ -249,15 +248,6 @@ class _Bench:
     def _note(self, line: str) -> None:
         print(line, flush=True)
         self.lines.append(line)
-
-
-def _no_tensorrt() -> str:
-    """Return why there is no TensorRT; "" if there is one."""
-    try:
-        find_dialect()
-    except EnvironmentMissingError as error:
-        return str(error)
-    return ""
 
 
 if __name__ == "__main__":

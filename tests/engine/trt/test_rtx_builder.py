@@ -66,7 +66,7 @@ def found(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
