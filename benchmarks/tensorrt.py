@@ -228,7 +228,7 @@ def _weight_bytes(ready: TrtExport, folder: Path, spec: TargetSpec, tokens: int)
     if moe is None:
         return total
     known = {proto.name: proto for proto in ready.model.graph.initializer}
-    experts = sum(
+    experts: int = sum(
         prod(known[name].dims)
         * onnx.helper.tensor_dtype_to_np_dtype(known[name].data_type).itemsize
         for node in ready.model.graph.node

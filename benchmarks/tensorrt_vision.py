@@ -102,6 +102,7 @@ _COLUMNS = ("tower", "engine", "images", "patches", "ms", "floor ms", "ratio", "
     default=True,
     help="Also an engine without our plugin, for the smallest side.",
 )
+@click.option("--engines/--no-engines", default=True, help="Engines, where TensorRT is installed.")
 @click.option(
     "--timing-cache",
     type=click.Path(path_type=Path),
@@ -113,6 +114,7 @@ def main(
     sides: tuple[int, ...],
     level: int | None,
     lowering: bool,
+    engines: bool,
     timing_cache: Path,
 ) -> None:
     """Print build times, tower times, floors and ratios."""
@@ -128,7 +130,7 @@ def main(
     for size in sizes:
         with tempfile.TemporaryDirectory() as name, torch.inference_mode():
             bench = _Bench(size, Path(name), images, level, timing_cache, rate)
-            found = bench.rows(lowering=lowering)
+            found = bench.rows(engines=engines, lowering=lowering)
             for row in found:
                 print(*row.cells(), sep="  ", flush=True)
                 rows.append(row)
@@ -163,7 +165,7 @@ class _Bench:
         self._rate = rate
         self._tower = Tower(read_target(folder / "checkpoint"), folder)
 
-    def rows(self, *, lowering: bool) -> Iterator[_Row]:
+    def rows(self, *, engines: bool, lowering: bool) -> Iterator[_Row]:
         """Yield rows as they are measured."""
         tower = self._tower
         tower.expect(self._images)
@@ -171,6 +173,8 @@ class _Bench:
         yield from self._transformers()
         torch.cuda.empty_cache()
         yield from self._measure("torch session", tower.session("float16"), self._images)
+        if not engines:
+            return
         if reason := no_tensorrt():
             self._note(f"no engines: {reason}")
             return
