@@ -52,7 +52,7 @@ def read_drawn(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
     """Draw a weight of one of our graphs: a ``read_weight`` of ``TorchSession``."""
     del root
     parts = (draw_weight(p.name, p.shape, str(device)).float() * p.scale for p in expr.parts)
-    return torch.cat(list(parts)).to(expr.dtype.torch)
+    return torch.cat(list(parts)).to(expr.dtype.torch).view(expr.shape)
 
 
 def write_drawn(ready: TrtExport, file: Path, device: str = "cuda") -> None:

@@ -7,7 +7,7 @@ import onnx
 from onnx import inliner
 from onnx.reference import ReferenceEvaluator
 
-from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
+from trt_eagle3.graph.ops import DOMAIN, EVERY_OP, OPSET_17
 
 __all__ = ["lowered"]
 
@@ -22,7 +22,7 @@ def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
     functions: dict[tuple[str, str], onnx.FunctionProto] = {}
     for node in made.graph.node:
         if node.domain == DOMAIN:
-            op = PLUGINS[node.op_type]
+            op = EVERY_OP[node.op_type]
             overload = op.overload(len(node.input))
             own = op.attributes[overload]
             kept = [a for a in node.attribute if a.name in own]

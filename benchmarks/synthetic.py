@@ -13,10 +13,19 @@ import click
 import torch
 
 from benchmarks.synthetic_block import BLOCK_DRAFTS, Tensors, block_draft
+from benchmarks.synthetic_families import FAMILY_SIZES, family_config
 from benchmarks.synthetic_hybrid import HYBRID_SIZES, hybrid_class, hybrid_config
 from trt_eagle3.dtype import dtype_of_safetensors
 
-__all__ = ["SIZES", "draft_option", "size_option", "write_draft", "write_target"]
+__all__ = [
+    "SIZES",
+    "draft_option",
+    "size_option",
+    "target_model",
+    "target_sizes",
+    "write_draft",
+    "write_target",
+]
 
 _VOCAB = 151936
 _DRAFT_VOCAB = 32000
@@ -39,6 +48,8 @@ _EXPERTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Further config entries of a mixture of experts."""
+target_sizes = (*SIZES, *FAMILY_SIZES)
+"""Sizes with a vision tower."""
 size_option = click.option(
     "--size",
     type=click.Choice([*SIZES, *HYBRID_SIZES]),
@@ -60,11 +71,11 @@ def write_target(
 ) -> None:
     """Write a sharded bfloat16 checkpoint of ``size`` with zeros, named as by transformers.
 
-    The family is Qwen3-VL, its mixture, Qwen3.5 or Qwen3-Next.
+    The family is Qwen3-VL, its mixture, Qwen3.5, Qwen3-Next, Qwen2.5-VL or InternVL3.5.
 
     ``num_layers``: decoder layers, if fewer than the geometry's.
     """
-    config, model_class = _hybrid(size, num_layers) or _vision_language(size, num_layers)
+    config, model_class = target_model(size, num_layers)
     with torch.device("meta"):
         model = model_class(config)
     shapes = {name: ("BF16", tuple(t.shape)) for name, t in model.state_dict().items()}
@@ -90,6 +101,13 @@ def _hybrid(size: str, num_layers: int | None) -> tuple[Any, Any] | None:
     if size not in HYBRID_SIZES:
         return None
     return hybrid_config(size, num_layers), hybrid_class(size)
+
+
+def target_model(size: str, num_layers: int | None = None) -> tuple[Any, Any]:
+    """Return transformers' config and class of the model of ``size``."""
+    if size in FAMILY_SIZES:
+        return family_config(size, num_layers)
+    return _hybrid(size, num_layers) or _vision_language(size, num_layers)
 
 
 def _vision_language(size: str, num_layers: int | None) -> tuple[Any, Any]:

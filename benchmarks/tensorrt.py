@@ -1,8 +1,9 @@
 """TensorRT engines of a big target on one GPU: ``python -m benchmarks.tensorrt --size 2b
---lowering``.
+--lowering``, ``--size 30b-a3b --weights fp8``, ``--size qwen2.5-vl-7b``.
 
-A published geometry in float16 with random weights (no checkpoint is needed). Prints the builder's
-time and memory, then medians of CUDA-event timings of captured steps. The floor is weight and KV
+A published geometry in float16 with random weights (no checkpoint is needed). First the torch
+session's steps. Then, where TensorRT is installed, the builder's time and memory, and the engine's
+steps: medians of CUDA-event timings, captured. The floor is weight and KV
 bytes over the copy bandwidth measured in the same run. ``--lowering`` also builds and times the
 same graph without our plugins. ``--layers`` shortens the decoder if building all of it takes too
 long: floors and times are then of those layers and the whole head. ``--weights`` quantises the
@@ -12,6 +13,7 @@ projections, which our plugins then multiply.
 from __future__ import annotations
 
 import tempfile
+from math import prod
 from pathlib import Path
 
 import click
@@ -22,15 +24,19 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.drawn_packed import draw_packed, weights_option
-from benchmarks.drawn_weights import write_drawn
+from benchmarks.drawn_weights import read_drawn, write_drawn
 from benchmarks.lowering import lowered
-from benchmarks.synthetic import SIZES, write_target
-from benchmarks.tensorrt_engine import build_beside_weights, build_line
+from benchmarks.synthetic import target_sizes, write_target
+from benchmarks.tensorrt_engine import build_beside_weights, build_line, no_tensorrt
 from benchmarks.timing import copy_bandwidth, median_ms
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.builder.job import TreeSizes
-from trt_eagle3.engine.bundle.record import reference_location
+from trt_eagle3.engine.bundle.record import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.runtime.session import Session
+from trt_eagle3.engine.torch.moe import Experts
 from trt_eagle3.engine.torch.packed import PackedWeight
+from trt_eagle3.engine.torch.program import Weight
+from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.engine.trt.bundle import uses_linear
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE
 from trt_eagle3.engine.trt.packed_products import keep_packed_products
@@ -47,7 +53,7 @@ from trt_eagle3.graph.trt_export import (
 )
 from trt_eagle3.graph.weights import WeightExpr
 from trt_eagle3.io.run_command import run_command
-from trt_eagle3.spec import TargetSpec
+from trt_eagle3.spec import SparseMoe, TargetSpec
 
 __all__ = ["main"]
 
@@ -56,7 +62,7 @@ _AUX = (2, 14, 24)
 
 
 @click.command()
-@click.option("--size", type=click.Choice(list(SIZES)), default="2b", show_default=True)
+@click.option("--size", type=click.Choice(target_sizes), default="2b", show_default=True)
 @click.option(
     "--layers",
     type=click.IntRange(min=3),
@@ -109,9 +115,8 @@ def main(
     config = _config(size, context + room, engine)
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()  # the builder needs the memory of the copies
-    whole = SIZES[size][1]
     projections = "float16" if weights == "bfloat16" else weights
-    what = size if layers is None else f"{size} cut to {layers} of {whole} layers"
+    what = size if layers is None else f"{size} cut to {layers} layers"
     table = Table(
         f"{what}, float16, {projections} random weights, batch 1, kv {context}",
         "tokens",
@@ -142,19 +147,13 @@ def main(
                 lowered(trt_export(model).model, onnx.TensorProto.FLOAT16),
                 profiles[:1],
             )
-        for kind, (graph, of_graph) in graphs.items():
-            built, memory = build_beside_weights(
-                folder / kind, graph, of_graph, config, timing_cache
-            )
-            lines.append(build_line(kind, built, memory))
-            print(lines[-1], flush=True)
-            session = TensorRTSession(folder / kind / "model.onnx", folder)
+
+        def measure(kind: str, session: Session) -> None:
             steps = _Steps(session, spec, context, room, page_size)
-            packed = folder / PACKED_FILE  # WEIGHTS_FILE has holes in place of these weights
-            weight_bytes = ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
-            floor = 1e3 * (weight_bytes + steps.cache_bytes) / bandwidth
             for tokens in sizes:
                 ms = steps.median_ms(tokens)
+                read = _weight_bytes(ready, folder, spec, tokens) + steps.cache_bytes
+                floor = 1e3 * read / bandwidth
                 row = (
                     f"target, {kind}",
                     str(tokens),
@@ -164,9 +163,36 @@ def main(
                 )
                 table.add_row(*row)
                 print(*row, sep="  ", flush=True)
-            del session, steps
+
+        narrow = target_graph(
+            spec, aux, False, "float16", page_size, reference_location, Residual(wide=False)
+        )
+        measure("torch session", _torch_session(narrow, folder, weights))
+        torch.cuda.empty_cache()
+        if reason := no_tensorrt():
+            lines.append(f"no engines: {reason}")
+            graphs = {}
+        for kind, (graph, of_graph) in graphs.items():
+            built, memory = build_beside_weights(
+                folder / kind, graph, of_graph, config, timing_cache
+            )
+            lines.append(build_line(kind, built, memory))
+            print(lines[-1], flush=True)
+            measure(kind, TensorRTSession(folder / kind / "model.onnx", folder))
             torch.cuda.empty_cache()
     Console(width=110).print(table, *lines, sep="\n")
+
+
+def _torch_session(model: onnx.ModelProto, folder: Path, weights: str) -> TorchSession:
+    """Open a torch session over ``model`` with random weights of the kind ``weights``."""
+
+    def read(expr: WeightExpr, root: Path, device: torch.device) -> Weight:
+        packed = draw_packed(expr, weights, device)
+        return read_drawn(expr, root, device) if packed is None else packed
+
+    file = folder / "torch.onnx"
+    file.write_bytes(model.SerializeToString())
+    return TorchSession(file, REFERENCE_ROOT, device="cuda", read_weight=read)
 
 
 def _with_drawn(ready: TrtExport, folder: Path, weights: str) -> TrtExport:
@@ -179,7 +205,38 @@ def _with_drawn(ready: TrtExport, folder: Path, weights: str) -> TrtExport:
         made = draw_packed(expr, weights, device)
         return made if isinstance(made, PackedWeight) else None
 
-    return keep_packed_products(ready, folder, folder, pack=drawn)
+    def drawn_experts(
+        exprs: tuple[WeightExpr, WeightExpr], root: Path, device: torch.device
+    ) -> tuple[Experts, Experts] | None:
+        del root
+        gate_up, down = (draw_packed(expr, weights, device) for expr in exprs)
+        if isinstance(gate_up, Experts) and isinstance(down, Experts):
+            return gate_up, down
+        return None
+
+    return keep_packed_products(ready, folder, folder, pack=drawn, pack_experts=drawn_experts)
+
+
+def _weight_bytes(ready: TrtExport, folder: Path, spec: TargetSpec, tokens: int) -> float:
+    """Return the bytes of weights that a step of ``tokens`` reads.
+
+    Of experts it reads those that a token is expected to go through, if all are as likely.
+    """
+    packed = folder / PACKED_FILE  # WEIGHTS_FILE has holes in place of these weights
+    total = ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
+    moe = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)), None)
+    if moe is None:
+        return total
+    known = {proto.name: proto for proto in ready.model.graph.initializer}
+    experts: int = sum(
+        prod(known[name].dims)
+        * onnx.helper.tensor_dtype_to_np_dtype(known[name].data_type).itemsize
+        for node in ready.model.graph.node
+        if node.op_type.startswith("FusedMoe")
+        for name in node.input[2:]
+    )
+    unread: float = (1 - moe.top_k / moe.num_experts) ** tokens
+    return total - unread * experts
 
 
 def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConfig:
@@ -193,7 +250,7 @@ class _Steps:
     """One sequence with ``context`` rows in its cache, and steps of up to ``room`` rows."""
 
     def __init__(
-        self, session: TensorRTSession, spec: TargetSpec, context: int, room: int, page_size: int
+        self, session: Session, spec: TargetSpec, context: int, room: int, page_size: int
     ) -> None:
         self._session = session
         self._spec = spec
@@ -217,12 +274,15 @@ class _Steps:
     def inputs(self, tokens: int) -> dict[str, Tensor]:
         """Return inputs of a chain of ``tokens`` after the context."""
         hidden, levels = self._spec.hidden_size, self._spec.num_visual_levels
+        deepstack = {
+            "deepstack_embeds": torch.zeros(
+                levels, 1, tokens, hidden, dtype=torch.float16, device="cuda"
+            )
+        }
         positions = torch.arange(self._context, self._context + tokens, dtype=torch.int32)
         return {
             "inputs_embeds": torch.randn(1, tokens, hidden, dtype=torch.float16, device="cuda"),
-            "deepstack_embeds": torch.zeros(
-                levels, 1, tokens, hidden, dtype=torch.float16, device="cuda"
-            ),
+            **(deepstack if levels else {}),
             "position_ids": positions.expand(3, 1, -1).contiguous(),
             "past_lengths": torch.tensor([self._context], dtype=torch.int32),
             "query_lengths": torch.tensor([tokens], dtype=torch.int32),

@@ -15,13 +15,15 @@ from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.builder.job import BuiltEngine
 from trt_eagle3.engine.trt.build import build_engine
+from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_engine
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE
 from trt_eagle3.engine.trt.profiles import Profile
+from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
 
-__all__ = ["BuildMemory", "build_beside_weights", "build_line"]
+__all__ = ["BuildMemory", "build_beside_weights", "build_line", "no_tensorrt"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,15 @@ def build_line(kind: str, built: BuiltEngine, memory: BuildMemory) -> str:
         f"{built.device_bytes / 1e6:.0f} MB; while building {memory.host / 1e9:.1f} GB of host and "
         f"{memory.device / 1e9:.1f} GB of device memory"
     )
+
+
+def no_tensorrt() -> str:
+    """Return why there is no TensorRT; "" if there is one."""
+    try:
+        find_dialect()
+    except EnvironmentMissingError as error:
+        return str(error)
+    return ""
 
 
 class _Watch:

@@ -1,17 +1,17 @@
-"""TensorRT vision towers on one GPU: ``python -m benchmarks.tensorrt_vision``.
+"""Vision towers of every family on one GPU: ``python -m benchmarks.tensorrt_vision``.
 
-Published geometries in float16 with random weights (no checkpoint is needed). For each geometry: an
-engine with our plugin, an engine of standard operators for the smallest images, and the torch
-session for comparison. Prints medians of CUDA-event timings. Every output is compared with the
-torch session's in float32 before its run is timed. A wrong output is not timed, and the command
-exits with status 1. The floor is the products' operations over the rate of a large float16 product
-measured in the same run.
+Published geometries in float16 with random weights (no checkpoint is needed). For each geometry:
+transformers, the torch session, and where TensorRT is installed, an engine with our plugin and an
+engine of standard operators for the smallest images. Prints medians of CUDA-event timings. Every
+output is compared with the torch session's in float32 before its run is timed. A wrong output is
+not timed, and the command exits with status 1. The floor is the products' operations over the rate
+of a large float16 product measured in the same run.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from rich.table import Table
 
 from benchmarks.drawn_weights import write_drawn
 from benchmarks.lowering import lowered
-from benchmarks.synthetic import SIZES, write_target
-from benchmarks.tensorrt_engine import build_beside_weights, build_line
+from benchmarks.synthetic import target_sizes, write_target
+from benchmarks.tensorrt_engine import build_beside_weights, build_line, no_tensorrt
 from benchmarks.timing import matmul_rate, median_ms
-from benchmarks.vision_tower import ImageBatch, Tower, tower_flops
+from benchmarks.vision_tower import ImageBatch, Tower, TransformersTower, tower_flops
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.runtime.session import Session
@@ -84,7 +84,7 @@ _COLUMNS = ("tower", "engine", "images", "patches", "ms", "floor ms", "ratio", "
     "--size",
     "sizes",
     multiple=True,
-    type=click.Choice(list(SIZES)),
+    type=click.Choice(target_sizes),
     default=("2b", "8b"),
     show_default=True,
 )
@@ -102,6 +102,7 @@ _COLUMNS = ("tower", "engine", "images", "patches", "ms", "floor ms", "ratio", "
     default=True,
     help="Also an engine without our plugin, for the smallest side.",
 )
+@click.option("--engines/--no-engines", default=True, help="Engines, where TensorRT is installed.")
 @click.option(
     "--timing-cache",
     type=click.Path(path_type=Path),
@@ -113,6 +114,7 @@ def main(
     sides: tuple[int, ...],
     level: int | None,
     lowering: bool,
+    engines: bool,
     timing_cache: Path,
 ) -> None:
     """Print build times, tower times, floors and ratios."""
@@ -128,7 +130,7 @@ def main(
     for size in sizes:
         with tempfile.TemporaryDirectory() as name, torch.inference_mode():
             bench = _Bench(size, Path(name), images, level, timing_cache, rate)
-            found = bench.rows(lowering=lowering)
+            found = bench.rows(engines=engines, lowering=lowering)
             for row in found:
                 print(*row.cells(), sep="  ", flush=True)
                 rows.append(row)
@@ -163,12 +165,19 @@ class _Bench:
         self._rate = rate
         self._tower = Tower(read_target(folder / "checkpoint"), folder)
 
-    def rows(self, *, lowering: bool) -> Iterator[_Row]:
+    def rows(self, *, engines: bool, lowering: bool) -> Iterator[_Row]:
         """Yield rows as they are measured."""
         tower = self._tower
         tower.expect(self._images)
         torch.cuda.empty_cache()  # the builder needs it
+        yield from self._transformers()
+        torch.cuda.empty_cache()
         yield from self._measure("torch session", tower.session("float16"), self._images)
+        if not engines:
+            return
+        if reason := no_tensorrt():
+            self._note(f"no engines: {reason}")
+            return
         model = tower.graph("float16")
         ready = trt_export(model)
         write_drawn(ready, self._folder / WEIGHTS_FILE)
@@ -204,23 +213,35 @@ class _Bench:
         self._note(build_line(f"{self._size}, {kind}, max_visual_tokens {tokens}", built, memory))
         yield from self._measure(f"TensorRT, {kind}", session, images)
 
+    def _transformers(self) -> Iterator[_Row]:
+        theirs = TransformersTower(self._tower.spec, self._size, "float16")
+        for images in self._images:
+            patches = self._tower.inputs(images, torch.float16)["patches"]
+            run = theirs.run(patches, images.grids(self._tower.spec))
+            error = self._tower.embeds_error(run(), images)
+            yield self._row("transformers", images, error, run)
+
     def _measure(
         self, engine: str, session: Session, images: Sequence[ImageBatch]
     ) -> Iterator[_Row]:
-        vision = self._tower.spec.require_vision()
         for each in images:
-            patches = each.patches(vision)
-            floor = 1e3 * tower_flops(vision, [patches // each.count] * each.count) / self._rate
             error = self._tower.error(session, each, torch.float16)
             inputs = self._tower.inputs(each, torch.float16)
-            right = error < _TOLERANCE
-            ms = median_ms(partial(session.run, inputs)) if right else None
-            yield _Row(self._size, engine, each, patches, error, floor, ms)
+            yield self._row(engine, each, error, partial(session.run, inputs))
+
+    def _row(
+        self, engine: str, images: ImageBatch, error: float, run: Callable[[], object]
+    ) -> _Row:
+        spec = self._tower.spec
+        floor = 1e3 * tower_flops(spec, images.grids(spec)) / self._rate
+        ms = median_ms(run) if error < _TOLERANCE else None
+        return _Row(self._size, engine, images, images.patches(spec), error, floor, ms)
 
     def _config(self, images: Sequence[ImageBatch]) -> BuildConfig:
         """Return a config with limits for the largest of these images."""
-        vision = self._tower.spec.require_vision()
-        most = max(each.patches(vision) for each in images) // vision.spatial_merge_size**2
+        spec = self._tower.spec
+        merge = spec.require_vision().spatial_merge_size
+        most = max(each.patches(spec) for each in images) // merge**2
         engine = {"backend": "tensorrt", "tensorrt": {"optimization_level": self._level}}
         target = {"checkpoint": self._size}
         limits = {"max_visual_tokens": most}

@@ -24,13 +24,13 @@ from benchmarks.drawn_weights import draw_weight
 from benchmarks.synthetic import size_option, write_target
 from benchmarks.timing import copy_bandwidth, median_ms
 from benchmarks.vision_tower import Tower, tower_flops
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionRunner
 from trt_eagle3.errors import EngineFailedError
-from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
-from trt_eagle3.families.registry import read_target
+from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows
+from trt_eagle3.families.registry import read_target, tower_of
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.parity.metrics import relative_error
-from trt_eagle3.spec import VisionSpec
 
 __all__ = ["CASES", "main"]
 
@@ -54,7 +54,7 @@ _TOLERANCE = 5e-2
 class _Towers:
     """Our tower and transformers' with the same weights."""
 
-    spec: VisionSpec
+    spec: TargetCheckpoint
     ours: VisionRunner
     theirs: Any
 
@@ -107,7 +107,7 @@ def _towers(folder: Path, size: str, dtype: str, device: str = "cuda") -> _Tower
     session = Tower(spec, folder, device).session(dtype)
     buckets = PatchBuckets(1 << 20, merge**2, padded_rows)
     runner = VisionRunner(session, merge_size=merge, buckets=buckets)
-    return _Towers(spec.require_vision(), runner, theirs)
+    return _Towers(spec, runner, theirs)
 
 
 def _drawn(name: str, like: Tensor, device: str) -> Tensor:
@@ -121,10 +121,9 @@ def _run_of(
 ) -> tuple[Callable[[], Any], Tensor, Tensor]:
     """Return a run of our tower over random patches, the patches and the grids."""
     grid = torch.tensor(grids)
-    count = int(grid.prod(1).sum())
-    patches = torch.randn(count, towers.spec.patch_dim, dtype=getattr(torch, dtype), device="cuda")
-    side = round(towers.spec.num_position_embeddings**0.5)
-    rows = vision_rows(grid, towers.spec.spatial_merge_size, side).inputs()
+    count, vision = int(grid.prod(1).sum()), towers.spec.require_vision()
+    patches = torch.randn(count, vision.patch_dim, dtype=getattr(torch, dtype), device="cuda")
+    rows = tower_of(towers.spec).inputs(vision, grid)
     return lambda: towers.ours.forward(patches, rows), patches, grid
 
 
@@ -142,8 +141,7 @@ def _row(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tupl
         )
     ours = median_ms(run)
     theirs = median_ms(lambda: towers.theirs(patches, grid_thw=on_device))
-    frames = [h * w for t, h, w in grids for _ in range(t)]
-    floor = 1e3 * tower_flops(towers.spec, frames) / _FLOOR_FLOPS
+    floor = 1e3 * tower_flops(towers.spec, grid) / _FLOOR_FLOPS
     return (
         f"{ours:.2f}",
         f"{theirs:.1f}",

@@ -49,6 +49,8 @@
   X(linear) \
   X(linear_fp8) \
   X(linear_int8) \
-  X(linear_int4)
+  X(linear_int4) \
+  X(fused_moe_fp8) \
+  X(fused_moe_int4)
 
-#define TE3_PLUGIN_VERSION "8"
+#define TE3_PLUGIN_VERSION "9"

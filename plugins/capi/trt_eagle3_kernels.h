@@ -148,7 +148,7 @@ te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream);
 /* Rotates pair i (channels i and i + D/2) of every head of q and k by
  * rope_positions[pair_axis[i]] * inv_freq[i], then attends from each patch over the patches of
  * its own frame. Frame f has patches frame_starts[f] to frame_starts[f + 1] - 1, or none.
- * float32, and head_dims other than 64, 72 and 80, are computed without tensor cores. */
+ * float32, and head_dims other than 64, 72, 80 and 128, are computed without tensor cores. */
 typedef struct te3_vision_attention_args {
   te3_tensor qkv;            /* T [n, 3 * H * D]: q, k and v of all heads */
   te3_tensor rope_positions; /* int32 [2, n] */

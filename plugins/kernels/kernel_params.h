@@ -117,7 +117,7 @@ cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
 // Rotates pair i (channels i and i + D/2) of every head of q and k by rope_positions[pair_axis[i]]
 // * inv_freq[i], then attends from each patch over the patches of its own frame. Frame f has
 // patches frame_starts[f] to frame_starts[f + 1] - 1, or none. float32, and head_dims other than
-// 64, 72 and 80, are computed without tensor cores.
+// 64, 72, 80 and 128, are computed without tensor cores.
 struct VisionAttentionParams {
   const void* qkv;                // T [n, 3 * H * D]: q, k and v of all heads
   const int32_t* rope_positions;  // int32 [2, n]

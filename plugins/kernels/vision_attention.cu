@@ -8,7 +8,7 @@ namespace trt_eagle3 {
 namespace {
 
 bool has_tensor_core_path(const VisionAttentionParams& p) {
-  const bool known = p.head_dim == 64 || p.head_dim == 72 || p.head_dim == 80;
+  const bool known = p.head_dim == 64 || p.head_dim == 72 || p.head_dim == 80 || p.head_dim == 128;
   return p.dtype != DType::kFloat32 && known && p.path != AttentionPath::kSimple;
 }
 
@@ -75,8 +75,10 @@ cudaError_t run_packed(const VisionAttentionParams& p, const PackedVision& packe
       return run_head_dim<T, 64>(p, packed, chip, stream);
     case 72:
       return run_head_dim<T, 72>(p, packed, chip, stream);
-    default:
+    case 80:
       return run_head_dim<T, 80>(p, packed, chip, stream);
+    default:
+      return run_head_dim<T, 128>(p, packed, chip, stream);
   }
 }
 

@@ -1,6 +1,6 @@
 // VisionAttention on Hopper: a block of 64 queries per warpgroup passes over its frame's packed keys and values.
 //
-// Idea: tiles of 128 patches come by bulk copies into a ring of stages. Each warpgroup begins the next tile's scores
+// Idea: tiles of 128 patches (64 where heads are wide) come by bulk copies into a ring of stages. Each warpgroup begins the next tile's scores
 // and the last tile's weighted sum together, and computes the softmax while the tensor cores work: FlashAttention-3's
 // overlap within a warpgroup (Shah et al. 2024, section 3.2). The warpgroups drift apart, so one's softmax runs under
 // another's products. The frame's last tile comes first, so that only the prologue masks.
@@ -21,7 +21,7 @@ struct VisionTile {
   static constexpr int Warpgroups = kWarpgroups;
   static constexpr int Stages = kStages;
   static constexpr int Rows = 64 * kWarpgroups;
-  static constexpr int Tokens = 128;
+  static constexpr int Tokens = D > 80 ? 64 : 128;  // four stages of wide heads fill shared memory
   static constexpr int Threads = 128 * kWarpgroups;
   static constexpr int Steps = ceil_div(D, 16);  // of a product over channels
   static constexpr int GroupBytes = group_bytes(D);

@@ -19,6 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.drawn_weights import write_drawn
 from benchmarks.lowering import lowered
 from benchmarks.vision_tower import ImageBatch, Tower, tower_flops
+from tests.families.internvl.random_pair import save_internvl
+from tests.families.qwen2_5_vl.random_pair import save_qwen25
 from tests.graph.test_trt_export import run
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import TARGET
@@ -140,11 +142,15 @@ def test_not_a_number_is_no_match(tower: Tower) -> None:
     assert tower.error(Spoilt(), IMAGES, torch.float32) == float("inf")
 
 
-def test_flops_are_those_that_torch_counts(tower: Tower) -> None:
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl"])
+def test_flops_are_those_that_torch_counts(family: str, tower: Tower, tmp_path: Path) -> None:
+    if family != "qwen3_vl":
+        {"qwen2_5_vl": save_qwen25, "internvl": save_internvl}[family](tmp_path / "target")
+        tower = Tower(read_target(tmp_path / "target"), tmp_path, "cpu")
     session, inputs = tower.session("float32"), tower.inputs(IMAGES, torch.float32)
     # which counts no fused attention
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         session.run(inputs)
-    assert tower_flops(tower.spec.vision, [16] * 3) == pytest.approx(
+    assert tower_flops(tower.spec, IMAGES.grids(tower.spec)) == pytest.approx(
         counter.get_total_flops(), rel=1e-6
     )

@@ -163,7 +163,14 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         _vision(fullatt_block_indexes=[7]),
         "fullatt_block_indexes [7] are not blocks of 3",
     ),
-    "a window of no token": ("qwen25", _vision(window_size=4), "window_size 4 holds no token"),
+    **{
+        f"a window of {size}": (
+            "qwen25",
+            _vision(window_size=size),
+            f"window_size {size} is no multiple of a token's 8 pixels (2 patches of 4)",
+        )
+        for size in (4, 28)
+    },
     "width": ("qwen25", _vision(out_hidden_size=40), "out_hidden_size 40 is not the decoder's"),
     "heads": ("qwen25", _vision(num_heads=3), "hidden_size 40 is not 3 heads"),
     "a token": ("qwen25", _set(image_token_id=9999), "image_token_id: expected an id below"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from trt_eagle3.graph.ops import DOMAIN, PLUGINS, Op
+from trt_eagle3.graph.ops import DOMAIN, EVERY_OP, Op
 
 __all__ = ["plugin_schemas"]
 
@@ -21,7 +21,7 @@ _PLUGIN_ATTRIBUTES = {"plugin_version": "STRING", "plugin_namespace": "STRING"}
 @contextmanager
 def plugin_schemas() -> Iterator[None]:
     """Register schemas of the exported nodes, for ``onnx.checker``."""
-    made = [_schema(op) for op in PLUGINS.values()]
+    made = [_schema(op) for op in EVERY_OP.values()]
     for schema in made:
         onnx.defs.register_schema(schema)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
@@ -28,10 +28,16 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
-from trt_eagle3.graph.ops import DOMAIN, OPS, PLUGINS
+from trt_eagle3.graph.ops import DOMAIN, EVERY_OP, OPS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.graph.residual import WIDE_SCALE
-from trt_eagle3.graph.trt_export import WEIGHTS_FILE, TrtExport, float32_nodes, trt_export
+from trt_eagle3.graph.trt_export import (
+    WEIGHTS_FILE,
+    TrtExport,
+    check_plugins,
+    float32_nodes,
+    trt_export,
+)
 from trt_eagle3.parity.metrics import relative_error
 
 GRAPHS = ("target", "vision", "fuse", "draft")
@@ -89,7 +95,7 @@ def test_every_op_of_ours_is_a_plugin_node_that_knows_its_types() -> None:
     model = trt_export(graphs(residual="float32")["target"]).model
     ours = [node for node in model.graph.node if node.domain == DOMAIN]
     without = {"VisionAttention", "FusedMoe", "GatedDelta"}
-    assert {node.op_type for node in ours} == set(OPS) & set(PLUGINS) - without
+    assert {node.op_type for node in ours} == set(OPS) - without
     vision = trt_export(graphs()["vision"]).model
     assert {node.op_type for node in vision.graph.node if node.domain == DOMAIN} == {
         "VisionAttention"
@@ -185,13 +191,80 @@ def test_dense_target_has_no_outputs_for_validation() -> None:
     assert ready.model.graph.output == model.graph.output
 
 
-def test_op_that_no_plugin_computes_is_refused_by_name() -> None:
-    model = product_graph(32, transB=1)
-    model.graph.node.append(
-        onnx.helper.make_node("FusedMoeFp8", ["y"], ["z"], name="z/FusedMoeFp8", domain=DOMAIN)
+def op_graph(
+    op_type: str,
+    shapes: dict[str, tuple[int, ...]],
+    dtype: int = TensorProto.FLOAT16,
+    **values: int,
+) -> onnx.ModelProto:
+    """A node of an op of ours over constants with ``shapes``."""
+    names = EVERY_OP[op_type].inputs[""]
+    node = onnx.helper.make_node(
+        op_type, names, EVERY_OP[op_type].outputs[""], name="layer/op", domain=DOMAIN, **values
     )
-    with pytest.raises(UserError, match=r"z/FusedMoeFp8: TensorRT has no plugin for FusedMoeFp8\."):
-        trt_export(model)
+    fixed = [
+        numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in shapes.items()
+    ]
+    x = onnx.helper.make_tensor_value_info(names[0], dtype, ["n", "width"])
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [], fixed))
+
+
+GATED = {"num_k_heads": 1, "num_v_heads": 1}
+DELTA_SHAPES = {"delta_state": (2, 1, 8, 12), "conv_weight": (28, 1, 4)}
+REFUSED = {
+    "heads of a tower": (
+        op_graph("VisionAttention", {"inv_freq": (68,)}, num_heads=2),
+        "heads have 136 channels, expected a multiple of 4, at most 128",
+    ),
+    "uneven heads of a tower": (
+        op_graph("VisionAttention", {"inv_freq": (37,)}, num_heads=2),
+        "heads have 74 channels, expected a multiple of 4",
+    ),
+    "heads of a decoder": (
+        op_graph("QKNormMRope", {}, head_dim=260, num_heads=2, num_kv_heads=1),
+        "heads have 260 channels, expected a multiple of 4, at most 256",
+    ),
+    "experts in float32": (
+        op_graph("FusedMoe", {"down": (8, 64, 48)}, TensorProto.FLOAT, top_k=2, renormalise=1),
+        "experts in float32 are not supported, set engine.dtype: float16",
+    ),
+    "experts' width": (
+        op_graph("FusedMoe", {"down": (8, 64, 20)}, top_k=2, renormalise=1),
+        "experts' width: expected a multiple of 8, got 20",
+    ),
+    "too many experts": (
+        op_graph("FusedMoe", {"down": (513, 16, 8)}, top_k=2, renormalise=1),
+        "expected at most 512 experts, got 513",
+    ),
+    "too many experts of a row": (
+        op_graph("FusedMoe", {"down": (32, 16, 8)}, top_k=17, renormalise=1),
+        "expected at most 16 experts of a row, got 17",
+    ),
+    "linear heads": (
+        op_graph("GatedDelta", DELTA_SHAPES | {"delta_state": (2, 1, 8, 132)}, **GATED),
+        "linear heads have 132 channels, expected a multiple of 4, at most 128",
+    ),
+    "taps": (
+        op_graph("GatedDelta", DELTA_SHAPES | {"conv_weight": (28, 1, 9)}, **GATED),
+        "expected 2 to 8 taps, got 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_node_that_no_plugin_supports_is_refused_by_name(case: str) -> None:
+    model, reason = REFUSED[case]
+    plugin = model.graph.node[0].op_type
+    with pytest.raises(UserError) as refused:
+        check_plugins(model)
+    assert f"layer/op: TensorRT's plugin {plugin}: {reason}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_supported_nodes_are_not_refused() -> None:
+    check_plugins(op_graph("GatedDelta", DELTA_SHAPES, **GATED))
+    for model in graphs().values():
+        check_plugins(model)
 
 
 def product_graph(
@@ -296,7 +369,7 @@ def run(
                 onnx.helper.make_node("Gemm", node.input, node.output, name=node.name, transB=1)
             )
         if node.domain == DOMAIN:
-            own = set().union(*PLUGINS[node.op_type].attributes.values())
+            own = set().union(*EVERY_OP[node.op_type].attributes.values())
             kept = [a for a in node.attribute if a.name in own]
             del node.attribute[:]
             node.attribute.extend(kept)

@@ -19,7 +19,8 @@ cudaError_t linear(const LinearParams& p, cudaStream_t) {
 }
 // As vision_attention.cu has it: callers must ask with the sizes, heads and type that they launch with.
 cudaError_t vision_attention_workspace(const VisionAttentionParams& p, size_t* bytes) {
-  const bool packs = p.dtype != DType::kFloat32 && (p.head_dim == 64 || p.head_dim == 72 || p.head_dim == 80);
+  const bool known = p.head_dim == 64 || p.head_dim == 72 || p.head_dim == 80 || p.head_dim == 128;
+  const bool packs = p.dtype != DType::kFloat32 && known;
   const int64_t core_matrices = ((p.num_patches + 7) / 8 + p.num_frames) * int64_t{p.head_dim / 8 + 1};
   *bytes = packs ? 3 * p.num_heads * core_matrices * 128 : 0;
   return cudaSuccess;

@@ -37,11 +37,14 @@ CASES = [
     Case(frames=(2049,), heads=4, head_dim=64),
     Case(frames=(700, 33), heads=5, head_dim=80),
     Case(frames=(2049,), heads=4, head_dim=80),
+    Case(frames=(64,), heads=3, head_dim=128),
+    Case(frames=(260, 0, 36, 65, 1), heads=5, head_dim=128),
+    Case(frames=(1025,) * 3, heads=25, head_dim=128),
 ]
 PLAIN = [
     Case(frames=(1,), head_dim=32),
     Case(frames=(300, 17, 5), head_dim=16, heads=3),
-    Case(frames=(129,), head_dim=128),
+    Case(frames=(129,), head_dim=96),
     Case(frames=(200, 0, 3), head_dim=44),
 ]
 

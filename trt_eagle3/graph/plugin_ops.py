@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 __all__ = ["PLUGIN_VERSION", "plugin_attributes"]
 
-PLUGIN_VERSION = "8"  # passed to the plugin library by plugins/capi/lists.h
+PLUGIN_VERSION = "9"  # passed to the plugin library by plugins/capi/lists.h
 
 
 def plugin_attributes(compute_type: int) -> Mapping[str, str | int]:

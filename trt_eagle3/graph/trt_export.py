@@ -30,7 +30,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
+from trt_eagle3.graph.ops import DOMAIN, EVERY_OP, OPSET_17
+from trt_eagle3.graph.ops.op import Shapes
 from trt_eagle3.graph.plugin_ops import plugin_attributes
 from trt_eagle3.graph.states import copy_states
 from trt_eagle3.graph.weights import WeightExpr, WeightPart, external_weights, weight_initializer
@@ -75,10 +76,7 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
     """Convert ``model`` for TensorRT. It is not changed, and no weight is read.
 
     Args:
-        linear: convert products with a 16-bit weight and no bias to ``Linear`` nodes.
-    Raises:
-        UserError: no plugin computes an op.
-    """
+        linear: convert products with a 16-bit weight and no bias to ``Linear`` nodes."""
     values = _Values(model, linear)
     nodes = [new for node in model.graph.node for new in values.rewritten(node)]
     routers = values.router_logits(model.graph.node)
@@ -124,7 +122,7 @@ def is_prefetch_safe(model: onnx.ModelProto) -> bool:
 
 
 def _may_prefetch(node: onnx.NodeProto) -> bool:
-    return node.domain == DOMAIN and "prefetch_safe" in PLUGINS[node.op_type].plugin_attributes
+    return node.domain == DOMAIN and "prefetch_safe" in EVERY_OP[node.op_type].plugin_attributes
 
 
 def float32_nodes(model: onnx.ModelProto) -> set[str]:
@@ -157,7 +155,6 @@ class _Values:
     def rewritten(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return the nodes that replace ``node``."""
         if node.domain == DOMAIN:
-            _check_plugin(node)
             return [self._plugin_node(node)]
         if node.op_type == "Shape" and _attribute(node, "start"):
             return self._shape_from(node)
@@ -178,7 +175,7 @@ class _Values:
             self._set_type(node.output, _result_type(node, self.types))
             return
         inputs = [self.types[name] for name in node.input]
-        types = PLUGINS[node.op_type].output_types(inputs, self._compute)
+        types = EVERY_OP[node.op_type].output_types(inputs, self._compute)
         self.types |= zip(node.output, types, strict=True)
 
     def router_logits(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.ValueInfoProto]:
@@ -224,7 +221,7 @@ class _Values:
         made.ClearField("overload")
         self.infer_types(node)
         inputs, outputs = ([self.types[n] for n in names] for names in (node.input, node.output))
-        own = PLUGINS[node.op_type].plugin_values(inputs, outputs)
+        own = EVERY_OP[node.op_type].plugin_values(inputs, outputs)
         added = {**plugin_attributes(self._compute), **own}
         made.attribute.extend(helper.make_attribute(name, value) for name, value in added.items())
         return made
@@ -307,21 +304,31 @@ class _Values:
 
 
 def check_plugins(model: onnx.ModelProto) -> None:
-    """Check that a plugin computes every op of ours in a graph.
+    """Check that our plugins support every node of our ops.
 
     Raises:
-        UserError: naming the op without a plugin.
+        UserError: naming the node, and what its plugin does not support.
     """
+    shapes = {name: expr.shape for name, expr in external_weights(model).items()}
+    shapes |= {p.name: tuple(p.dims) for p in model.graph.initializer if p.name not in shapes}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        shapes[value.name] = tuple(dim.dim_param or dim.dim_value for dim in dims)
+    compute = _compute_type(model)
     for node in model.graph.node:
         if node.domain == DOMAIN:
-            _check_plugin(node)
+            _check_plugin(node, shapes, compute)
 
 
-def _check_plugin(node: onnx.NodeProto) -> None:
-    if node.op_type not in PLUGINS:
+def _check_plugin(node: onnx.NodeProto, shapes: Shapes, compute: int) -> None:
+    op = EVERY_OP[node.op_type]
+    inputs = zip(op.inputs[op.overload(len(node.input))], node.input, strict=True)
+    known = {name: shapes[value] for name, value in inputs if value in shapes}
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if reason := op.plugin_refuses(attributes, known, compute):
         raise UserError(
-            f"{node.name}: TensorRT has no plugin for {node.op_type}. Build with engine.backend: "
-            "torch or onnxruntime."
+            f"{node.name}: TensorRT's plugin {op.plugin}: {reason}. Or build with engine.backend: "
+            "torch."
         )
 
 

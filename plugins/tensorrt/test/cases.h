@@ -169,6 +169,41 @@ inline Sound fused_moe(DataType t, int64_t rows, int64_t experts, int32_t top_k,
   return s;
 }
 
+// FusedMoeFp8; `blocks`: a scale for each 128 rows and 128 columns, else one for each row.
+inline Sound fused_moe_fp8(int64_t rows, int64_t experts, int32_t top_k, int64_t hidden, int64_t width, bool blocks) {
+  Sound s = fused_moe(DataType::kHALF, rows, experts, top_k, hidden, width);
+  const auto scale = [&](int64_t outer, int64_t inner) {
+    return Tensor{DataType::kFLOAT, {experts, blocks ? (outer + 127) / 128 : outer, blocks ? inner / 128 : 1}, {}};
+  };
+  s.op = "FusedMoeFp8";
+  s.in.resize(2);
+  s.in.push_back({DataType::kINT32, {experts, 2 * width, hidden / 4}, {}});
+  s.in.push_back(scale(2 * width, hidden));
+  s.in.push_back({DataType::kINT32, {experts, hidden, width / 4}, {}});
+  s.in.push_back(scale(hidden, width));
+  return s;
+}
+
+inline Sound fused_moe_int4(int64_t rows, int64_t experts, int32_t top_k, int64_t hidden, int64_t width, int64_t group,
+                            bool zeros) {
+  Sound s = fused_moe(DataType::kHALF, rows, experts, top_k, hidden, width);
+  const auto of_groups = [&](int64_t outer, int64_t inner, int64_t rows_of_word) {
+    return Tensor{DataType::kINT32, {experts, outer / rows_of_word, inner / group}, {}};
+  };
+  s.op = "FusedMoeInt4";
+  s.fields.emplace_back("scale_type", kOnnxHalf);
+  s.in.resize(2);
+  s.in.push_back({DataType::kINT32, {experts, 2 * width, hidden / 8}, {}});
+  s.in.push_back(of_groups(2 * width, hidden, 2));
+  s.in.push_back({DataType::kINT32, {experts, hidden, width / 8}, {}});
+  s.in.push_back(of_groups(hidden, width, 2));
+  if (zeros) {
+    s.in.push_back(of_groups(2 * width, hidden, 4));
+    s.in.push_back(of_groups(hidden, width, 4));
+  }
+  return s;
+}
+
 struct DeltaSizes {
   int64_t batch, num_new, entries;
   int32_t key_heads, value_heads, key_dim, value_dim, taps;

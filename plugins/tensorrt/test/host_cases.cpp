@@ -29,6 +29,8 @@ std::vector<Sound> sound_nodes() {
     all.push_back(vision_attention(t, -1, -1, 2, 72));
   }
   all.push_back(fused_moe(half, -1, 8, 2, 64, 48));
+  for (const bool blocks : {false, true}) all.push_back(fused_moe_fp8(-1, 8, 2, 256, 128, blocks));
+  for (const bool zeros : {false, true}) all.push_back(fused_moe_int4(-1, 8, 2, 256, 128, 64, zeros));
   for (const DataType t : {half, real}) {
     all.push_back(gated_delta(t, {-1, -1, -1, 2, 4, 16, 12, 4}));
     all.push_back(gated_delta(t, {-1, -1, -1, 2, 4, 16, 12, 4}, DataType::kINT32));
@@ -50,7 +52,7 @@ bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs)
 }
 
 void check_creators() {
-  check(stand_in::creators().size() == 12, "twelve creators register themselves when the library is loaded");
+  check(stand_in::creators().size() == 14, "fourteen creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
             std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type", "weight_offset"},
@@ -60,7 +62,7 @@ void check_creators() {
         "fields of QKNormMRope");
   check(driver::field_names("TreeAttention") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "prefetch_safe",
-                                     "kv_type"},
+                                     "kv_type", "window", "anchor_window"},
         "fields of TreeAttention");
   check(driver::field_names("VisionAttention") == std::vector<std::string>{"num_heads", "scale", "compute_type"},
         "fields of VisionAttention");
@@ -69,6 +71,13 @@ void check_creators() {
         "fields of GatedDelta");
   check(driver::field_names("LinearInt4") == std::vector<std::string>{"compute_type", "scale_type"},
         "fields of LinearInt4");
+  const std::vector<std::string> mixture = {"top_k", "renormalise", "compute_type"};
+  for (const char* op : {"FusedMoe", "FusedMoeFp8"}) {
+    check(driver::field_names(op) == mixture, std::string("fields of ") + op);
+  }
+  check(driver::field_names("FusedMoeInt4") ==
+            std::vector<std::string>{"top_k", "renormalise", "compute_type", "scale_type"},
+        "fields of FusedMoeInt4");
   for (const char* op : {"PickRows", "Linear", "LinearFp8", "LinearInt8", "SiluMul"}) {
     check(driver::field_names(op) == std::vector<std::string>{"compute_type"}, std::string("fields of ") + op);
   }
@@ -127,7 +136,8 @@ void check_life(const Sound& s) {
   other[4] ^= 1;
   refuse(other, "a record of another version", "another version");
   for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "LinearFp8", "LinearInt8",
-                         "LinearInt4", "SiluMul", "VisionAttention", "FusedMoe", "GatedDelta"}) {
+                         "LinearInt4", "SiluMul", "VisionAttention", "FusedMoe", "FusedMoeFp8", "FusedMoeInt4",
+                         "GatedDelta"}) {
     if (op == s.op) continue;
     check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
   }
@@ -160,6 +170,7 @@ void check_types(const Sound& s) {
   check(stand_in::take_log().empty(), label(s, "asking for types is no error"));
   Tensors fewer = s.in;
   if (s.op == "LinearInt4") fewer.resize(3);  // that many will do
+  if (s.op == "FusedMoeInt4") fewer.resize(6);
   fewer.pop_back();
   for (const DataType type : plugin->output_types(fewer)) {
     check(type == DataType::kFLOAT, label(s, "an input too few: no type follows from those that are there"));
@@ -234,11 +245,16 @@ void check_refused_attributes() {
   refuse("TreeAttention",
          {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}, {"scale", 0.1}, {"kv_type", kOnnxHalf}},
          "kv_type: expected 17 (float8 e4m3fn) or none, got 10");
-  refuse("FusedMoe", {{"renormalise", 1}}, "top_k: missing");
-  refuse("FusedMoe", {{"top_k", 17}, {"renormalise", 1}}, "top_k: expected 1 to 16, got 17");
-  refuse("FusedMoe", {{"top_k", 2}, {"renormalise", 2}}, "renormalise: expected 0 or 1, got 2");
-  refuse("FusedMoe", {{"top_k", 2}, {"renormalise", 1}, {"compute_type", 1}},
-         "compute_type: expected 10 (float16) or 16 (bfloat16), got 1 (float32)");
+  for (const char* op : {"FusedMoe", "FusedMoeFp8"}) {
+    refuse(op, {{"renormalise", 1}}, "top_k: missing");
+    refuse(op, {{"top_k", 17}, {"renormalise", 1}}, "top_k: expected 1 to 16, got 17");
+    refuse(op, {{"top_k", 2}, {"renormalise", 2}}, "renormalise: expected 0 or 1, got 2");
+    refuse(op, {{"top_k", 2}, {"renormalise", 1}, {"compute_type", 1}},
+           "compute_type: expected 10 (float16) or 16 (bfloat16), got 1 (float32)");
+  }
+  refuse("FusedMoeInt4", {{"top_k", 2}, {"renormalise", 1}}, "scale_type: missing");
+  refuse("FusedMoeInt4", {{"top_k", 2}, {"renormalise", 1}, {"scale_type", 1}},
+         "scale_type: expected 10 (float16) or 16 (bfloat16), got 1");
   refuse("GatedDelta", {{"num_v_heads", 4}, {"epsilon", 1e-6}}, "num_k_heads: missing");
   refuse("GatedDelta", {{"num_k_heads", 3}, {"num_v_heads", 4}, {"epsilon", 1e-6}},
          "num_v_heads: must be a multiple of num_k_heads = 3, got 4");
@@ -274,6 +290,10 @@ void check_refused_sizes() {
                                     byte_linear("LinearInt8", 6, 256, 256, 2, 2),
                                     linear_int4(6, 256, 96, 64, true),
                                     fused_moe(t, 6, 8, 2, 64, 48),
+                                    fused_moe_fp8(6, 8, 2, 256, 128, false),
+                                    fused_moe_fp8(6, 8, 2, 256, 128, true),
+                                    fused_moe_int4(6, 8, 2, 256, 128, 64, false),
+                                    fused_moe_int4(6, 8, 2, 256, 128, 64, true),
                                     gated_delta(t, {2, 3, 5, 2, 4, 16, 12, 4}),
                                     silu_mul(t, 6, 64),
                                     vision_attention(t, 20, 2, 2, 72)};
@@ -370,6 +390,7 @@ void check_vision_workspace() {
           "VisionAttention: room for " + std::to_string(patches) + " patches of " + std::to_string(frames) + " frames";
       check(bytes_of(half, patches, frames, 64) == promised(patches, frames, 64), what + ", D=64");
       check(bytes_of(half, patches, frames, 72) == promised(patches, frames, 72), what + ", D=72");
+      check(bytes_of(half, patches, frames, 128) == promised(patches, frames, 128), what + ", D=128");
     }
   }
   check(bytes_of(half, 1024, 4, 44) == 0, "VisionAttention: a head_dim without tensor cores takes no workspace");

@@ -31,6 +31,15 @@ Host integers(const Tensor& tensor, int low, int high);
 double e4m3(int byte);
 Host words_of(const std::vector<unsigned char>& bytes);  // four in an int32, lowest first
 
+// A quantised weight in the order of kernels/packed_weight.cuh: what its nodes hold, and its values [N, K].
+struct PackedHost {
+  std::vector<Host> constants;  // codes, scales and, where there are any, zero points
+  std::vector<double> values;
+};
+
+PackedHost draw_bytes(bool fp8, int64_t outer, int64_t inner, int64_t scale_rows, int64_t scale_columns);
+PackedHost draw_int4(int64_t outer, int64_t inner, int64_t group, bool zeros);
+
 class Device {
  public:
   explicit Device(size_t bytes, int poison = 0xEE) {
@@ -66,7 +75,7 @@ void compare(const std::string& what, const std::vector<Host>& got, size_t outpu
              double tolerance);
 
 void run_delta_cases();                   // GatedDelta's
-void run_moe_cases();                     // FusedMoe's
+void run_moe_cases();                     // FusedMoe's, FusedMoeFp8's and FusedMoeInt4's
 void run_packed_cases(bool with_cublas);  // LinearFp8's, LinearInt8's and LinearInt4's
 void run_tree_cases();                    // TreeAttention's
 void run_vision_cases();                  // VisionAttention's

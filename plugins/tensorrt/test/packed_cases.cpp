@@ -44,42 +44,10 @@ struct Packed {
   std::vector<double> weight;  // [N, K]
 };
 
-Packed draw_bytes(const std::string& op, int64_t rows, int64_t scale_rows, int64_t scale_columns) {
-  Packed p{byte_linear(op, rows, kInner, kOuter, scale_rows, scale_columns), {}, {}};
-  const bool fp8 = op == "LinearFp8";
-  std::vector<unsigned char> bytes = drawn(kOuter * kInner, 256);
-  for (unsigned char& byte : bytes) byte = fp8 && (byte & 127) == 127 ? 0 : byte;  // no number
-  Host scale = normal(p.sound.in[2], 0.01);
-  p.weight.resize(bytes.size());
-  for (int64_t i = 0; i < kOuter * kInner; ++i) {
-    const int64_t row = i / kInner, at = i % kInner, lane = at % 64 / 16;
-    const int64_t column = at / 64 * 64 + at % 16 / 4 * 16 + 2 * lane + at % 2 + at % 4 / 2 * 8;
-    const int64_t scale_row = scale_rows == kOuter ? row : scale_rows == 1 ? 0 : row / 128;
-    const int64_t scale_column = scale_columns == 1 ? 0 : column / 128;
-    const double value = fp8 ? e4m3(bytes[i]) : bytes[i] - 128;
-    p.weight[row * kInner + column] = value * scale[scale_row * scale_columns + scale_column];
-  }
-  p.in = {normal(p.sound.in[0]), words_of(bytes), scale};
-  return p;
-}
-
-Packed draw_int4(int64_t rows, int64_t group, bool zeros) {
-  Packed p{linear_int4(rows, kInner, kOuter, group, zeros), {}, {}};
-  const int64_t groups = kInner / group;
-  const std::vector<unsigned char> bytes = drawn(kOuter * kInner / 2, 256), scales = drawn_scales(kOuter * groups),
-                                   zero = drawn(kOuter * groups, 16);
-  p.weight.resize(kOuter * kInner);
-  for (int64_t i = 0; i < kOuter * kInner; ++i) {
-    const int64_t row = i / kInner, at = i % kInner, word = at / 8, nibble = at % 8, lane = word % 16 / 4;
-    const int64_t column =
-        word / 16 * 128 + word % 4 * 32 + nibble % 4 / 2 * 16 + nibble % 2 * 8 + 2 * lane + nibble / 4;
-    const int code = bytes[i / 2] >> (nibble % 2 * 4) & 15;
-    const int64_t g = row * groups + column / group;
-    const double scale = half_of(scales[2 * g] | scales[2 * g + 1] << 8);
-    p.weight[row * kInner + column] = (code - (zeros ? zero[g] : 8)) * scale;
-  }
-  p.in = {normal(p.sound.in[0]), words_of(bytes), words_of(scales)};
-  if (zeros) p.in.push_back(words_of(zero));
+Packed draw_linear(Sound sound, PackedHost weight) {
+  Packed p{std::move(sound), {}, std::move(weight.values)};
+  p.in = {normal(p.sound.in[0])};
+  p.in.insert(p.in.end(), weight.constants.begin(), weight.constants.end());
   return p;
 }
 
@@ -105,6 +73,44 @@ void check_packed(Packed p, const std::string& kind) {
 
 }  // namespace
 
+PackedHost draw_bytes(bool fp8, int64_t outer, int64_t inner, int64_t scale_rows, int64_t scale_columns) {
+  PackedHost weight;
+  std::vector<unsigned char> bytes = drawn(outer * inner, 256);
+  for (unsigned char& byte : bytes) byte = fp8 && (byte & 127) == 127 ? 0 : byte;  // no number
+  const Host scale = normal({DataType::kFLOAT, {scale_rows, scale_columns}, {}}, 0.01);
+  weight.values.resize(bytes.size());
+  for (int64_t i = 0; i < outer * inner; ++i) {
+    const int64_t row = i / inner, at = i % inner, lane = at % 64 / 16;
+    const int64_t column = at / 64 * 64 + at % 16 / 4 * 16 + 2 * lane + at % 2 + at % 4 / 2 * 8;
+    const int64_t scale_row = scale_rows == outer ? row : scale_rows == 1 ? 0 : row / 128;
+    const int64_t scale_column = scale_columns == 1 ? 0 : column / 128;
+    const double value = fp8 ? e4m3(bytes[i]) : bytes[i] - 128;
+    weight.values[row * inner + column] = value * scale[scale_row * scale_columns + scale_column];
+  }
+  weight.constants = {words_of(bytes), scale};
+  return weight;
+}
+
+PackedHost draw_int4(int64_t outer, int64_t inner, int64_t group, bool zeros) {
+  PackedHost weight;
+  const int64_t groups = inner / group;
+  const std::vector<unsigned char> bytes = drawn(outer * inner / 2, 256), scales = drawn_scales(outer * groups),
+                                   zero = drawn(outer * groups, 16);
+  weight.values.resize(outer * inner);
+  for (int64_t i = 0; i < outer * inner; ++i) {
+    const int64_t row = i / inner, at = i % inner, word = at / 8, nibble = at % 8, lane = word % 16 / 4;
+    const int64_t column =
+        word / 16 * 128 + word % 4 * 32 + nibble % 4 / 2 * 16 + nibble % 2 * 8 + 2 * lane + nibble / 4;
+    const int code = bytes[i / 2] >> (nibble % 2 * 4) & 15;
+    const int64_t g = row * groups + column / group;
+    const double scale = half_of(scales[2 * g] | scales[2 * g + 1] << 8);
+    weight.values[row * inner + column] = (code - (zeros ? zero[g] : 8)) * scale;
+  }
+  weight.constants = {words_of(bytes), words_of(scales)};
+  if (zeros) weight.constants.push_back(words_of(zero));
+  return weight;
+}
+
 void run_packed_cases(bool with_cublas) {
   for (const int64_t rows : {1, 8, 16, 40, 64, 65, 200}) {
     if (rows > 64 && !with_cublas) continue;
@@ -112,12 +118,16 @@ void run_packed_cases(bool with_cublas) {
          {std::pair<int64_t, int64_t>{kOuter, 1}, {1, 1}, {2, kInner / 128}, {kOuter, kInner / 128}}) {
       const std::string scales = std::to_string(scale_rows) + "x" + std::to_string(scale_columns);
       for (const std::string op : {"LinearFp8", "LinearInt8"}) {
-        check_packed(draw_bytes(op, rows, scale_rows, scale_columns), op + " scales=" + scales);
+        const bool fp8 = op == "LinearFp8";
+        check_packed(draw_linear(byte_linear(op, rows, kInner, kOuter, scale_rows, scale_columns),
+                                 draw_bytes(fp8, kOuter, kInner, scale_rows, scale_columns)),
+                     op + " scales=" + scales);
       }
     }
     for (const int64_t group : {32, 64, 128}) {
       for (const bool zeros : {false, true}) {
-        check_packed(draw_int4(rows, group, zeros),
+        check_packed(draw_linear(linear_int4(rows, kInner, kOuter, group, zeros),
+                                 draw_int4(kOuter, kInner, group, zeros)),
                      "LinearInt4 group=" + std::to_string(group) + (zeros ? " with zero points" : ""));
       }
     }

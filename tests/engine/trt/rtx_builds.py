@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.tensorrt_api import read_rtx, rtx_table
 from tests.engine.trt.plugin_library import WHEELS
-from tests.hybrid import save_qwen3_5_text
-from tests.moe import save_qwen3_moe
+from tests.families.drawn_pairs import PAIRS, draw_pair
+from tests.families.random_pairs import config_of
+from tests.families.text_pairs import quantise
+from tests.moe import save_qwen3_moe, with_layout
 from tests.quantised import save_quantised
 from tests.tiny import ROOT, TARGET, tiny_config
-from trt_eagle3.config import EngineConfig
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.drafts.registry import find_draft
 from trt_eagle3.engine.builder.job import TreeSizes
 from trt_eagle3.engine.bundle.record import reference_location
@@ -36,8 +40,9 @@ from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.families.registry import read_target
+from trt_eagle3.families.registry import read_target, tower_of
 from trt_eagle3.graph.build_graphs import build_graphs
+from trt_eagle3.graph.ops import DOMAIN
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.graph.word_states import with_word_states
 from trt_eagle3.pipeline import build
@@ -54,6 +59,10 @@ BLOCK_DRAFT = ROOT / "examples/tiny/dflash"
 INNER, OUTER, BLOCK = 256, 512, 128
 LAYERS, AUX_LAYERS = 3, (0, 1, 2)
 """Of the targets: a builder's time is that of its layers, and one more is like the last."""
+ONE_CHIP = ("sm89",)
+"""Of the families' engines."""
+EXPERTS = ("fp8", "w4a16-asymmetric")
+"""Formats of experts that stay packed."""
 
 
 def engine_config(library: Path, chips: tuple[str, ...] = CHIPS, **engine: Any) -> dict[str, Any]:
@@ -141,7 +150,7 @@ def refusals(library: Path, folder: Path) -> dict[str, str]:
         "right": refused({}),
         "attribute": refused({"num_heads": 3}),
         "no attribute": refused({"page_size": None}),
-        "version": refused({"plugin_version": "9"}),
+        "version": refused({"plugin_version": "1"}),
         "shape": refused({}, v_width=32),
         "window": refused({"window": 4}),
     }
@@ -255,11 +264,64 @@ def experts_build(library: Path, folder: Path) -> str:
     return build_target(target, engine_config(library), folder / "experts")
 
 
-def hybrid_build(library: Path, folder: Path) -> str:
-    """The folder of an engine with layers of linear attention."""
-    target = folder / "checkpoint_hybrid"
-    save_qwen3_5_text(target)
-    return build_target(target, engine_config(library), folder / "hybrid")
+def packed_experts_build(library: Path, folder: Path, kind: str) -> str:
+    """The folder of a mixture's engine whose experts are stored in format ``kind``."""
+    target = folder / f"checkpoint_experts_{kind}"
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_hidden_layers": 2}
+    with_layout(target, save_qwen3_moe(target, **sizes, num_experts=4, head_dim=32), "single")
+    quantise(target, kind)
+    return build_target(target, engine_config(library, ONE_CHIP), folder / f"experts_{kind}")
+
+
+def family_builds(library: Path, folder: Path, family: str) -> dict[str, Any]:
+    """Kind of draft -> the ``folder`` of engines of a family's random pair, and the nodes of ours
+    in each of their ``graphs``.
+
+    Target and tower are built once, for the first draft.
+    """
+    pair = draw_pair(family, folder / f"pair_{family}")
+    found: dict[str, Any] = {}
+    spec = read_target(pair.target)
+    for kind, draft in pair.drafts.items():
+        engine = engine_config(library, ONE_CHIP)
+        config = config_of(pair.target, Path(draft), folder, engine=engine)
+        manifest = find_draft(draft, spec, {})
+        graphs = build_graphs(spec, manifest, config.engine, reference_location)
+        models = {
+            name: with_word_states(model)
+            for name, model in graphs.items()
+            if not found or name not in {"target", "vision"}
+        }
+        made = folder / f"{family}_{kind}"
+        write_graphs_engines(made, models, config, spec)
+        nodes = {name: ops_of(model) for name, model in models.items()}
+        found[kind] = {"folder": str(made), "graphs": nodes}
+    return found
+
+
+def ops_of(model: onnx.ModelProto) -> dict[str, int]:
+    """Number of nodes of each op of ours."""
+    return Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
+
+
+def write_graphs_engines(
+    made: Path,
+    models: Mapping[str, onnx.ModelProto],
+    config: BuildConfig,
+    spec: TargetCheckpoint,
+) -> None:
+    """Put the engines of ``models`` into the folder ``made``."""
+    vision, most = spec.vision, config.limits.max_visual_tokens
+    images = tower_of(spec).ranges(vision, most) if vision else {}
+    sizes = TreeSizes(6, 1, 5)
+    profiles = {
+        name: graph_profiles(name, model, config.engine, config.limits, sizes, images)
+        for name, model in models.items()
+    }
+    for name in models:
+        (made / name).mkdir(parents=True)
+        (made / name / "config.json").write_text("{}")
+    write_engines(made, models, profiles, config.engine, made.parent / "cache")
 
 
 def block_build(library: Path, folder: Path) -> str:
@@ -269,29 +331,16 @@ def block_build(library: Path, folder: Path) -> str:
     manifest = find_draft(str(BLOCK_DRAFT), spec, {})
     graphs = build_graphs(spec, manifest, config.engine, reference_location)
     models = {name: with_word_states(graphs[name]) for name in ("context", "block")}
-    sizes = TreeSizes(6, 1, 5)
-    profiles = {
-        name: graph_profiles(name, model, config.engine, config.limits, sizes)
-        for name, model in models.items()
-    }
-    for name in models:
-        (made / name).mkdir(parents=True)
-        (made / name / "config.json").write_text("{}")
-    write_engines(made, models, profiles, config.engine, folder / "cache")
+    write_graphs_engines(made, models, config, spec)
     return str(made)
 
 
 def build_target(target: Path, engine: dict[str, Any], made: Path) -> str:
     """Put the target's engine alone into the folder ``made``."""
     config = tiny_config(target=target, draft=None, engine=engine)
-    graphs = build_graphs(read_target(target), None, config.engine, reference_location)
-    model = with_word_states(graphs["target"])
-    (made / "target").mkdir(parents=True)
-    (made / "target" / "config.json").write_text("{}")
-    profiles = {
-        "target": graph_profiles("target", model, config.engine, config.limits, TreeSizes(6, 1, 5))
-    }
-    write_engines(made, {"target": model}, profiles, config.engine, made.parent / "cache")
+    spec = read_target(target)
+    graphs = build_graphs(spec, None, config.engine, reference_location)
+    write_graphs_engines(made, {"target": with_word_states(graphs["target"])}, config, spec)
     return str(made)
 
 
@@ -318,7 +367,10 @@ def main(library: Path, folder: Path) -> None:
             lambda k=kind, w=linear: target_build(library, folder, k, w),
         )
     step("experts", lambda: experts_build(library, folder))
-    step("hybrid", lambda: hybrid_build(library, folder))
+    for kind in EXPERTS:
+        step(f"experts {kind}", lambda k=kind: packed_experts_build(library, folder, k))
+    for family in PAIRS:
+        step(f"family {family}", lambda f=family: family_builds(library, folder, f))
     step("block draft", lambda: block_build(library, folder))
     step("refusals", lambda: refusals(library, folder))
     step("quantised", lambda: quantised_builds(library, folder))

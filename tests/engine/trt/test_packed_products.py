@@ -23,7 +23,7 @@ from trt_eagle3.engine.bundle.record import REFERENCE_ROOT
 from trt_eagle3.engine.runtime.weights import materialise
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE, packed_counts
 from trt_eagle3.engine.trt.packed_products import keep_packed_products
-from trt_eagle3.graph.ops import DOMAIN, PLUGINS
+from trt_eagle3.graph.ops import DOMAIN, EVERY_OP
 from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weights import WeightExpr
 from trt_eagle3.parity.metrics import relative_error
@@ -75,7 +75,7 @@ def constants(case: Kept) -> dict[str, Tensor]:
 def computed(node: onnx.NodeProto, x: Tensor, stored: dict[str, Tensor]) -> Tensor:
     own = {a.name: a.i for a in node.attribute if a.name == "scale_type"}
     inputs = [stored[name] for name in node.input[1:]]
-    result: Tensor = PLUGINS[node.op_type].torch_function(x, *inputs, **own)
+    result: Tensor = EVERY_OP[node.op_type].torch_function(x, *inputs, **own)
     return result
 
 

@@ -17,8 +17,10 @@ import pytest
 
 from tests.engine.trt.plugin_library import REGISTRY_CASE, WHEELS, compile_plugins, lacking
 from tests.engine.trt.rtx_builds import CHIPS, DTYPES, LAYERS
+from tests.families.drawn_pairs import PAIRS
 from tests.tiny import ROOT
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES
+from trt_eagle3.families.registry import FAMILIES
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
 pytestmark = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
@@ -41,6 +43,9 @@ BLOCK_NODES = {
         "PickRows": 1,
     },
 }
+TEXT_FAMILIES = {"llama", "qwen2", "qwen3", "qwen3_moe"}
+OTHER_WEIGHTS = 1_300_000
+"""Bytes of a mixture's engine without its experts, at most."""
 PRODUCTS = LAYERS * (256 * 512 + 256 * 256 + 3 * 256 * 448)
 """Weights of the layers' products: of q, k and v, of o, of gate, up and down."""
 CHIP_BITS = {"sm89": 8, "sm120": 16}
@@ -61,7 +66,7 @@ def found(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
@@ -227,12 +232,53 @@ def test_router_logits_that_are_outputs_too_are_read_where_the_product_wrote_the
         assert len(readers) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "plugin"), [("fp8", "FusedMoeFp8"), ("w4a16-asymmetric", "FusedMoeInt4")]
+)
+def test_experts_stay_packed_behind_plugins(found: Any, kind: str, plugin: str) -> None:
+    """In the type that is stored; RTX dequantises blocks and zero points of its own products."""
+    inspection = read(found[f"experts {kind}"], "target", "inspection.json")
+    assert inspection["plugins"][plugin] == 2
+    assert "FusedMoe" not in inspection["plugins"]
+    type_name = plugin.removeprefix("FusedMoe").lower()
+    assert inspection["packed_weights"][type_name] >= 4
+    assert inspection["copied_inputs"] == []
+    bits = {"fp8": 8, "int4": 4}[type_name]
+    experts = 2 * 4 * 3 * 256 * 128
+    assert inspection["engine_bytes"] < experts * bits / 8 + OTHER_WEIGHTS
+
+
+@pytest.mark.parametrize("family", PAIRS)
+def test_every_graph_of_a_family_becomes_an_engine_with_our_plugins(
+    found: Any, family: str
+) -> None:
+    kinds = found[f"family {family}"]
+    assert kinds["eagle3"]["graphs"].keys() >= {"target", "fuse", "draft"}
+    for pair in kinds.values():
+        for graph, nodes in pair["graphs"].items():
+            inspection = read(pair["folder"], graph, "inspection.json")
+            assert inspection["plugins"] == nodes, graph
+            assert inspection["copied_inputs"] == [], graph
+
+
+def test_every_family_and_kind_of_draft_is_built(found: Any) -> None:
+    built = {family: found[f"family {family}"] for family in PAIRS}
+    twins = {f"{family}_text" for family in ("qwen3_5", "qwen3_5_moe")}
+    assert built.keys() == FAMILIES.keys() - twins
+    towers = {family for family, pair in built.items() if "vision" in pair["eagle3"]["graphs"]}
+    assert towers == FAMILIES.keys() - TEXT_FAMILIES - twins
+    for family in ("qwen3_5", "qwen3_5_moe"):
+        assert built[family].keys() == {"eagle3", "mtp", "block"}
+        assert built[family]["mtp"]["graphs"].keys() == {"fuse", "draft"}
+        assert built[family]["block"]["graphs"].keys() == {"context", "block"}
+
+
 def test_linear_attention_is_built_and_is_given_its_states_themselves(found: Any) -> None:
-    layers = read(found["hybrid"], "target", "inspection.json")["layers"]
-    states = read(found["hybrid"], "target", "config.json")["states"]
+    folder = found["family qwen3_5"]["eagle3"]["folder"]
+    inspection = read(folder, "target", "inspection.json")
+    layers, states = inspection["layers"], read(folder, "target", "config.json")["states"]
     windows = [state["name"] for state in states if state["kind"] == "window"]
-    inspection = read(found["hybrid"], "target", "inspection.json")
-    assert inspection["plugins"]["GatedDelta"] == len(windows) == 3
+    assert inspection["plugins"]["GatedDelta"] == len(windows) == 4
     assert inspection["copied_inputs"] == []
     rules = [x for x in layers if "GatedDelta" in x["Name"] and x["LayerType"] == "PluginV3"]
     for layer, window in zip(rules, windows, strict=True):

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, inliner
 from torch import Tensor
 
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
-from trt_eagle3.graph.ops import DOMAIN, PLUGINS
+from trt_eagle3.graph.ops import DOMAIN, EVERY_OP
 
 INNER, OUTER = 256, 208  # OUTER is no multiple of 128
 FP8_SCALES = {"row": (OUTER, 1), "tensor": (1, 1), "block": (2, 2), "row and block": (OUTER, 2)}
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, Any]] = {
 
 def lowered(op_type: str, opset: int, inputs: list[Tensor], attributes: dict[str, int]) -> Tensor:
     """What ONNX Runtime computes of the lowering in ``opset``."""
-    op = PLUGINS[op_type]
+    op = EVERY_OP[op_type]
     overload = op.overload(len(inputs))
     function = op.function_17(overload, op_type, FLOAT) if opset == 17 else op.function(overload)
     names = op.inputs[overload]
@@ -118,7 +118,7 @@ def test_packed_product_is_that_of_its_values(case: str, how: str) -> None:
     values, stored, attributes = draw()
     x = torch.eye(INNER)
     if how == "torch":
-        found = PLUGINS[op_type].torch_function(x, *stored, **attributes)
+        found = EVERY_OP[op_type].torch_function(x, *stored, **attributes)
     else:
         found = lowered(op_type, int(how.split()[1]), [x, *stored], attributes)
     assert torch.equal(found, values.T)
@@ -129,5 +129,5 @@ def test_packed_product_planted_word_is_noticed(case: str) -> None:
     op_type, draw = CASES[case]
     values, stored, attributes = draw()
     stored[0][3, 5] += 1 << 8
-    found = PLUGINS[op_type].torch_function(torch.eye(INNER), *stored, **attributes)
+    found = EVERY_OP[op_type].torch_function(torch.eye(INNER), *stored, **attributes)
     assert (values != found.T).sum() == 1

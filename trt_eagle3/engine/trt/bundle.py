@@ -60,13 +60,15 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
     them, into the bundle at ``folder``.
 
     Raises:
-        UserError: weights are requested by reference, the TensorRT lacks a type, or it cannot
-            build. EnvironmentMissingError: there is a TensorRT and a GPU, but no plugin library.
+        UserError: weights are requested by reference, the TensorRT lacks a type, a plugin does not
+            support a graph, or TensorRT cannot build. EnvironmentMissingError: there is a TensorRT
+            and a GPU, but no plugin library.
     """
     if job.reference_weights:
         raise UserError(
             "--weights reference: a TensorRT engine holds its weights. Leave the option out."
         )
+    missing_for_engines(job.engine)  # refuses a type that the TensorRT lacks
     graphs = job.make_graphs(folder, reference_location)
     for graph in graphs.values():
         check_plugins(graph)

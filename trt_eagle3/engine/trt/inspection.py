@@ -13,7 +13,7 @@ from trt_eagle3.engine.builder.job import BuiltEngine
 from trt_eagle3.engine.trt.dialects.dialect import Dialect, Inspection
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.errors import TrtEagle3Error, UserError
-from trt_eagle3.graph.ops import PLUGINS
+from trt_eagle3.graph.ops import EVERY_OP
 from trt_eagle3.spec import StateSpec
 
 __all__ = [
@@ -135,4 +135,4 @@ def _plugin_of(layer: Any) -> str | None:
 
 def _named_in(text: str) -> str | None:
     """Return our op that ``text`` names; the longest match, as one name is a prefix of another."""
-    return max((name for name in PLUGINS if name in text), key=len, default=None)
+    return max((name for name in EVERY_OP if name in text), key=len, default=None)

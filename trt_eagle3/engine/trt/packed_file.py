@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import IO
 
 import onnx
+import torch
 from onnx import TensorProto
+from torch import Tensor
 
 from trt_eagle3.graph.trt_export import TrtExport
 
@@ -19,13 +21,21 @@ __all__ = [
     "PackedFile",
     "is_product",
     "packed_counts",
+    "packing_device",
     "with_packed",
+    "words",
 ]
 
 PACKED_FILE = "packed.bin"
 _ALIGNMENT = 256
 _KINDS = {TensorProto.INT4: "int4", TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
-_PLUGINS = {"LinearFp8": "fp8", "LinearInt8": "int8", "LinearInt4": "int4"}
+_PLUGINS = {  # type of its weights, and their number
+    "LinearFp8": ("fp8", 1),
+    "LinearInt8": ("int8", 1),
+    "LinearInt4": ("int4", 1),
+    "FusedMoeFp8": ("fp8", 2),
+    "FusedMoeInt4": ("int4", 2),
+}
 
 
 class PackedFile:
@@ -46,6 +56,25 @@ class PackedFile:
             tensor.external_data.add(key=key, value=str(value))
         self.tensors.append(tensor)
         return str(tensor.name)
+
+    def add_tensor(self, name: str, kind: int, values: Tensor) -> str:
+        """Append ``values`` as a tensor of ``kind`` (``TensorProto``); return its name."""
+        data = values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return self.add(TensorProto(name=name, data_type=kind, dims=values.shape), data)
+
+
+def words(file: PackedFile, name: str, values: Tensor, width: int) -> str:
+    """Append the bytes of ``values`` as int32 [.., width], or of three axes if ``values`` has
+    three; return the tensor's name.
+    """
+    whole = values.contiguous().flatten().view(torch.uint8).view(torch.int32)
+    leading = values.shape[:1] if values.ndim == 3 else ()
+    return file.add_tensor(name, TensorProto.INT32, whole.view(*leading, -1, width))
+
+
+def packing_device() -> torch.device:
+    """Return the device for reordering bytes: a GPU is many times faster."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def is_product(node: onnx.NodeProto) -> bool:
@@ -76,5 +105,9 @@ def packed_counts(model: onnx.ModelProto) -> Mapping[str, int]:
     """Count the weights that stay quantised in the engine, by type: fp8, int8 or int4."""
     behind = {node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
     kinds = [_KINDS[proto.data_type] for proto in model.graph.initializer if proto.name in behind]
-    kinds += [_PLUGINS[node.op_type] for node in model.graph.node if node.op_type in _PLUGINS]
-    return Counter(kinds)
+    counts = Counter(kinds)
+    for node in model.graph.node:
+        if node.op_type in _PLUGINS:
+            kind, number = _PLUGINS[node.op_type]
+            counts[kind] += number
+    return counts

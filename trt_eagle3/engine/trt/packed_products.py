@@ -1,5 +1,5 @@
 """Quantised weights that our plugins multiply as stored: ``LinearFp8``, ``LinearInt8``,
-``LinearInt4``.
+``LinearInt4``, and those of experts (``packed_experts.py``).
 
 Shapes: a weight [N, K], G groups of columns of a row.
 """
@@ -12,17 +12,19 @@ from pathlib import Path
 import onnx
 import torch
 from onnx import TensorProto, helper
-from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.dtype import LARGEST_FP8, dtype_of_torch
 from trt_eagle3.engine.torch.pack import pack
 from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, Int8Weight, PackedWeight
+from trt_eagle3.engine.trt.packed_experts import PackExperts, pack_experts, pack_mixtures
 from trt_eagle3.engine.trt.packed_file import (
     PACKED_FILE,
     PackedFile,
     is_product,
+    packing_device,
     with_packed,
+    words,
 )
 from trt_eagle3.graph.ops import DOMAIN
 from trt_eagle3.graph.plugin_ops import plugin_attributes
@@ -47,10 +49,15 @@ _LARGEST: Mapping[type[Kept], float] = {  # code, relative to its zero point
 
 
 def keep_packed_products(
-    ready: TrtExport, root: Path, folder: Path, *, pack: Pack = pack
+    ready: TrtExport,
+    root: Path,
+    folder: Path,
+    *,
+    pack: Pack = pack,
+    pack_experts: PackExperts = pack_experts,
 ) -> TrtExport:
-    """Replace each product whose weight our kernels support by a plugin node, with the weight in
-    ``folder / PACKED_FILE``. Returns ``ready`` itself if there is no such product.
+    """Replace each product and mixture whose weights our kernels support by a plugin node, with the
+    weights in ``folder / PACKED_FILE``. Returns ``ready`` itself if there are none.
 
     ``engine/torch/packed.py`` defines which weights the kernels support. Every reader of a weight
     must be a product without a bias. The compute type must hold its values, because prompts
@@ -59,18 +66,19 @@ def keep_packed_products(
     Args:
         root: folder of the weights' files. One weight at a time is in memory.
         pack: packs a weight on a device; returns None if the kernels do not support it.
+        pack_experts: the same for the experts of a layer.
     Raises:
         UserError: a file cannot be read, or is cut short.
     """
-    made: dict[str, onnx.NodeProto] = {}
-    packed: list[str] = []
     with atomic_file(folder / PACKED_FILE) as stream:
         file = PackedFile(stream)
+        mixtures, packed = pack_mixtures(ready, root, file, pack=pack_experts)
+        made = dict(mixtures)
         for name, nodes in _readers(ready).items():
             expr = ready.weights[name]
-            weight = pack(expr, root, _device())
+            weight = pack(expr, root, packing_device())
             if isinstance(weight, Kept) and _fits(weight, expr):
-                inputs = [file.add(*one) for one in _tensors(name, weight)]
+                inputs = _add(file, name, weight)
                 made |= {node.output[0]: _node(node, inputs, weight, expr) for node in nodes}
                 packed.append(name)
     torch.cuda.empty_cache()  # leave the weights' memory to the builder
@@ -79,11 +87,6 @@ def keep_packed_products(
         return ready
     nodes = [made.get(node.output[0], node) for node in ready.model.graph.node]
     return with_packed(ready, nodes, file.tensors, packed)
-
-
-def _device() -> torch.device:
-    """Return the device for reordering bytes: a GPU is many times faster."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _readers(ready: TrtExport) -> Mapping[str, Sequence[onnx.NodeProto]]:
@@ -106,30 +109,19 @@ def _fits(weight: Kept, expr: WeightExpr) -> bool:
     return largest <= torch.finfo(expr.dtype.torch).max
 
 
-def _tensors(name: str, weight: Kept) -> list[tuple[TensorProto, bytes]]:
-    """Return the constant inputs of the weight's node, in order."""
+def _add(file: PackedFile, name: str, weight: Kept) -> list[str]:
+    """Put the constant inputs of the weight's node into ``file``; return their names in order."""
     if not isinstance(weight, Int4Weight):
-        codes = _words(f"{name}/codes", weight.codes, weight.codes.shape[1] // 4)
-        return [codes, _stored(f"{name}/scales", TensorProto.FLOAT, weight.scale)]
+        codes = words(file, f"{name}/codes", weight.codes, weight.codes.shape[1] // 4)
+        return [codes, file.add_tensor(f"{name}/scales", TensorProto.FLOAT, weight.scale)]
     groups = weight.scale.shape[1]
     found = [
-        _words(f"{name}/codes", weight.codes, weight.codes.shape[1]),
-        _words(f"{name}/scales", weight.scale, groups),
+        words(file, f"{name}/codes", weight.codes, weight.codes.shape[1]),
+        words(file, f"{name}/scales", weight.scale, groups),
     ]
     if weight.zero_point is not None:
-        found.append(_words(f"{name}/zero_points", weight.zero_point, groups))
+        found.append(words(file, f"{name}/zero_points", weight.zero_point, groups))
     return found
-
-
-def _words(name: str, values: Tensor, width: int) -> tuple[TensorProto, bytes]:
-    """Return the bytes of ``values`` as int32 [.., width]."""
-    words = values.contiguous().flatten().view(torch.uint8).view(torch.int32)
-    return _stored(name, TensorProto.INT32, words.view(-1, width))
-
-
-def _stored(name: str, kind: int, values: Tensor) -> tuple[TensorProto, bytes]:
-    data = values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return TensorProto(name=name, data_type=kind, dims=values.shape), data
 
 
 def _node(

@@ -18,6 +18,7 @@ from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.dtype import COMPUTE_DTYPES, LARGEST_FP8, DType
 from trt_eagle3.engine.runtime.weights import integer_rows, mapped
 from trt_eagle3.engine.torch.pack import fp8_scales
+from trt_eagle3.engine.trt.packed_experts import pack_mixtures
 from trt_eagle3.engine.trt.packed_file import (
     PACKED_FILE,
     PackedFile,
@@ -69,7 +70,8 @@ class DequantizeLinearWeight:
 
 def keep_packed(ready: TrtExport, root: Path, folder: Path, *, fp8: bool = False) -> TrtExport:
     """Move the weights that a builder can use as stored to ``folder / PACKED_FILE``, behind
-    ``DequantizeLinear`` nodes. Returns ``ready`` itself if there are none.
+    ``DequantizeLinear`` nodes, and experts that our plugins support into these plugins' nodes.
+    Returns ``ready`` itself if there are none.
 
     Supported are INT4 in groups of up to 128 columns, INT8 with a scale per row, and FP8 with a
     scale per row or tensor. There must be no zero points, and columns must be in order. Every
@@ -84,15 +86,19 @@ def keep_packed(ready: TrtExport, root: Path, folder: Path, *, fp8: bool = False
     nodes: dict[str, onnx.NodeProto] = {}
     with atomic_file(folder / PACKED_FILE) as stream:
         file = PackedFile(stream)
+        mixtures, experts = pack_mixtures(ready, root, file)
         for name, expr in ready.weights.items():
             packed = _packed(expr, root, fp8) if name in products else None
             if packed is not None:
                 inputs = [file.add(*one) for one in _tensors(name, packed)]
                 nodes[name] = _node(name, inputs, packed, expr.dtype)
-    if not nodes:
+    if not nodes and not mixtures:
         (folder / PACKED_FILE).unlink()
         return ready
-    made = with_packed(ready, [*nodes.values(), *ready.model.graph.node], file.tensors, nodes)
+    others = [mixtures.get(node.output[0], node) for node in ready.model.graph.node]
+    made = with_packed(ready, [*nodes.values(), *others], file.tensors, [*nodes, *experts])
+    if not nodes:
+        return made
     made.model.ir_version = _IR_VERSION
     next(opset for opset in made.model.opset_import if not opset.domain).version = _OPSET
     return made

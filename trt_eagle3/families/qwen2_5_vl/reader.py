@@ -10,7 +10,7 @@ from trt_eagle3.checkpoint.rope_schedule import make_rope, read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen2_5_vl.decoder import Qwen25Decoder
-from trt_eagle3.families.qwen2_5_vl.tower import Windows, vision_shapes, window_side
+from trt_eagle3.families.qwen2_5_vl.tower import Windows, vision_shapes
 from trt_eagle3.families.qwen3.positions import check_full_attention
 from trt_eagle3.families.qwen3_vl.reader import PADS
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES
@@ -122,6 +122,7 @@ def _check_tower(
     config: ModelConfig, spec: VisionSpec, windows: Windows, decoder: Qwen25Decoder
 ) -> None:
     theta = config.get("vision_config.rope_parameters.rope_theta", "number", 1e4)
+    token = spec.spatial_merge_size * spec.patch_size
     problems = {
         f"out_hidden_size {spec.out_hidden_size} "
         f"is not the decoder's hidden_size {decoder.hidden_size}": (
@@ -134,8 +135,10 @@ def _check_tower(
         f"hidden_act {quote(spec.hidden_act)} is not silu, the only one supported": (
             spec.hidden_act != "silu"
         ),
-        f"window_size {windows.window_size} holds no token of {spec.spatial_merge_size} patches of "
-        f"{spec.patch_size} pixels": window_side(spec) < 1,
+        f"window_size {windows.window_size} is no multiple of a token's {token} pixels "
+        f"({spec.spatial_merge_size} patches of {spec.patch_size})": (
+            windows.window_size % token != 0
+        ),
         f"fullatt_block_indexes {quote(list(windows.full_blocks))} "
         f"are not blocks of {spec.depth}": any(i >= spec.depth for i in windows.full_blocks),
         f"rope_theta {theta:g} is not 10000, the only one supported": theta != 1e4,

@@ -39,7 +39,6 @@ __all__ = [
     "OPS",
     "OPSET",
     "OPSET_17",
-    "PLUGINS",
     "Op",
     "reference_function",
 ]
@@ -69,7 +68,7 @@ EVERY_OP: Mapping[str, Op] = {
 }
 """The ops of our graphs, products that a backend substitutes, and exchanges between ranks."""
 
-_WITHOUT_PLUGIN = ("FusedMoeFp8", "FusedMoeInt4", "AllReduce", "AllGather")
+_WITHOUT_PLUGIN = ("AllReduce", "AllGather")
 PLUGINS: Mapping[str, Op] = {n: op for n, op in EVERY_OP.items() if n not in _WITHOUT_PLUGIN}
 """The ops in the TensorRT plugin library."""
 

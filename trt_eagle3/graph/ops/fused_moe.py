@@ -14,10 +14,10 @@ Shapes: n rows, H hidden, E experts, I inner width. x T [n, H]; router_logits T 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.graph.ops.op import Op
+from trt_eagle3.graph.ops.op import Op, Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,6 +179,25 @@ def renamed(nodes: str, prefix: str, inputs: tuple[str, ...]) -> str:
 _GATE_UP = "gate_up_weight = Gather (gate_up, expert)"
 _DOWN = "down_weight = Gather (down, expert)"
 
+_FLOAT32 = 1  # of ``TensorProto``
+_MAX_EXPERTS, _MAX_TOP_K = 512, 16
+_MULTIPLES = {"hidden": 16, "width": 8}
+
+
+def _plugin_refuses(attributes: Mapping[str, Any], shapes: Shapes, compute: int) -> str:
+    if compute == _FLOAT32:
+        return "experts in float32 are not supported, set engine.dtype: float16"
+    experts, hidden, width = map(int, shapes["down"])
+    if experts > _MAX_EXPERTS:
+        return f"expected at most {_MAX_EXPERTS} experts, got {experts}"
+    if attributes["top_k"] > _MAX_TOP_K:
+        return f"expected at most {_MAX_TOP_K} experts of a row, got {attributes['top_k']}"
+    for name, size in (("hidden", hidden), ("width", width)):
+        if size % _MULTIPLES[name]:
+            return f"experts' {name}: expected a multiple of {_MULTIPLES[name]}, got {size}"
+    return ""
+
+
 FUSED_MOE = Op(
     inputs={"": ("x", "router_logits", "gate_up", "down")},
     outputs={"": ("y",)},
@@ -187,4 +206,5 @@ FUSED_MOE = Op(
     lowering_17={"": moe_lowering(_GATE_UP, _DOWN, opset_17=True)},
     torch_function=fused_moe,
     plugin="FusedMoe",
+    plugin_refuses=_plugin_refuses,
 )

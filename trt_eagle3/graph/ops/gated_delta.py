@@ -32,8 +32,8 @@ are undefined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.graph.ops.gated_delta_kernel import KERNEL, gated_delta_call
 from trt_eagle3.graph.ops.gated_delta_lowering import (
@@ -42,7 +42,7 @@ from trt_eagle3.graph.ops.gated_delta_lowering import (
     LOWERING_17,
     TREE_ROWS,
 )
-from trt_eagle3.graph.ops.op import Op
+from trt_eagle3.graph.ops.op import Op, Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,6 +244,21 @@ def _solved(
 _STATES = ("conv_state", "delta_state")
 _ENTRIES = ("state_reads", "state_writes", "certain")
 
+_CHANNELS, _MAX_CHANNELS, _TAPS = 4, 128, (2, 8)
+
+
+def _plugin_refuses(attributes: Mapping[str, Any], shapes: Shapes, compute: int) -> str:
+    del attributes, compute
+    for size in map(int, shapes["delta_state"][2:]):
+        if size % _CHANNELS or size > _MAX_CHANNELS:
+            return (
+                f"linear heads have {size} channels, expected a multiple of {_CHANNELS}, at most "
+                f"{_MAX_CHANNELS}"
+            )
+    taps, (least, most) = int(shapes["conv_weight"][2]), _TAPS
+    return "" if least <= taps <= most else f"expected {least} to {most} taps, got {taps}"
+
+
 GATED_DELTA = Op(
     inputs={
         "": (
@@ -268,5 +283,6 @@ GATED_DELTA = Op(
     kernel=KERNEL,
     kernel_call=gated_delta_call,
     plugin="GatedDelta",
+    plugin_refuses=_plugin_refuses,
     plugin_attributes=("prefetch_safe",),
 )

@@ -11,11 +11,14 @@ from onnx import parser
 
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 
-__all__ = ["DOMAIN", "OPSET", "OPSET_17", "Op"]
+__all__ = ["DOMAIN", "OPSET", "OPSET_17", "Op", "Shapes"]
 
 DOMAIN = "trt_eagle3"
 OPSET = 24
 OPSET_17 = 17  # the newest that TensorRT 8.6 reads
+
+Shapes = Mapping[str, Sequence[int | str]]
+"""Input name of an op -> its shape, with names for variable sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,8 @@ class Op:
         plugin_attributes: attributes that only the plugin's nodes have.
         plugin_values: computes their values from the element types (``TensorProto``) of the inputs
             and outputs.
+        plugin_refuses: ``f(attributes, shapes, compute)`` with the shapes of constants and of the
+            graph's inputs: why the plugin does not support a node; "" if it does.
     """
 
     inputs: Mapping[str, tuple[str, ...]]
@@ -54,6 +59,7 @@ class Op:
     plugin: str
     plugin_attributes: tuple[str, ...] = ()
     plugin_values: Callable[[Sequence[int], Sequence[int]], Mapping[str, int]] = lambda *_: {}
+    plugin_refuses: Callable[[Mapping[str, Any], Shapes, int], str] = lambda *_: ""
 
     @property
     def name(self) -> str:

@@ -10,8 +10,9 @@ float32 [P]; pair_axis int32 [P]; q_norm, k_norm T [D]; q T [N, Hq * D]; k, v T 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.graph.ops.add_rms_norm import (
     EPSILON_17,
@@ -21,7 +22,7 @@ from trt_eagle3.graph.ops.add_rms_norm import (
     add_rms_norm,
 )
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
-from trt_eagle3.graph.ops.op import Op
+from trt_eagle3.graph.ops.op import Op, Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -286,6 +287,20 @@ def _offset_norms() -> str:
     )
 
 
+_HEAD_DIM_MULTIPLE, _MAX_HEAD_DIM = 4, 256
+
+
+def _plugin_refuses(attributes: Mapping[str, Any], shapes: Shapes, compute: int) -> str:
+    del shapes, compute
+    head_dim = attributes["head_dim"]
+    if head_dim % _HEAD_DIM_MULTIPLE == 0 and head_dim <= _MAX_HEAD_DIM:
+        return ""
+    return (
+        f"heads have {head_dim} channels, expected a multiple of {_HEAD_DIM_MULTIPLE}, at most "
+        f"{_MAX_HEAD_DIM}"
+    )
+
+
 QK_NORM_MROPE = Op(
     inputs={
         "": _INPUTS,
@@ -318,4 +333,5 @@ QK_NORM_MROPE = Op(
     # prefetch_safe: positions are inputs of the graph, and the launch before is a product
     kernel_call=partial(qk_norm_mrope_call, prefetch_safe=True),
     plugin="QKNormMRope",
+    plugin_refuses=_plugin_refuses,
 )

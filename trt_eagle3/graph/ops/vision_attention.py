@@ -11,11 +11,12 @@ be empty; out T [n, H * D].
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall
-from trt_eagle3.graph.ops.op import Op
+from trt_eagle3.graph.ops.op import Op, Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,7 @@ KERNEL = Kernel(
     doc="""Rotates pair i (channels i and i + D/2) of every head of q and k by
 rope_positions[pair_axis[i]] * inv_freq[i], then attends from each patch over the patches of its own
 frame. Frame f has patches frame_starts[f] to frame_starts[f + 1] - 1, or none. float32, and
-head_dims other than 64, 72 and 80, are computed without tensor cores.""",
+head_dims other than 64, 72, 80 and 128, are computed without tensor cores.""",
     tensors={
         "qkv": "T [n, 3 * H * D]: q, k and v of all heads",
         "rope_positions": "int32 [2, n]",
@@ -305,6 +306,20 @@ def vision_attention_call(
     return KernelCall(KERNEL, tensors, scalars, out, workspace)
 
 
+_HEAD_DIM_MULTIPLE, _MAX_HEAD_DIM = 4, 128
+
+
+def _plugin_refuses(attributes: Mapping[str, Any], shapes: Shapes, compute: int) -> str:
+    del attributes, compute
+    head_dim = 2 * int(shapes["inv_freq"][0])
+    if head_dim % _HEAD_DIM_MULTIPLE == 0 and head_dim <= _MAX_HEAD_DIM:
+        return ""
+    return (
+        f"heads have {head_dim} channels, expected a multiple of {_HEAD_DIM_MULTIPLE}, at most "
+        f"{_MAX_HEAD_DIM}"
+    )
+
+
 VISION_ATTENTION = Op(
     inputs={"": ("qkv", "rope_positions", "inv_freq", "pair_axis", "frame_starts")},
     outputs={"": ("out",)},
@@ -322,4 +337,5 @@ VISION_ATTENTION = Op(
     kernel=KERNEL,
     kernel_call=vision_attention_call,
     plugin="VisionAttention",
+    plugin_refuses=_plugin_refuses,
 )
