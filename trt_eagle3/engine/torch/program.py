@@ -17,6 +17,7 @@ from torch import Tensor
 from trt_eagle3.engine import capi
 from trt_eagle3.engine.kernels.libraries import INSTALL_KERNELS
 from trt_eagle3.engine.runtime.weights import materialise
+from trt_eagle3.engine.torch.dense_layer import with_dense_layers
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
@@ -113,20 +114,25 @@ def load_program(
         inputs,
         outputs,
         constants,
-        _steps(proto.graph.node, device, kept, bytes_),
+        _steps(proto.graph.node, device, kept, bytes_, constants),
         read_states(proto),
-        None if prompt is None else _steps(prompt, device, kept, bytes_),
+        None if prompt is None else _steps(prompt, device, kept, bytes_, constants),
     )
 
 
 def _steps(
-    nodes: Sequence[onnx.NodeProto], device: torch.device, kept: set[str], byte_weights: set[str]
+    nodes: Sequence[onnx.NodeProto],
+    device: torch.device,
+    kept: set[str],
+    byte_weights: set[str],
+    constants: Mapping[str, Weight],
 ) -> tuple[Step, ...]:
     """Return the steps for ``nodes``; ``kept`` values stay. ``byte_weights``: see ``fused``."""
     read = kept.union(*(node.input for node in nodes))
     steps = [_step(node, device, read) for node in nodes]
     if _packs(device):
         steps = fused(steps, kept, byte_weights)
+        steps = with_dense_layers(steps, constants, kept, device)
     return tuple(with_lifetimes(steps, kept))
 
 
