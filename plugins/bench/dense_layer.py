@@ -4,8 +4,8 @@
 
 Every figure is the median over replays of one CUDA graph that holds several layers of the 8B
 geometry, each with its own weights, without attention. The floor is the weights' bytes over the
-copy bandwidth of this run. `fixed`: the same launch with next to no weights: what launches,
-barriers and rows take.
+copy bandwidth of this run. Parts: the same launch, with next to no bytes in the other weights.
+`fixed` has next to none at all: what launches, barriers and rows take.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ from trt_eagle3.engine import capi
 from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight
 from trt_eagle3.io.run_command import run_command
 
-SIZES, FIXED = (4096, 4096, 12288, 6144), (4096, 4096, 128, 16)  # A, H, I, N
+SIZES = (4096, 4096, 12288, 6144)  # A, H, I, N
+PARTS = {
+    "gate_up and down": (128, 4096, 12288, 16),
+    "o and qkv": (4096, 4096, 128, 6144),
+    "fixed": (128, 4096, 128, 16),
+}
 LAYERS = 12
 DEVICE = torch.device("cuda")
 EPSILON = 1e-6
+PER_CODE = {Int4Weight: 8, Fp8Weight: 1}  # columns of an element
 
 Layer = tuple[Int4Weight, ...] | tuple[Fp8Weight, ...]
 Run = Callable[[Layer, Tensor, Tensor], Tensor]
@@ -94,7 +100,9 @@ class Ways:
 
 def layer_us(run: Run, layers: list[Layer], rows: int) -> float | str:
     """Return the microseconds of a layer in a graph of all ``layers``, or why there are none."""
-    x, stream = torch.randn(2, rows, SIZES[1], device=DEVICE).bfloat16()
+    x = torch.randn(rows, layers[0][0].codes.shape[1] * PER_CODE[type(layers[0][0])], device=DEVICE)
+    stream = torch.randn(rows, SIZES[1], device=DEVICE).bfloat16()
+    x = x.bfloat16()
 
     def all_layers() -> None:
         for layer in layers:
@@ -112,10 +120,8 @@ def layer_us(run: Run, layers: list[Layer], rows: int) -> float | str:
 
 
 def row(name: str, times: list[float | str], floor: float) -> None:
-    cells = (
-        t if isinstance(t, str) else f"{t:.1f} ({floor / t:.0%})" if floor else f"{t:.1f}"
-        for t in times
-    )
+    share = "{:.1f} ({:.0%})" if floor else "{:.1f}"
+    cells = (t if isinstance(t, str) else share.format(t, floor / t) for t in times)
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
@@ -129,7 +135,7 @@ def main(kinds: tuple[str, ...], counts: tuple[int, ...], slots: tuple[int, ...]
     print(f"{torch.cuda.get_device_name()}, copy {bandwidth * 1e-12:.2f} TB/s")
     print("us of a layer (share of the copy bandwidth)")
     for kind in kinds:
-        layers, fixed = ([draw(kind, sizes) for _ in range(LAYERS)] for sizes in (SIZES, FIXED))
+        layers = [draw(kind, SIZES) for _ in range(LAYERS)]
         floor = 1e6 * num_bytes(layers[0]) / bandwidth
         print(f"| {kind}, floor {floor:.1f} | {' | '.join(f'{n} rows' for n in counts)} |")
         forms: dict[str, Run] = {
@@ -140,8 +146,13 @@ def main(kinds: tuple[str, ...], counts: tuple[int, ...], slots: tuple[int, ...]
         forms |= {f"one launch, {n} slots": partial(ways.one, slots=n) for n in slots}
         for name, run in forms.items():
             row(name, [layer_us(run, layers, n) for n in counts], floor)
-        for name in ("single kernels", "one launch"):
-            row(f"fixed, {name}", [layer_us(forms[name], fixed, n) for n in counts], 0.0)
+        del layers
+        for part, sizes in PARTS.items():
+            layers = [draw(kind, sizes) for _ in range(LAYERS)]
+            floor = 1e6 * num_bytes(layers[0]) / bandwidth
+            for name in ("single kernels", "one launch"):
+                times = [layer_us(forms[name], layers, n) for n in counts]
+                row(f"{part}, {name}; floor {floor:.1f}", times, 0.0)
 
 
 if __name__ == "__main__":

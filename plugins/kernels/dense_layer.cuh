@@ -419,29 +419,22 @@ __device__ __forceinline__ float load_layer_residual(const LayerTask& p, int sta
   }
 }
 
+// Slots of a ring: 2 to 6, 8 or 10.
 constexpr int kLayerMaxSlots = 10;
+inline int layer_slots(int most) { return most >= kLayerMaxSlots ? kLayerMaxSlots : most <= 6 ? most : most / 2 * 2; }
 
-// Waits for all but `pending` groups of copies, of up to kLayerMaxSlots - 2.
+// Waits for all but `pending` groups of copies: two less than there are slots.
 __device__ __forceinline__ void await_layer_copies(int pending) {
-  switch (pending) {
-    case 0:
-      return copy_async_wait<0>();
-    case 1:
-      return copy_async_wait<1>();
-    case 2:
-      return copy_async_wait<2>();
-    case 3:
-      return copy_async_wait<3>();
-    case 4:
-      return copy_async_wait<4>();
-    case 5:
-      return copy_async_wait<5>();
-    case 6:
-      return copy_async_wait<6>();
-    case 7:
-      return copy_async_wait<7>();
-    default:
-      return copy_async_wait<8>();
+  if (pending < 2) {
+    if (pending == 0) return copy_async_wait<0>();
+    copy_async_wait<1>();
+  } else if (pending < 4) {
+    if (pending == 2) return copy_async_wait<2>();
+    copy_async_wait<3>();
+  } else {
+    if (pending == 4) return copy_async_wait<4>();
+    if (pending == 6) return copy_async_wait<6>();
+    copy_async_wait<8>();
   }
 }
 
@@ -635,7 +628,7 @@ bool cut_layer_memory(const Chip& chip, int most_slots, LayerTask* p) {
   for (int columns = ceil_div(widest, kStep) * kStep;; columns -= kStep) {
     p->x_columns = std::max(columns, least);
     const int others = Block::bytes(p->num_rows, p->x_columns, 0);
-    p->slots = std::min(most_slots, (chip.shared_bytes - others) / Block::ring_bytes(1));
+    p->slots = layer_slots(std::min(most_slots, (chip.shared_bytes - others) / Block::ring_bytes(1)));
     if (p->slots >= std::min(kEnough, most_slots) || columns <= least) return p->slots >= 2;
   }
 }
@@ -648,7 +641,7 @@ cudaError_t launch_dense_layer(LayerTask p, int most_slots, bool prefetch_safe, 
   const int segments = ceil_div(p.hidden, kLayerSegment);
   if (chip.major < 9 || p.num_rows > kLayerMaxRows || segments > kLayerMaxSegments) return cudaErrorNotSupported;
   const Overlap overlap = prefetch_safe ? Overlap::kYes : Overlap::kNo;
-  const int slots = most_slots == 0 ? kLayerMaxSlots : std::min(most_slots, kLayerMaxSlots);
+  const int slots = most_slots == 0 ? kLayerMaxSlots : most_slots;
   if (p.num_rows <= 8) {
     using Block = LayerBlock<Format, 1>;
     if (!cut_layer_memory<Block>(chip, slots, &p)) return cudaErrorNotSupported;
