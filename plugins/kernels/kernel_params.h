@@ -399,6 +399,101 @@ struct UnpackNvfp4Params {
 
 cudaError_t unpack_nvfp4(const UnpackNvfp4Params& params, cudaStream_t stream);
 
+// middle = residual + x . o^T; inner = silu(gate) * up, of gate and up = RMSNorm(middle) .
+// gate_up^T; total = middle + inner . down^T; y = RMSNorm(total) . qkv^T. Without next_norm (null
+// data, as qkv's, its scale's and y's) total is inner . down^T, and there is no y. Products, norms
+// and inner values are rounded to T; sums are float32, in an order that does not depend on M. All
+// blocks of the launch wait for each other at the barrier, which must be 0 before the first launch,
+// and belong to one launch at a time. TE3_NOT_SUPPORTED for float32, for more than 16 rows, before
+// Hopper, for H above 8192, and if the chip's blocks cannot run together or rows do not fit into
+// shared memory. A, H and I must be multiples of 128, N of 16. prefetch_safe: as linear's, for
+// weights, scales and norms.
+struct DenseLayerInt4Params {
+  const void* x;                   // T [M, A]
+  const void* residual;            // T [M, H]
+  const void* norm;                // T [H]; the factor is norm + weight_offset
+  const void* next_norm;           // T [H], as norm; or null data
+  const int32_t* o;                // int32 [H, A], packed codes 0 to 15, 8 in a number
+  const void* o_scale;             // float16 or bfloat16 (all the same), one for 128 columns of a row
+  const void* o_zero_point;        // uint8, of the scale's shape; null data: 8
+  const int32_t* gate_up;          // int32 [2 * I, H], gate first, packed codes 0 to 15, 8 in a number
+  const void* gate_up_scale;       // float16 or bfloat16 (all the same), one for 128 columns of a row
+  const void* gate_up_zero_point;  // uint8, of the scale's shape; null data: 8
+  const int32_t* down;             // int32 [H, I], packed codes 0 to 15, 8 in a number
+  const void* down_scale;          // float16 or bfloat16 (all the same), one for 128 columns of a row
+  const void* down_zero_point;     // uint8, of the scale's shape; null data: 8
+  const int32_t* qkv;              // int32 [N, H], packed codes 0 to 15, 8 in a number
+  const void* qkv_scale;           // float16 or bfloat16 (all the same), one for 128 columns of a row
+  const void* qkv_zero_point;      // uint8, of the scale's shape; null data: 8
+  int32_t* barrier;                // int32 [1]; 0 before the first launch
+  void* middle;                    // T [M, H]
+  void* inner;                     // T [M, I]
+  void* total;                     // T [M, H]
+  void* y;                         // T [M, N], or null data
+  int32_t num_rows;                // M
+  int32_t attended;                // A
+  int32_t hidden;                  // H
+  int32_t width;                   // I
+  int32_t next_width;              // N
+  DType dtype;
+  DType scale_dtype;
+  float epsilon;
+  float weight_offset;
+  int32_t slots;                   // most of a warp's ring; only for tests and measurements. 0: chosen
+  int32_t prefetch_safe;
+};
+
+cudaError_t dense_layer_int4(const DenseLayerInt4Params& params, cudaStream_t stream);
+
+// middle = residual + x . o^T; inner = silu(gate) * up, of gate and up = RMSNorm(middle) .
+// gate_up^T; total = middle + inner . down^T; y = RMSNorm(total) . qkv^T. Without next_norm (null
+// data, as qkv's, its scale's and y's) total is inner . down^T, and there is no y. Products, norms
+// and inner values are rounded to T; sums are float32, in an order that does not depend on M. All
+// blocks of the launch wait for each other at the barrier, which must be 0 before the first launch,
+// and belong to one launch at a time. TE3_NOT_SUPPORTED for float32, for more than 16 rows, before
+// Hopper, for H above 8192, and if the chip's blocks cannot run together or rows do not fit into
+// shared memory. A, H and I must be multiples of 128, N of 16. prefetch_safe: as linear's, for
+// weights, scales and norms.
+struct DenseLayerFp8Params {
+  const void* x;                  // T [M, A]
+  const void* residual;           // T [M, H]
+  const void* norm;               // T [H]; the factor is norm + weight_offset
+  const void* next_norm;          // T [H], as norm; or null data
+  const void* o;                  // float8_e4m3fn [H, A], packed
+  const float* o_scale;           // float32 [rows, columns], as linear_fp8's
+  const void* gate_up;            // float8_e4m3fn [2 * I, H], gate first, packed
+  const float* gate_up_scale;     // float32 [rows, columns], as linear_fp8's
+  const void* down;               // float8_e4m3fn [H, I], packed
+  const float* down_scale;        // float32 [rows, columns], as linear_fp8's
+  const void* qkv;                // float8_e4m3fn [N, H], packed
+  const float* qkv_scale;         // float32 [rows, columns], as linear_fp8's
+  int32_t* barrier;               // int32 [1]; 0 before the first launch
+  void* middle;                   // T [M, H]
+  void* inner;                    // T [M, I]
+  void* total;                    // T [M, H]
+  void* y;                        // T [M, N], or null data
+  int32_t num_rows;               // M
+  int32_t attended;               // A
+  int32_t hidden;                 // H
+  int32_t width;                  // I
+  int32_t next_width;             // N
+  DType dtype;
+  int32_t o_scale_rows;
+  int32_t o_scale_columns;
+  int32_t gate_up_scale_rows;
+  int32_t gate_up_scale_columns;
+  int32_t down_scale_rows;
+  int32_t down_scale_columns;
+  int32_t qkv_scale_rows;
+  int32_t qkv_scale_columns;
+  float epsilon;
+  float weight_offset;
+  int32_t slots;                  // most of a warp's ring; only for tests and measurements. 0: chosen
+  int32_t prefetch_safe;
+};
+
+cudaError_t dense_layer_fp8(const DenseLayerFp8Params& params, cudaStream_t stream);
+
 // y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w is
 // the softmax of the row's logits in float32, over all experts, or over its own top_k with
 // renormalise. Of equal logits the first is chosen. Inner values are rounded to T, sums are
