@@ -12,7 +12,7 @@ from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 from trt_eagle3.errors import EnvironmentMissingError
-from trt_eagle3.graph.ops import EVERY_OP
+from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.tensorrt_config import TensorRTConfig
 
@@ -78,7 +78,7 @@ def _load(dialect: Dialect, path: Path, fix: str) -> Path:
         ) from error
     missing = [
         op.plugin
-        for op in EVERY_OP.values()
+        for op in PLUGINS.values()
         if dialect.find_creator(op.plugin, PLUGIN_VERSION) is None
     ]
     if missing:
