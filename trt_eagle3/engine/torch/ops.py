@@ -69,11 +69,25 @@ def _layer_norm(
     return functional.layer_norm(x, scale.shape, scale, bias, epsilon)
 
 
+def _conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    kernel_shape: list[int],
+    pads: list[int],
+    strides: list[int],
+) -> Tensor:
+    """Convolve without a bias, with equal padding on opposite sides."""
+    assert pads[: len(kernel_shape)] == pads[len(kernel_shape) :], f"Conv: pads {pads}"
+    return functional.conv2d(x, weight, stride=strides, padding=pads[: len(kernel_shape)])
+
+
 STANDARD_OPS: Mapping[str, Function] = {
     "Add": torch.add,
     "Clip": torch.clamp,
     "Cast": lambda x, *, to: x.to(dtype_of_onnx(to).torch),
     "Concat": lambda *parts, axis: torch.cat(parts, dim=axis),
+    "Conv": _conv,
     "Cos": torch.cos,
     "Div": torch.div,
     "Erf": torch.erf,
