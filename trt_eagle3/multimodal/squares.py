@@ -17,6 +17,7 @@ Decoder processes import this module, so it does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def square_patches(
     image: Image.Image,
     config: PixelConfig,
     side: int,
-    background: tuple[int, ...],
+    background: Sequence[int],
     allocate: Allocate | None = None,
 ) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
     """Resize one RGB image into a square of ``side`` pixels and cut it row by row.
@@ -44,16 +45,15 @@ def square_patches(
         (pixels uint8 [N, 3 + 3 * K, 1, p * p], (1, h, w)); K is 0 without ``config.detail``.
     """
     patch, rows = config.patch_size, side // config.patch_size
-    pieces = 0 if config.detail is None else num_pieces(side, config.detail.side)
+    detail = None if config.detail is None else DetailConfig(*config.detail)  # a list after JSON
+    pieces = 0 if detail is None else num_pieces(side, detail.side)
     shape = (rows**2, _CHANNELS * (1 + pieces), 1, patch**2)
     pixels = np.empty(shape, dtype=np.uint8) if allocate is None else allocate(shape)
-    if config.detail is not None:
-        detail = DetailConfig(*config.detail)  # a list after JSON
-        colour = tuple(detail.background)
-        image = _squared(image, detail.side, config.min_side, detail.resample, colour)
+    if detail is not None:
+        image = _squared(image, detail.side, config.min_side, detail.resample, detail.background)
         planes = _patches(image, detail.patch_size)
         pixels[:, _CHANNELS:, 0] = detail_pieces(planes, rows**2, pieces, patch**2)
-    image = _squared(image, side, config.min_side, config.resample, tuple(background))
+    image = _squared(image, side, config.min_side, config.resample, background)
     pixels[:, :_CHANNELS, 0] = _patches(image, patch)
     return pixels, (1, rows, rows)
 
@@ -80,7 +80,7 @@ def detail_pieces(patches: NDArray[Any], tokens: int, pieces: int, size: int) ->
 
 
 def _squared(
-    image: Image.Image, side: int, least: int, resample: int, background: tuple[int, ...]
+    image: Image.Image, side: int, least: int, resample: int, background: Sequence[int]
 ) -> Image.Image:
     """Resize the longer side of ``image`` to ``side``, and center it on a square."""
     scale = side / max(image.size)
@@ -88,7 +88,7 @@ def _squared(
     resized = image.resize((width, height), Image.Resampling(resample))
     if width == height:
         return resized
-    square = Image.new("RGB", (max(width, height),) * 2, background)
+    square = Image.new("RGB", (max(width, height),) * 2, tuple(background))
     square.paste(resized, ((square.width - width) // 2, (square.height - height) // 2))
     return square
 
