@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from trt_eagle3.multimodal.pixel_config import (
     size_of,
 )
 from trt_eagle3.multimodal.processor_files import read_processor_json
-from trt_eagle3.multimodal.prompt_rules import Grid, MediaKind, TextRules, token_text
+from trt_eagle3.multimodal.prompt_rules import Grid, MediaKind, token_text
 from trt_eagle3.spec import TargetSpec, VisionSpec
 
 __all__ = ["IMAGE_DEFAULTS", "DeepseekVLRules", "background", "check_side", "colours"]
@@ -42,7 +43,7 @@ IMAGE_DEFAULTS: Mapping[str, Any] = {
 """Defaults of transformers' ``DeepseekVLImageProcessor``."""
 
 
-class DeepseekVLRules(TextRules):
+class DeepseekVLRules:
     """Implements ``multimodal.prompt_rules.PromptRules`` for a DeepSeek-VL target."""
 
     text_content = False
@@ -103,9 +104,19 @@ class DeepseekVLRules(TextRules):
         """Return the tokens of an image."""
         return self._token * self.num_tokens(grid)
 
+    def video_text(self, _grid: Grid, _times: Sequence[float], /) -> str:
+        """Return an empty text: videos have no pad, so they are rejected earlier."""
+        return ""
+
     def visual_rows(self, token_ids: Tensor) -> Tensor:
         """Return True at image tokens."""
         return token_ids == self._vision.image_token_id
+
+    def positions(
+        self, visual_rows: Tensor, _grids: Tensor, _seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
+        """Return 0, 1, 2, ... on each axis."""
+        return torch.arange(len(visual_rows), dtype=torch.int32).repeat(3, 1), 0
 
 
 def _image_values(

@@ -22,7 +22,7 @@ class DeepseekVLReference(TargetReference):
     """A DeepSeek-VL target. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
 
     num_visual_levels = 0
-    whole: type[nn.Module] = hf.DeepseekVLModel
+    whole: Any = hf.DeepseekVLModel
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class DeepseekVLReference(TargetReference):
         ``intermediates``: names in the vision graph.
         """
         with torch.device("meta"):
-            model = type(self).whole(self.config).eval().to(self.dtype)  # type: ignore[call-arg]
+            model = type(self).whole(self.config).eval().to(self.dtype)
         stream_parts(self.parts(model), self.fill)
         tower = model.get_submodule("vision_model")
         embeddings: Any = tower.get_submodule("embeddings")
         embeddings.position_ids = torch.arange(embeddings.num_positions, device=self.device)[None]
         found = keep_tensors(tower, intermediates, _PLACES, "encoder.layers")
         pixels = [images.to(self.device, self.dtype) for images in self.pixels(patches)]
-        features = model.get_image_features(*pixels, return_dict=True)  # type: ignore[operator]
+        features = model.get_image_features(*pixels, return_dict=True)
         embeds = features.pooler_output.flatten(0, 1).cpu()
         return VisionStates(embeds, embeds.new_zeros(0, *embeds.shape), found)
 

@@ -78,9 +78,8 @@ class _SamTower:
         by_colour = b.op(
             "Transpose", b.reshape(detail, (-1, tokens, 3, size // 3)), perm=[0, 2, 1, 3]
         )
-        pixels, unused = b.reshape(by_colour, (-1, 3, tokens * size // 3)), tokens * size // 3
-        unused -= sam.image**2
-        if unused:
+        pixels = b.reshape(by_colour, (-1, 3, tokens * size // 3))
+        if unused := tokens * size // 3 - sam.image**2:
             pixels, _ = b.split(pixels, [sam.image**2, unused], ["pixels", "unused"])
         planes = b.reshape(pixels, (-1, 3, sam.side**2, sam.patch**2))
         patches = b.op("Transpose", planes, perm=[0, 2, 1, 3])
@@ -218,8 +217,9 @@ class _SamTower:
 
     def _conv(self, planes: Value, name: str, stride: int) -> Value:
         weight = self._b.weight(self._tensors[name])
-        sizes = {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [stride] * 2}
-        return self._b.op("Conv", planes, weight, **sizes)
+        return self._b.op(
+            "Conv", planes, weight, kernel_shape=[3, 3], pads=[1] * 4, strides=[stride] * 2
+        )
 
     def _stretched(self, planes: Value) -> Value:
         """Resize planes [F, C, G, G] bilinearly to [F, C, 4 * S, 4 * S], by two products."""
