@@ -26,7 +26,7 @@ TEXT: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
 TEXTS: dict[str, dict[str, Any]] = {
-    "qwen2": {"model_type": "qwen2", "head_dim": None, "rms_norm_eps": 1e-5},
+    "qwen2": {"model_type": "qwen2", "hidden_size": 56, "num_attention_heads": 7, "head_dim": None},
     "qwen3": {},
     "qwen3_moe": {
         "model_type": "qwen3_moe",

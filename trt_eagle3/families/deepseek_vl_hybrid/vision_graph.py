@@ -186,7 +186,7 @@ class _SamTower:
         """
         b, heads, dim = self._b, self._sam.heads, self._sam.head_dim
         distance = np.arange(side)[:, None] - np.arange(side)[None] + side - 1
-        index = b.constant(distance.astype(np.int64), f"distances_{side}")
+        index = b.constant(distance.astype(np.int32), f"distances_{side}")
         vectors = b.op("Gather", b.weight(self._tensors[name]), index, axis=0)
         vectors = b.op("Transpose", vectors, perm=[0, 2, 1])
         grid = b.op("Transpose", b.reshape(q, (-1, side, side, heads, dim)), perm=order)
