@@ -18,8 +18,10 @@ from tests.families.deepseek_vl.random_pair import (
     save_deepseek,
     save_deepseek_draft,
 )
+from tests.families.deepseek_vl.test_reader import copied, older, published
 from tests.families.gates import failed, validate_pair
 from tests.families.random_pairs import DRAFTS, config_of
+from tests.families.test_readers import changed
 from trt_eagle3 import LLM, SamplingParams
 from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
@@ -48,6 +50,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = save_deepseek(folder / family / "target", family)
         for producer in DRAFTS:
             save_deepseek_draft(folder / family / producer, model, producer)
+        older_config = changed(folder / family / "target", folder / family / "older", older)
+        copied(older_config, folder / family / "published", published)
     return folder
 
 
@@ -57,17 +61,19 @@ def built(root: Path, output: Path, draft: str = "specforge", **engine: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("backend", "draft"), [("onnxruntime", "specforge"), ("torch", "speculators")]
+    ("backend", "layout", "draft"),
+    [("onnxruntime", "target", "specforge"), ("torch", "published", "speculators")],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_speculative_equals_autoregressive_equals_transformers(
-    family: str, backend: str, draft: str, root: Path, tmp_path: Path
+    family: str, backend: str, layout: str, draft: str, root: Path, tmp_path: Path
 ) -> None:
-    q = ASKED[1]
-    with LLM(built(root / family, tmp_path, draft, backend=backend)) as engine:
-        plain = engine.generate(q.prompt, images=q.images, sampling=ANSWER, speculation=False)
-        drafted = engine.generate(q.prompt, images=q.images, sampling=ANSWER)
+    q, engine = ASKED[1], {"prefill_chunk": 64, "backend": backend}
+    pair = config_of(root / family / layout, root / family / draft, tmp_path, engine=engine)
+    with LLM(build(pair).path) as llm:
+        plain = llm.generate(q.prompt, images=q.images, sampling=ANSWER, speculation=False)
+        drafted = llm.generate(q.prompt, images=q.images, sampling=ANSWER)
     assert drafted.token_ids == plain.token_ids
     assert len(set(plain.token_ids)) > 3, "an answer that repeats itself shows little"
     folder = root / family / "target"
