@@ -211,6 +211,9 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "a token": (PLAIN, _set(image_token_id=99999), "image_token_id: expected an id below"),
     "SAM's heads": (HYBRID, _in(SAM, num_attention_heads=5), "5 equal heads in hidden_size 36"),
     "SAM's window": (HYBRID, _in(SAM, window_size=4), "rel_pos_h: expected shape [7, 12]"),
+    "endless blocks": (PLAIN, _in("vision_config", num_hidden_layers=10**9), "1000000000 vision"),
+    "endless blocks of SAM": (HYBRID, _in(SAM, num_hidden_layers=10**9), "1000000000 vision"),
+    "SAM's colours": (HYBRID, _in(SAM, num_channels=1), "num_channels: expected 3, got 1"),
     "no early block": (
         HYBRID,
         _in(SAM, global_attn_indexes=[]),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.target_tensors import UNREAD
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.families.deepseek_vl.tower import Siglip, aligner_shapes, siglip_shapes
+from trt_eagle3.families.deepseek_vl.tower import Siglip, tower_shapes
 from trt_eagle3.families.llama.decoder import LlamaDecoder
 from trt_eagle3.families.llama.reader import check_llama
 from trt_eagle3.families.qwen3.positions import plain_rope, reach
@@ -50,8 +50,7 @@ def read_deepseek_vl(config: ModelConfig) -> TargetCheckpoint:
     """
     check_kind(config, "DeepSeek-VL", "DeepseekVLForConditionalGeneration")
     vision = siglip_spec(config)
-    shapes = siglip_shapes(vision) | aligner_shapes(vision)
-    return read_tower(config, "deepseek_vl", vision, shapes)
+    return read_tower(config, "deepseek_vl", vision, vision.depth, tower_shapes)
 
 
 def check_kind(config: ModelConfig, title: str, architecture: str, *others: str) -> None:
@@ -86,12 +85,14 @@ def read_tower(
     config: ModelConfig,
     family: str,
     vision: VisionSpec,
-    vision_shapes: Mapping[str, tuple[int, ...]],
+    depth: int,
+    shapes_of: Callable[[VisionSpec], Mapping[str, tuple[int, ...]]],
 ) -> TargetCheckpoint:
     """Read the checkpoint of a tower.
 
     Args:
-        vision_shapes: shapes of the tower's tensors.
+        depth: blocks of its deepest part.
+        shapes_of: returns the shapes of the tower's tensors.
     Raises:
         UserError: the language model is not supported, or the tensors do not fit.
     """
@@ -99,10 +100,9 @@ def read_tower(
     check_llama(decoder)
     decoder.check()
     tensors, quantisation = open_weights(config, _PREFIXES, _SECTIONS)
-    if max(decoder.num_layers, vision.depth) > len(tensors):
+    if max(decoder.num_layers, depth) > len(tensors):
         raise config.error(
-            f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
-            f"{len(tensors)} tensors"
+            f"{decoder.num_layers} decoder layers and {depth} vision blocks, {len(tensors)} tensors"
         )
     rope = plain_rope(decoder)
     return decoder.checkpoint(
@@ -112,7 +112,7 @@ def read_tower(
         max_position_embeddings=reach(decoder, rope),
         quantisation=quantisation,
         vision=vision,
-        vision_shapes=vision_shapes,
+        vision_shapes=shapes_of(vision),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trt_eagle3.families.family import TowerSizes, num_values
 from trt_eagle3.spec import VisionSpec
 
-__all__ = ["Siglip", "aligner_shapes", "peak_values", "siglip_of", "siglip_shapes", "tower_sizes"]
+__all__ = ["Siglip", "peak_values", "siglip_of", "siglip_shapes", "tower_shapes", "tower_sizes"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -63,10 +63,11 @@ def siglip_shapes(vision: VisionSpec) -> Shapes:
     return shapes
 
 
-def aligner_shapes(vision: VisionSpec) -> Shapes:
-    """Return canonical name and shape of every tensor of the aligner."""
+def tower_shapes(vision: VisionSpec) -> Shapes:
+    """Return canonical name and shape of every tensor of the tower and its aligner."""
     out = vision.out_hidden_size
     return {
+        **siglip_shapes(vision),
         **_with_bias("visual.aligner.linear1", out, vision.hidden_size),
         **_with_bias("visual.aligner.linear2", out, out),
     }
@@ -85,9 +86,8 @@ def peak_values(vision: VisionSpec) -> int:
 
 def tower_sizes(vision: VisionSpec) -> TowerSizes:
     """Return the memory that the tower takes."""
-    shapes = siglip_shapes(vision) | aligner_shapes(vision)
     peak = max(peak_values(vision), 3 * vision.out_hidden_size)
-    return TowerSizes(num_values(shapes), peak, siglip_of(vision).num_patches)
+    return TowerSizes(num_values(tower_shapes(vision)), peak, siglip_of(vision).num_patches)
 
 
 def _with_bias(name: str, out: int, *rest: int) -> Shapes:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.errors import quote
 from trt_eagle3.families.deepseek_vl.reader import check_kind, read_tower, siglip_spec
 from trt_eagle3.families.deepseek_vl.tower import siglip_of
 from trt_eagle3.families.deepseek_vl_hybrid.sam import (
@@ -38,7 +39,8 @@ def read_hybrid(config: ModelConfig) -> TargetCheckpoint:
         in_channels=patch_channels(image, sam.image),
         own={**siglip.own, **sam.to_own()},
     )
-    return read_tower(config, "deepseek_vl_hybrid", vision, hybrid_shapes(vision))
+    depth = max(siglip.depth, sam.depth)
+    return read_tower(config, "deepseek_vl_hybrid", vision, depth, hybrid_shapes)
 
 
 def _sam(config: ModelConfig) -> Sam:
@@ -51,11 +53,8 @@ def _sam(config: ModelConfig) -> Sam:
         return bool(config.get(f"{_SECTION}.{key}", "flag", True))
 
     image, patch = whole("image_size", 1024), whole("patch_size", 16)
-    width, depth, heads = (
-        whole("hidden_size", 768),
-        whole("num_hidden_layers", 12),
-        whole("num_attention_heads", 12),
-    )
+    width, heads = whole("hidden_size", 768), whole("num_attention_heads", 12)
+    depth = whole("num_hidden_layers", 12)
     ratio = config.get(f"{_SECTION}.mlp_ratio", "number", 4.0)
     blocks = config.get(f"{_SECTION}.global_attn_indexes", "wholes", [2, 5, 8, 11])
     if image % patch or width % heads:
@@ -66,10 +65,10 @@ def _sam(config: ModelConfig) -> Sam:
     if not blocks or not 0 <= blocks[0] < depth:
         raise config.error(
             f"{_SECTION}.global_attn_indexes: expected a first block below {depth}, whose output "
-            f"is projected too, got {blocks}"
+            f"is projected too, got {quote(blocks, 80)}"
         )
-    if whole("num_channels", 3) != 3:
-        raise config.error(f"{_SECTION}.num_channels: expected 3: others are not supported")
+    if (channels := whole("num_channels", 3)) != 3:
+        raise config.error(f"{_SECTION}.num_channels: expected 3, got {channels}: not supported")
     return Sam(
         image=image,
         patch=patch,
