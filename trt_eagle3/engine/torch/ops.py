@@ -77,9 +77,15 @@ def _conv(
     pads: list[int],
     strides: list[int],
 ) -> Tensor:
-    """Convolve without a bias, with equal padding on opposite sides."""
-    assert pads[: len(kernel_shape)] == pads[len(kernel_shape) :], f"Conv: pads {pads}"
-    return functional.conv2d(x, weight, stride=strides, padding=pads[: len(kernel_shape)])
+    """Convolve without a bias, with equal padding on opposite sides.
+
+    It is a matrix product, because torch rounds float32 convolutions on a GPU to TF32.
+    """
+    top, left, bottom, right = pads
+    assert (top, left) == (bottom, right), f"Conv: pads {pads}"
+    columns = functional.unfold(x, kernel_shape, padding=(top, left), stride=strides)
+    height = (x.shape[2] + 2 * top - kernel_shape[0]) // strides[0] + 1
+    return (weight.flatten(1) @ columns).unflatten(-1, (height, -1))
 
 
 STANDARD_OPS: Mapping[str, Function] = {
