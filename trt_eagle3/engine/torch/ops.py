@@ -81,11 +81,12 @@ def _conv(
 
     It is a matrix product, because torch rounds float32 convolutions on a GPU to TF32.
     """
-    top, left, bottom, right = pads
+    (top, left, bottom, right), (down, across) = pads, strides
     assert (top, left) == (bottom, right), f"Conv: pads {pads}"
-    columns = functional.unfold(x, kernel_shape, padding=(top, left), stride=strides)
-    height = (x.shape[2] + 2 * top - kernel_shape[0]) // strides[0] + 1
-    return (weight.flatten(1) @ columns).unflatten(-1, (height, -1))
+    size = (kernel_shape[0], kernel_shape[1])
+    columns = functional.unfold(x, size, padding=(top, left), stride=(down, across))
+    rows = (x.shape[2] + 2 * top - size[0]) // down + 1
+    return torch.matmul(weight.flatten(1), columns).reshape(len(x), len(weight), rows, -1)
 
 
 STANDARD_OPS: Mapping[str, Function] = {
