@@ -29,6 +29,7 @@ from transformers import (
 
 from tests.checkpoint.drafts import write_specforge_draft, write_speculators_draft
 from tests.decode.bundle import PROCESSOR, SPECIAL
+from tests.families.deepseek_vl.random_pair import save_deepseek
 from tests.families.internvl.random_pair import save_internvl
 from tests.families.llama.random_pair import save_llama
 from tests.families.qwen2.random_pair import TEMPLATE, save_qwen2
@@ -187,7 +188,10 @@ WRITERS: Mapping[str, Callable[..., Any]] = {
     "specforge": write_specforge_draft,
     "speculators": write_speculators_draft,
 }
+DEEPSEEK = {"model.vision_model.": "model.vision_model.vision_model."}
 ODD: Mapping[str, OddTarget] = {
+    "deepseek_vl": OddTarget(partial(save_deepseek, family="deepseek_vl"), DEEPSEEK),
+    "deepseek_vl_hybrid": OddTarget(partial(save_deepseek, family="deepseek_vl_hybrid"), DEEPSEEK),
     "internvl": OddTarget(
         save_internvl,
         {

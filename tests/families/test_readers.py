@@ -187,14 +187,15 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "language model": (
         "internvl",
-        _text(model_type="qwen2"),
-        "text_config.model_type: expected qwen3, got 'qwen2': not supported",
+        _text(model_type="gpt_oss"),
+        "text_config.model_type: expected qwen2, qwen3, qwen3_moe, got 'gpt_oss': not supported",
     ),
-    "experts": (
+    "language model of another kind": (
         "internvl",
-        _text(model_type="qwen3_moe"),
-        "text_config.model_type: expected qwen3, got 'qwen3_moe'",
+        _text(model_type="qwen2"),
+        "q_proj.bias",
     ),
+    "no experts": ("internvl", _text(model_type="qwen3_moe"), "text_config.num_experts: expected"),
     "layer of features": (
         "internvl",
         _set(vision_feature_layer=-2),

@@ -155,6 +155,19 @@ def test_leading_systems_are_joined_where_the_template_refuses_two(
     assert ChatTemplate(source, {}).render(messages) == expected
 
 
+PARTS_ONLY = (
+    "{% for message in messages %}[{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}]{% endfor %}"
+)
+
+
+def test_text_becomes_a_part_where_the_template_takes_only_parts() -> None:
+    """DeepSeek-VL's template drops texts, as the characters of a text have no type."""
+    template = ChatTemplate(PARTS_ONLY, {})
+    assert template.render([SYSTEM, KIND, USER]) == "[Be brief.][Be kind.][ hi ]"
+    assert template.render([SYSTEM, USER], ending="final_message") == "[Be brief.][ hi "
+
+
 def test_messages_that_say_nothing_may_be_dropped() -> None:
     template = ChatTemplate(KNOWS_FEW_ROLES, {})
     assert template.render([SYSTEM, USER, {"role": "system", "content": " "}]) == "[Be brief.](hi)"

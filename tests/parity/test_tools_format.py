@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.multimodal.tool_formats.templates import LLAMA3
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.multimodal.tool_formats.hermes import HERMES
+from trt_eagle3.multimodal.tool_formats.llama3_json import LLAMA3_JSON
 from trt_eagle3.multimodal.tool_formats.qwen3_xml import QWEN3_XML
 from trt_eagle3.parity.checks.tools_format import format_fault, template_fault
 
@@ -110,3 +112,29 @@ def test_every_other_answer_in_xml_has_one(text: str, fault: str) -> None:
 
 def test_template_is_judged_by_the_format_in_use() -> None:
     assert "no call as expected" in str(template_fault(ChatTemplate(TEMPLATE, {}), QWEN3_XML))
+
+
+LLAMA_WAIT = '{"name": "wait", "parameters": {"minutes": 7}}'
+
+
+@pytest.mark.parametrize("text", [LLAMA_WAIT, f"{LLAMA_WAIT}\n{LLAMA_WAIT}"])
+def test_llama_calls_as_demanded_have_no_fault(text: str) -> None:
+    assert format_fault(text, LLAMA3_JSON, cut=False, named=False) == ""
+    assert format_fault(text[:-5], LLAMA3_JSON, cut=True, named=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (WAIT, "outside calls"),
+        (f"Sure. {LLAMA_WAIT}", "outside calls"),
+        (LLAMA_WAIT.replace("7", "100"), "no call of a tool"),
+        (LLAMA_WAIT.replace("parameters", "arguments"), "outside calls"),
+    ],
+)
+def test_every_other_answer_of_llama_has_a_fault(text: str, fault: str) -> None:
+    assert fault in format_fault(text, LLAMA3_JSON, cut=False, named=False)
+
+
+def test_llama_template_writes_calls_as_answers_must() -> None:
+    assert template_fault(ChatTemplate(LLAMA3, {}), LLAMA3_JSON) == ""

@@ -169,7 +169,7 @@ _BUILD_KEYS = ("target", "draft", "engine", "limits", "speculation", "prompts")
 )
 @click.option(
     "--tool-format",
-    type=click.Choice(["auto", "hermes", "qwen3_xml", "qwen3_coder"]),
+    type=click.Choice(["auto", "hermes", "qwen3_xml", "qwen3_coder", "llama3_json", "llama3"]),
     default="auto",
     show_default=True,
     help="Format of tool calls; auto: the format in the chat template.",

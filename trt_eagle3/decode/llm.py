@@ -142,8 +142,8 @@ class LLM:
             media: allowed sources of images and videos in prompts.
             split_special_tokens: whether control tokens in the text of prompts are plain text;
                 None: as the bundle was built.
-            tool_format: format of tool calls: ``hermes``, ``qwen3_xml``, or ``auto``, the format of
-                the checkpoint's chat template.
+            tool_format: format of tool calls: ``hermes``, ``qwen3_xml``, ``llama3_json``, or
+                ``auto``, the format of the checkpoint's chat template.
             prefix_cache: keep KV pages of past prompts for prompts with the same prefix; None: as
                 the bundle was built.
             tensor_parallel: devices of this machine that share the target: 1, 2, 4 or 8. On CUDA

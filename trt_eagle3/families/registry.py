@@ -16,6 +16,8 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["FAMILIES", "family_named", "family_of", "read_target", "tower_of"]
 
 FAMILIES = {
+    "deepseek_vl": "trt_eagle3.families.deepseek_vl:FAMILY",
+    "deepseek_vl_hybrid": "trt_eagle3.families.deepseek_vl_hybrid:FAMILY",
     "internvl": "trt_eagle3.families.internvl:FAMILY",
     "llama": "trt_eagle3.families.llama:FAMILY",
     "qwen2": "trt_eagle3.families.qwen2:FAMILY",
@@ -38,7 +40,7 @@ _FOREIGN = {
     "llama4": "Llama 4",
     "gemma": "Gemma",
     "paligemma": "PaliGemma",
-    "deepseek_vl": "DeepSeek-VL",
+    "multi_modality": "DeepSeek-VL or Janus in DeepSeek's own layout",
     "glm4": "GLM-4",
     "llava": "LLaVA",
     "qwen4_exp": "Qwen4-Exp",

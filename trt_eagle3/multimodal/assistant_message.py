@@ -171,6 +171,9 @@ class MessageParser:
             text, self._held = self._unstripped(self._held), ""
             return MessageDelta(content=text)
         text, found = self._until(self._format.triggers, last)
+        if found and self._format.only_first and (self.message.content + text).strip():
+            self._tools = {}  # the rest is text
+            return MessageDelta(content=text + self._gap)
         if found:
             self._reader = self._format.reader(self._tools)
             self._state = self._call

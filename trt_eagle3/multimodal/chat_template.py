@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,8 @@ class ChatTemplate:
 
         Templates drop unknown roles, tools, or a system message that is not the first (Qwen3-VL).
         To detect this, the template is rendered twice, once with marks in place of texts, tools and
-        calls. Leading system messages are joined if the template accepts only one.
+        calls. Leading system messages are joined if the template accepts only one. A text content
+        becomes a list of one part if the template accepts only parts (DeepSeek-VL).
 
         Args:
             tools: OpenAI function objects that may be called.
@@ -104,6 +105,8 @@ class ChatTemplate:
             UserError: the template rejects these messages, omits a part of them, or exceeds its
                 time or memory limit.
         """
+        if self._takes_only_parts:
+            messages = [_in_parts(message) for message in messages]
         num_systems = _num_leading_systems(messages)
         if num_systems > 1 and not self._takes_two_systems:
             messages = [_joined(messages[:num_systems]), *messages[num_systems:]]
@@ -111,9 +114,17 @@ class ChatTemplate:
 
     @cached_property
     def _takes_two_systems(self) -> bool:
-        roles = ("system", "system", "user")
+        messages = [{"role": role, "content": "x"} for role in ("system", "system", "user")]
+        return self._takes(map(_in_parts, messages) if self._takes_only_parts else messages)
+
+    @cached_property
+    def _takes_only_parts(self) -> bool:
+        message = {"role": "user", "content": "x"}
+        return not self._takes([message]) and self._takes([_in_parts(message)])
+
+    def _takes(self, messages: Iterable[Mapping[str, Any]]) -> bool:
         try:
-            self._render([{"role": role, "content": "x"} for role in roles], (), NO_OPTIONS)
+            self._render(list(messages), (), NO_OPTIONS)
         except UserError:
             return False
         return True
@@ -242,9 +253,19 @@ def _joined(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {**messages[0], "content": "\n\n".join(contents)}
     parts: list[Any] = []
     for content in contents:
-        own = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        parts += [{"type": "text", "text": "\n\n"}, *own] if parts else own
+        own = [_text_part(content)] if isinstance(content, str) else list(content)
+        parts += [_text_part("\n\n"), *own] if parts else own
     return {**messages[0], "content": parts}
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Convert a text content to a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [_text_part(content)]} if isinstance(content, str) else message
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:

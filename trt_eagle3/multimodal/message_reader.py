@@ -121,8 +121,9 @@ class MessageReader:
 
     def _slot(self, visual: VisualPart, where: str) -> MediaSlot:
         if visual.kind not in self._rules.pads:
+            reads = "text and images" if self._rules.pads else "text only"
             raise UserError(
-                f"prompt: this target reads text only, it takes no {visual.kind}s. Leave them out."
+                f"prompt: this target reads {reads}, it takes no {visual.kind}s. Leave them out."
             )
         return MediaSlot(visual.kind, visual.source, visual.options(where))
 

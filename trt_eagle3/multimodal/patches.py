@@ -22,6 +22,7 @@ from trt_eagle3.multimodal.fit import check_resized, fit_image
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.resize import resize_channels
+from trt_eagle3.multimodal.squares import square_patches
 from trt_eagle3.multimodal.tiles import Allocate, cut_plane, merge_blocks, tile_patches
 
 __all__ = ["Allocate", "cut_plane", "image_patches", "merge_blocks"]
@@ -45,6 +46,8 @@ def image_patches(
     Raises:
         UserError: transformers rejects the size, or the policy excludes it.
     """
+    if config.tile_side is not None and config.background is not None:
+        return square_patches(image, config, config.tile_side, config.background, allocate)
     if config.tile_side is not None:
         return tile_patches(image, config, config.tile_side, allocate)
     size = fit_image(name, image.height, image.width, config)

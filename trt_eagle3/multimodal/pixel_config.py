@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.processor_files import read_processor_json
@@ -17,6 +17,7 @@ __all__ = [
     "IMAGE_FILES",
     "SHARED_DEFAULTS",
     "VIDEO_FILES",
+    "DetailConfig",
     "PixelConfig",
     "PixelConfigs",
     "area_bounds",
@@ -61,6 +62,21 @@ IMAGE_DEFAULTS: Mapping[str, Any] = {
 """Defaults of transformers' ``Qwen2VLImageProcessor``."""
 
 
+class DetailConfig(NamedTuple):
+    """A second, larger square of an image, from which the first is resized.
+
+    Attributes:
+        side: in pixels. patch_size: pixels along a side of its patches.
+        resample: Pillow's number of the filter.
+        background: colour of its borders.
+    """
+
+    side: int
+    patch_size: int
+    resample: int
+    background: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class PixelConfig:
     """Sizing and normalisation of images or videos.
@@ -73,6 +89,10 @@ class PixelConfig:
         tile_side: side in pixels of the tiles that every image is resized to and cut into. Video
             frames have this size too. None: sizes depend on the bounds.
         min_tiles, max_tiles: bounds on the tiles of an image, without its thumbnail.
+        background: colour of the borders that complete an image to one square tile
+            (``squares.py``). None: tiles are cut from the stretched image.
+        min_side: smallest side of an image within its borders.
+        detail: a second, larger square of every image; None: there is none.
         fps, min_frames, max_frames: frame sampling; videos only.
         sampling: which frames are sampled. ``ends``: evenly from the first to the last. ``steps``:
             at a fixed step from the first, a whole number of temporal patches. ``middles``: the
@@ -103,6 +123,9 @@ class PixelConfig:
     tile_side: int | None = None
     min_tiles: int = 1
     max_tiles: int = 1
+    background: tuple[int, ...] | None = None
+    min_side: int = 1
+    detail: DetailConfig | None = None
     sampling: Sampling = "ends"
     num_frames: int | None = None
     first_s: float | None = None
@@ -213,14 +236,14 @@ def number_above_zero(path: Path, name: str, value: Any) -> float:
     return value
 
 
-def channel_values(path: Path, name: str, values: Any, vision: VisionSpec) -> tuple[float, ...]:
+def channel_values(path: Path, name: str, values: Any, channels: int) -> tuple[float, ...]:
     """Check that ``values`` holds one number per colour channel."""
     numbers = isinstance(values, list | tuple) and all(
         isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < _MOST for v in values
     )
-    if not numbers or len(values) != vision.in_channels or (name == "image_std" and 0 in values):
+    if not numbers or len(values) != channels or (name == "image_std" and 0 in values):
         raise UserError(
-            f"{path}: {name}: expected {vision.in_channels} numbers, got {quote(values, 80)}. Copy "
+            f"{path}: {name}: expected {channels} numbers, got {quote(values, 80)}. Copy "
             "the file again."
         )
     return tuple(values)
@@ -293,8 +316,8 @@ def _build(
         merge_size=vision.spatial_merge_size,
         min_pixels=least,
         max_pixels=int(number_above_zero(path, "size.longest_edge", size["longest_edge"])),
-        mean=channel_values(path, "image_mean", values["image_mean"], vision),
-        std=channel_values(path, "image_std", values["image_std"], vision),
+        mean=channel_values(path, "image_mean", values["image_mean"], vision.in_channels),
+        std=channel_values(path, "image_std", values["image_std"], vision.in_channels),
         rescale_factor=float(number_above_zero(path, "rescale_factor", values["rescale_factor"])),
         resample=int(values["resample"]),
         fps=float(number("fps", 2.0)),

@@ -16,7 +16,7 @@ __all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
 
 WARM_UP_SIDE = 64  # pixels of the warm-up image
 _MAX_STOP_LEN = 1024  # characters; each token of an answer is compared with every stop word
-ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder"]
+ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder", "llama3_json", "llama3"]
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
@@ -64,7 +64,8 @@ class ServingConfig(BaseModel):
         split_special_tokens: treat control tokens such as ``<|im_start|>`` in a client's text as
             text. False makes control tokens of them. None: the bundle's setting.
         tool_format: format of tool calls. hermes (JSON), qwen3_xml (Qwen3.5, Qwen3-Coder; also
-            called qwen3_coder), or auto (the format in the checkpoint's chat template).
+            called qwen3_coder), llama3_json (Llama 3; also called llama3), or auto (the format in
+            the checkpoint's chat template).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

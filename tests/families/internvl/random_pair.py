@@ -1,4 +1,4 @@
-"""A random InternVL of odd geometry with a Qwen3 language model, and drafts for it."""
+"""Random InternVLs of odd geometry over each language model, and drafts for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from tests.families.random_pairs import NUM_LAYERS, save_draft, save_target, tokenizer_with
 
-__all__ = ["TEXT", "VISION", "save_internvl", "save_internvl_draft"]
+__all__ = ["TEXT", "TEXTS", "VISION", "save_internvl", "save_internvl_draft"]
 
 TEXT: dict[str, Any] = {
     "model_type": "qwen3",
@@ -25,6 +25,19 @@ TEXT: dict[str, Any] = {
     "rope_theta": 1e6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+TEXTS: dict[str, dict[str, Any]] = {
+    "qwen2": {"model_type": "qwen2", "hidden_size": 56, "num_attention_heads": 7, "head_dim": None},
+    "qwen3": {},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+    },
+}
+"""Changes of ``TEXT`` for each language model. InternVL3.5-30B-A3B is the last."""
 VISION: dict[str, Any] = {
     "hidden_size": 40,
     "num_hidden_layers": 3,
@@ -88,6 +101,7 @@ def save_internvl(
     """Write a checkpoint; ``text`` and ``vision`` differ from ``TEXT`` and ``VISION`` as said."""
     tokenizer = internvl_tokenizer()
     text = {**TEXT, "vocab_size": -(-len(tokenizer) // 8) * 8, **(text or {})}
+    text = {key: value for key, value in text.items() if value is not None}
     vision = {**VISION, **(vision or {})}
     side, patch = vision["image_size"][0], vision["patch_size"][0]
     tokens = round((side // patch * ratio) ** 2)
@@ -126,5 +140,5 @@ def save_internvl_draft(folder: Path, model: Any, producer: str = "specforge") -
         producer,
         hidden=text.hidden_size,
         vocab=text.vocab_size,
-        head_dim=text.head_dim,
+        head_dim=getattr(text, "head_dim", text.hidden_size // text.num_attention_heads),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["QWEN3_5", "QWEN3_CODER", "QWEN3_VL"]
+__all__ = ["LLAMA3", "QWEN3_5", "QWEN3_CODER", "QWEN3_VL"]
 
 _BODY = """
 {%- macro body(content) %}{% if content is string %}{{ content }}{% else %}
@@ -111,3 +111,32 @@ QWEN3_CODER = (
 """
 )
 """XML, with the tools in XML too; no reasoning."""
+
+LLAMA3 = """
+{%- set turns = messages -%}
+{%- if tools %}{% set turns = messages[1:] %}<|start_header_id|>user<|end_header_id|>
+
+Answer with JSON if one of these functions helps, in the form
+{"name": function name, "parameters": dictionary of argument name and its value}
+
+{% for tool in tools %}{{ tool | tojson(indent=4) }}
+
+{% endfor %}{{ messages[0].content | trim }}<|eot_id|>{% endif -%}
+{%- for message in turns %}
+{%- if message.tool_calls %}
+{%- if message.tool_calls | length != 1 %}{{ raise_exception('one call at once') }}{% endif %}
+{%- set call = message.tool_calls[0].function %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{{- '{"name": "' + call.name + '", ' }}
+{{- '"parameters": ' }}{{ call.arguments | tojson }}{{ '}<|eot_id|>' }}
+{%- elif message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>
+
+{{ message.content | tojson }}<|eot_id|>
+{%- else %}<|start_header_id|>{{ message.role }}<|end_header_id|>
+
+{{ message.content | trim }}<|eot_id|>
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}"""
+"""JSON of Llama 3.1 and 3.2, which take one call at once."""

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 import pytest
 
-from tests.multimodal.tool_formats.templates import QWEN3_5, QWEN3_CODER, QWEN3_VL
+from tests.multimodal.tool_formats.templates import LLAMA3, QWEN3_5, QWEN3_CODER, QWEN3_VL
 from tests.tiny import TARGET
 from trt_eagle3.commands.serve import serve
 from trt_eagle3.errors import UserError
@@ -49,6 +49,9 @@ BROKEN = "{% if tools %}{{ raise_exception('no') }}{% endif %}{{ messages[0].con
         (QWEN3_VL, "hermes"),
         (QWEN3_5, "qwen3_xml"),
         (QWEN3_CODER, "qwen3_xml"),
+        (LLAMA3, "llama3_json"),
+        # one that shows no call of the past
+        (LLAMA3.replace("message.tool_calls", "message.none"), "llama3_json"),
         # one that knows both, and writes the one by default
         (
             "{% if xml is defined %}" + QWEN3_CODER + "{% else %}" + QWEN3_VL + "{% endif %}",
@@ -69,6 +72,8 @@ def test_format_can_be_named_as_elsewhere() -> None:
         "hermes": "hermes",
         "qwen3_xml": "qwen3_xml",
         "qwen3_coder": "qwen3_xml",
+        "llama3_json": "llama3_json",
+        "llama3": "llama3_json",
     }
     assert get_args(ToolFormatName) == ("auto", *TOOL_FORMATS)
     [option] = [option for option in serve.params if option.name == "tool_format"]

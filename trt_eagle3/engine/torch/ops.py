@@ -69,11 +69,32 @@ def _layer_norm(
     return functional.layer_norm(x, scale.shape, scale, bias, epsilon)
 
 
+def _conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    kernel_shape: list[int],
+    pads: list[int],
+    strides: list[int],
+) -> Tensor:
+    """Convolve without a bias, with equal padding on opposite sides.
+
+    It is a matrix product, because torch rounds float32 convolutions on a GPU to TF32.
+    """
+    (top, left, bottom, right), (down, across) = pads, strides
+    assert (top, left) == (bottom, right), f"Conv: pads {pads}"
+    size = (kernel_shape[0], kernel_shape[1])
+    columns = functional.unfold(x, size, padding=(top, left), stride=(down, across))
+    rows = (x.shape[2] + 2 * top - size[0]) // down + 1
+    return torch.matmul(weight.flatten(1), columns).reshape(len(x), len(weight), rows, -1)
+
+
 STANDARD_OPS: Mapping[str, Function] = {
     "Add": torch.add,
     "Clip": torch.clamp,
     "Cast": lambda x, *, to: x.to(dtype_of_onnx(to).torch),
     "Concat": lambda *parts, axis: torch.cat(parts, dim=axis),
+    "Conv": _conv,
     "Cos": torch.cos,
     "Div": torch.div,
     "Erf": torch.erf,

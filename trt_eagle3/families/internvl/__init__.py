@@ -1,4 +1,7 @@
-"""InternVL3.5: Qwen3's decoder with one-axis positions, and InternViT over tiles of equal size."""
+"""InternVL3 and 3.5: InternViT over equal tiles, and a decoder of Qwen2, Qwen3 or Qwen3-MoE.
+
+The decoder's positions have one axis.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class _Vision:
 class _InternVL:
     """Implements ``families.family.Family``."""
 
-    title = "InternVL3.5"
+    title = "InternVL"
     architecture = "InternVLForConditionalGeneration"
     vision = _Vision()
 

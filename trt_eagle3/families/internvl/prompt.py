@@ -102,8 +102,8 @@ class InternVLRules:
             merge_size=vision.spatial_merge_size,
             min_pixels=side**2,
             max_pixels=side**2,
-            mean=channel_values(path, "image_mean", values["image_mean"], vision),
-            std=channel_values(path, "image_std", values["image_std"], vision),
+            mean=channel_values(path, "image_mean", values["image_mean"], vision.in_channels),
+            std=channel_values(path, "image_std", values["image_std"], vision.in_channels),
             rescale_factor=float(
                 number_above_zero(path, "rescale_factor", values["rescale_factor"])
             ),

@@ -9,8 +9,10 @@ from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.internvl.tower import Tiles, vision_shapes
+from trt_eagle3.families.qwen2.decoder import Qwen2Decoder
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.families.qwen3.positions import check_full_attention, plain_rope, reach
+from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.spec import VisionSpec
 
 __all__ = ["read_internvl"]
@@ -29,16 +31,17 @@ _PREFIXES = (
     ("lm_head.", "lm_head."),
 )
 _NORMS = {"layer_norm": False, "rms_norm": True}
+_LANGUAGE_MODELS = ("qwen2", "qwen3", "qwen3_moe")
 
 
 def read_internvl(config: ModelConfig) -> TargetCheckpoint:
-    """Read an InternVL checkpoint whose language model is a dense Qwen3.
+    """Read an InternVL checkpoint whose language model is a Qwen2, Qwen3 or Qwen3-MoE.
 
     Raises:
         UserError: its kind is not supported, or its tensors do not fit.
     """
     _check_kind(config)
-    decoder = DecoderConfig(config, "text_config.")
+    decoder = _decoder(config)
     decoder.check()
     vision = _vision_spec(config, decoder)
     tensors, quantisation = open_weights(config, _PREFIXES, _SECTIONS)
@@ -47,7 +50,8 @@ def read_internvl(config: ModelConfig) -> TargetCheckpoint:
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
             f"{len(tensors)} tensors"
         )
-    check_full_attention(decoder, first=28)
+    # in a mixture of experts all layers slide, or none
+    check_full_attention(decoder, first=28 if decoder.sparse is None else 0)
     rope = plain_rope(decoder)
     return decoder.checkpoint(
         "internvl",
@@ -60,6 +64,22 @@ def read_internvl(config: ModelConfig) -> TargetCheckpoint:
     )
 
 
+def _language_model(config: ModelConfig) -> str:
+    """Return the ``model_type`` of the language model."""
+    return str(config.get("text_config.model_type", "text", "qwen2"))
+
+
+def _decoder(config: ModelConfig) -> DecoderConfig:
+    section = "text_config."
+    match _language_model(config):
+        case "qwen2":
+            return Qwen2Decoder(config, section)
+        case "qwen3_moe":
+            return DecoderConfig(config, section, SparseLayers(always_renormalises=False))
+        case _:
+            return DecoderConfig(config, section)
+
+
 def _check_kind(config: ModelConfig) -> None:
     architecture = (config.get("architectures", "texts") or [None])[0]
     if architecture not in {None, _ARCHITECTURE}:
@@ -70,11 +90,12 @@ def _check_kind(config: ModelConfig) -> None:
     for section in ("text_config", "vision_config"):
         if not config.get(section, "object"):
             raise config.error(f"{section}: expected an object, got none")
-    language = config.get("text_config.model_type", "text", "qwen2")
-    if language != "qwen3":
+    language = _language_model(config)
+    if language not in _LANGUAGE_MODELS:
         raise config.error(
-            f"text_config.model_type: expected qwen3, got {quote(language, 80)}: not supported. "
-            "Use an InternVL3.5 with a dense Qwen3 language model."
+            f"text_config.model_type: expected {', '.join(_LANGUAGE_MODELS)}, got "
+            f"{quote(language, 80)}: not supported. Use an InternVL3 or InternVL3.5 whose language "
+            "model is one of these."
         )
     wanted: dict[str, tuple[Any, Any]] = {
         "vision_feature_layer": (-1, -1),

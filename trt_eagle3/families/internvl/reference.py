@@ -8,22 +8,19 @@ import torch
 from torch import Tensor, nn
 from transformers import InternVLConfig
 from transformers.models.internvl import modeling_internvl as hf
-from transformers.models.qwen3 import modeling_qwen3 as text
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.families.qwen2.reference import DENSE as QWEN2
+from trt_eagle3.families.qwen3.reference import DENSE as QWEN3
+from trt_eagle3.families.qwen3_moe.reference import SPARSE as QWEN3_MOE
 from trt_eagle3.parity.ops import full_float32
-from trt_eagle3.parity.reference.target import DecoderModules, TargetReference, VisionStates
+from trt_eagle3.parity.reference.target import TargetReference, VisionStates
 from trt_eagle3.parity.reference.tower import Place, keep_tensors, stream_parts
 
 __all__ = ["InternVLReference", "tiles_from_patches"]
 
-_MODULES = DecoderModules(
-    layer=text.Qwen3DecoderLayer,
-    norm=text.Qwen3RMSNorm,
-    rope=text.Qwen3RotaryEmbedding,
-    apply_rope=text.apply_rotary_pos_emb,
-    axes=False,
-)
+_MODULES = {"qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE}
+"""``model_type`` of the language model -> its modules."""
 
 
 class InternVLReference(TargetReference):
@@ -38,7 +35,8 @@ class InternVLReference(TargetReference):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(config.text_config, _MODULES, tensors, dtype, device)
+        text = config.text_config
+        super().__init__(text, _MODULES[text.model_type], tensors, dtype, device)
         self.config = config
         config.vision_config._attn_implementation = "sdpa"
 

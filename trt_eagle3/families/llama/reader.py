@@ -7,7 +7,7 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.llama.decoder import LlamaDecoder
 from trt_eagle3.families.qwen3.reader import read_text_target
 
-__all__ = ["read_llama"]
+__all__ = ["check_llama", "read_llama"]
 
 
 def read_llama(config: ModelConfig) -> TargetCheckpoint:
@@ -18,9 +18,18 @@ def read_llama(config: ModelConfig) -> TargetCheckpoint:
             its tensors do not fit.
     """
     decoder = LlamaDecoder(config)
+    check_llama(decoder)
+    return read_text_target(decoder, "llama", "Llama", "LlamaForCausalLM")
+
+
+def check_llama(decoder: LlamaDecoder) -> None:
+    """Check that the MLP has no biases and that no layer has a sliding window.
+
+    Raises:
+        UserError: it has.
+    """
     _check_plain_mlp(decoder)
     _check_no_window(decoder)
-    return read_text_target(decoder, "llama", "Llama", "LlamaForCausalLM")
 
 
 def _check_plain_mlp(decoder: LlamaDecoder) -> None:

@@ -41,6 +41,11 @@ class DecoderConfig:
     sparse: SparseLayers | None = None
 
     @property
+    def tie_sections(self) -> tuple[str, ...]:
+        """Sections whose ``tie_word_embeddings`` counts if the checkpoint has no head."""
+        return tuple(dict.fromkeys(("", self.section)))
+
+    @property
     def hidden_size(self) -> int:
         """Width of the residual stream."""
         return self._whole("hidden_size")
@@ -130,7 +135,7 @@ class DecoderConfig:
         tensors = gather_experts(tensors, layers, self.hidden_size, directory, self.fp8_block())
         if quantisation is not None:
             quantisation = replace(quantisation, weights=titles(matrices(tensors.values())))
-        tied = tied_head(self.config, tensors, tuple(dict.fromkeys(("", self.section))))
+        tied = tied_head(self.config, tensors, self.tie_sections)
         shapes = {**self.shapes(layers, tied), **(vision_shapes or {})}
         tensors = without_zero_biases(tensors, shapes)
         check_tensors(tensors, shapes, directory)

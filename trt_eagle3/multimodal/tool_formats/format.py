@@ -84,6 +84,11 @@ class ToolFormat(Protocol):
         """
         ...
 
+    @property
+    def only_first(self) -> bool:
+        """Whether calls come before any text of an answer. After text, a trigger is text."""
+        ...
+
     def is_taught(self, text: str) -> bool:
         """Return whether a prompt or a chat template teaches this format."""
         ...

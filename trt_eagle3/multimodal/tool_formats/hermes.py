@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from trt_eagle3.multimodal.tool_formats.format import (
     CallGrammar,
@@ -16,6 +15,7 @@ from trt_eagle3.multimodal.tool_formats.format import (
     CallProgress,
     CallReader,
 )
+from trt_eagle3.multimodal.tool_formats.json_call import match_head, read_call
 from trt_eagle3.multimodal.tool_formats.json_object import JsonObjectEnd
 from trt_eagle3.multimodal.tool_formats.schema import schema_text
 from trt_eagle3.multimodal.tools import Tool
@@ -23,19 +23,13 @@ from trt_eagle3.multimodal.tools import Tool
 __all__ = ["HERMES"]
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
-_MAX_HEAD_LEN = 512  # characters before the arguments. A longer head is read once complete.
-_HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
-    re.DOTALL,
-)
-_NO_ARGUMENTS = frozenset({"name", "type", "id"})
-"""Keys of a call without arguments. Any other key might hold the arguments."""
 
 
 class _Hermes:
     name = "hermes"
     triggers = (_CALL,)
     takes_text_arguments = True
+    only_first = False
 
     def is_taught(self, text: str) -> bool:
         return _CALL in text and '"arguments"' in text
@@ -68,10 +62,10 @@ class _HermesReader:
     def _head(self, last: bool) -> CallProgress:
         """Read the call before its arguments."""
         inner = self._held[len(_CALL) :]
-        head = _HEAD.match(inner[:_MAX_HEAD_LEN])
-        name = _json(head[1]) if head else None
-        if head and name in self._tools:
-            self._held, self._state = inner[head.end() :], self._arguments
+        head = match_head(inner)
+        if head and head[0] in self._tools:
+            name, start = head
+            self._held, self._state = inner[start:], self._arguments
             found = self._arguments(last)
             return CallProgress((CallPiece(name), *found.pieces), rest=found.rest)
         body, tag, rest = inner.partition(_END_CALL)
@@ -80,24 +74,10 @@ class _HermesReader:
             return CallProgress(text=_CALL, rest=inner)
         if not tag and not last:
             return CallProgress()
-        call = self._whole(body) if tag else None
+        call = read_call(body, self._tools) if tag else None
         if call is None:
             return CallProgress(text=_CALL + body + tag, rest=rest)
         return CallProgress((call,), rest=rest)
-
-    def _whole(self, body: str) -> CallPiece | None:
-        """Read a complete call whose keys are in another order, or that has no arguments."""
-        call = _json(body)
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        if call["name"] not in self._tools:
-            return None
-        if call.keys() <= _NO_ARGUMENTS:
-            return CallPiece(call["name"], "{}")
-        arguments = call.get("arguments", call.get("parameters"))
-        if not isinstance(arguments, dict):
-            return None
-        return CallPiece(call["name"], json.dumps(arguments, ensure_ascii=False))
 
     def _arguments(self, last: bool) -> CallProgress:
         stop = self._end.feed(self._held)
@@ -115,10 +95,3 @@ class _HermesReader:
         if found:
             return CallProgress(rest=self._held[found.end() :])
         return CallProgress(rest="" if last else None)
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

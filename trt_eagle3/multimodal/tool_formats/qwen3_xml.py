@@ -45,6 +45,7 @@ class _Qwen3Xml:
     name = "qwen3_xml"
     triggers = (_CALL, _FUNCTION)  # models sometimes omit the first
     takes_text_arguments = False
+    only_first = False
 
     def is_taught(self, text: str) -> bool:
         return _FUNCTION in text and _PARAMETER in text

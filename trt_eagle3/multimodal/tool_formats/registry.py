@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.tool_formats.format import ToolFormat
 from trt_eagle3.multimodal.tool_formats.hermes import HERMES
+from trt_eagle3.multimodal.tool_formats.llama3_json import LLAMA3_JSON
 from trt_eagle3.multimodal.tool_formats.qwen3_xml import QWEN3_XML
 
 __all__ = ["TOOL_FORMATS", "named_tool_format", "taught_tool_format"]
@@ -15,8 +16,10 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": HERMES,
     "qwen3_xml": QWEN3_XML,
     "qwen3_coder": QWEN3_XML,
+    "llama3_json": LLAMA3_JSON,
+    "llama3": LLAMA3_JSON,
 }
-"""vLLM has all three names, SGLang the first and the last."""
+"""Names of vLLM (all but the last) and of SGLang (``hermes``, ``qwen3_coder``, ``llama3``)."""
 
 
 def named_tool_format(name: str) -> ToolFormat:

@@ -23,9 +23,6 @@ from trt_eagle3.parity.record.tool_calls import NAMED_TOOL, TOOLS
 
 __all__ = ["check_tools_format", "format_fault", "template_fault"]
 
-_BEGUN = re.compile(
-    r'<tool_call>\n\{"name": "(?P<name>\w+)", "arguments": \{\s*"(?P<key>[^"]*)(?P<end>"?)'
-)
 _PARAMETER = re.compile(r"<parameter=(\w+)>\n(.*?)\n</parameter>\n", re.DOTALL)
 _PIECE = 3  # characters per call of the parser
 Call = tuple[str, Any]
@@ -100,23 +97,34 @@ def template_fault(template: ChatTemplate, tool_format: ToolFormat) -> str | Non
     return "" if (NAMED_TOOL, arguments) in calls else f"no call as expected: {text!r:.80}"
 
 
-class _Hermes:
-    """Parses Hermes' JSON."""
+class _Json:
+    """Parses calls that are JSON objects.
 
-    call = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
+    Args:
+        call: regular expression of a call; its group is the object.
+        start: text before the object. key: of the arguments.
+    """
+
+    def __init__(self, call: str, start: str, key: str) -> None:
+        self.call = re.compile(call, re.DOTALL)
+        self._start, self._key = start, key
+        self._begun = re.compile(
+            rf'{re.escape(start)}\{{"name": "(?P<name>\w+)", "{key}": '
+            r'\{\s*"(?P<key>[^"]*)(?P<end>"?)'
+        )
 
     def read(self, body: str) -> Call | None:
         """Return name and arguments, if the call matches the schema of a known tool."""
         call = _json(body)
-        if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
+        if not isinstance(call, dict) or call.keys() != {"name", self._key}:
             return None
-        return _valid(call["name"], call["arguments"])
+        return _valid(call["name"], call[self._key])
 
     def may_become_call(self, text: str) -> bool:
         """Return whether ``text`` may begin a call, checked up to its first argument."""
-        begun = _BEGUN.match(text)
+        begun = self._begun.match(text)
         if begun is None:
-            heads = [f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{' for tool in TOOLS]
+            heads = [f'{self._start}{{"name": "{tool.name}", "{self._key}": {{' for tool in TOOLS]
             return any(head.startswith(text[: len(head)]) for head in heads)
         tool = _tool(begun["name"])
         names = tool.parameters["properties"] if tool else ()
@@ -131,7 +139,7 @@ class _Qwen3Xml:
     call = re.compile(r"<tool_call>\n(<function=.*?</function>)\n</tool_call>", re.DOTALL)
 
     def read(self, body: str) -> Call | None:
-        """Return name and arguments as ``_Hermes.read`` does."""
+        """Return name and arguments as ``_Json.read`` does."""
         name, _, rest = body.removeprefix("<function=").partition(">\n")
         tool = _tool(name)
         if tool is None or _PARAMETER.sub("", rest) != "</function>":
@@ -144,7 +152,7 @@ class _Qwen3Xml:
         return _valid(name, arguments)
 
     def may_become_call(self, text: str) -> bool:
-        """Return whether ``text`` may begin a call, as ``_Hermes.may_become_call`` does."""
+        """Return whether ``text`` may begin a call, as ``_Json.may_become_call`` does."""
         heads = [
             f"<tool_call>\n<function={tool.name}>\n<parameter={key}>\n"
             for tool in TOOLS
@@ -153,10 +161,14 @@ class _Qwen3Xml:
         return any(head.startswith(text[: len(head)]) for head in heads)
 
 
-_READERS: Mapping[str, _Hermes | _Qwen3Xml] = {"hermes": _Hermes(), "qwen3_xml": _Qwen3Xml()}
+_READERS: Mapping[str, _Json | _Qwen3Xml] = {
+    "hermes": _Json(r"<tool_call>\n(\{.*?\})\n</tool_call>", "<tool_call>\n", "arguments"),
+    "llama3_json": _Json(r'(\{"name": "\w+", "parameters": \{.*?\}\})', "", "parameters"),
+    "qwen3_xml": _Qwen3Xml(),
+}
 
 
-def _reader(tool_format: ToolFormat) -> _Hermes | _Qwen3Xml:
+def _reader(tool_format: ToolFormat) -> _Json | _Qwen3Xml:
     return _READERS[tool_format.name]
 
 
