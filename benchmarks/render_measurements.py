@@ -35,6 +35,7 @@ SECTIONS = {
     "Mixture of experts": "How fast are experts, alone and in whole steps?",
     "Images": "How fast is the vision tower?",
     "Qwen3.5 on CUDA": "How fast and how exact is linear attention?",
+    "Several GPUs": "What do sums between GPUs cost?",
     "TensorRT": "How fast and how exact are TensorRT engines?",
     "Validation": "Which pairs passed `validate` on a GPU, and what does it cost?",
     "Servers": "What does serving cost, and what happens under load and attack?",
