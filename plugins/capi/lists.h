@@ -19,8 +19,6 @@
   X(unpack_int8, UnpackInt8Params, 3) \
   X(unpack_int4, UnpackInt4Params, 4) \
   X(unpack_nvfp4, UnpackNvfp4Params, 4) \
-  X(dense_layer_int4, DenseLayerInt4Params, 21) \
-  X(dense_layer_fp8, DenseLayerFp8Params, 17) \
   X(route_rows, RouteRowsParams, 5) \
   X(gather_rows, GatherRowsParams, 7) \
   X(combine_rows, CombineRowsParams, 4) \

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 11
+#define TE3_ABI_VERSION 10
 #define TE3_MAX_RANK 4
 
 /* Return value of a call.
@@ -364,80 +364,6 @@ typedef struct te3_unpack_nvfp4_args {
 } te3_unpack_nvfp4_args;
 
 te3_status te3_unpack_nvfp4(const te3_unpack_nvfp4_args* args, void* stream);
-
-/* middle = residual + x . o^T; inner = silu(gate) * up, of gate and up = RMSNorm(middle) .
- * gate_up^T; total = middle + inner . down^T; y = RMSNorm(total) . qkv^T. Without next_norm
- * (null data, as qkv's, its scale's and y's) total is inner . down^T, and there is no y.
- * Products, norms and inner values are rounded to T; sums are float32, in an order that does not
- * depend on M. All blocks of the launch wait for each other at the barrier, which must be 0
- * before the first launch, and belong to one launch at a time. TE3_NOT_SUPPORTED for float32,
- * for more than 16 rows, before Hopper, for H above 8192, and if the chip's blocks cannot run
- * together or rows do not fit into shared memory. A, H and I must be multiples of 128, N of 16.
- * prefetch_safe: as linear's, for weights, scales and norms. */
-typedef struct te3_dense_layer_int4_args {
-  te3_tensor x;                  /* T [M, A] */
-  te3_tensor residual;           /* T [M, H] */
-  te3_tensor norm;               /* T [H]; the factor is norm + weight_offset */
-  te3_tensor next_norm;          /* T [H], as norm; or null data */
-  te3_tensor o;                  /* int32 [H, A], packed codes 0 to 15, 8 in a number */
-  te3_tensor o_scale;            /* float16 or bfloat16 (all the same), one for 128 columns of a row */
-  te3_tensor o_zero_point;       /* uint8, of the scale's shape; null data: 8 */
-  te3_tensor gate_up;            /* int32 [2 * I, H], gate first, packed codes 0 to 15, 8 in a number */
-  te3_tensor gate_up_scale;      /* float16 or bfloat16 (all the same), one for 128 columns of a row */
-  te3_tensor gate_up_zero_point; /* uint8, of the scale's shape; null data: 8 */
-  te3_tensor down;               /* int32 [H, I], packed codes 0 to 15, 8 in a number */
-  te3_tensor down_scale;         /* float16 or bfloat16 (all the same), one for 128 columns of a row */
-  te3_tensor down_zero_point;    /* uint8, of the scale's shape; null data: 8 */
-  te3_tensor qkv;                /* int32 [N, H], packed codes 0 to 15, 8 in a number */
-  te3_tensor qkv_scale;          /* float16 or bfloat16 (all the same), one for 128 columns of a row */
-  te3_tensor qkv_zero_point;     /* uint8, of the scale's shape; null data: 8 */
-  te3_tensor barrier;            /* int32 [1]; 0 before the first launch */
-  te3_tensor middle;             /* T [M, H] */
-  te3_tensor inner;              /* T [M, I] */
-  te3_tensor total;              /* T [M, H] */
-  te3_tensor y;                  /* T [M, N], or null data */
-  float epsilon;
-  float weight_offset;
-  int32_t slots;                 /* most of a warp's ring; only for tests and measurements. 0: chosen */
-  int32_t prefetch_safe;
-} te3_dense_layer_int4_args;
-
-te3_status te3_dense_layer_int4(const te3_dense_layer_int4_args* args, void* stream);
-
-/* middle = residual + x . o^T; inner = silu(gate) * up, of gate and up = RMSNorm(middle) .
- * gate_up^T; total = middle + inner . down^T; y = RMSNorm(total) . qkv^T. Without next_norm
- * (null data, as qkv's, its scale's and y's) total is inner . down^T, and there is no y.
- * Products, norms and inner values are rounded to T; sums are float32, in an order that does not
- * depend on M. All blocks of the launch wait for each other at the barrier, which must be 0
- * before the first launch, and belong to one launch at a time. TE3_NOT_SUPPORTED for float32,
- * for more than 16 rows, before Hopper, for H above 8192, and if the chip's blocks cannot run
- * together or rows do not fit into shared memory. A, H and I must be multiples of 128, N of 16.
- * prefetch_safe: as linear's, for weights, scales and norms. */
-typedef struct te3_dense_layer_fp8_args {
-  te3_tensor x;             /* T [M, A] */
-  te3_tensor residual;      /* T [M, H] */
-  te3_tensor norm;          /* T [H]; the factor is norm + weight_offset */
-  te3_tensor next_norm;     /* T [H], as norm; or null data */
-  te3_tensor o;             /* float8_e4m3fn [H, A], packed */
-  te3_tensor o_scale;       /* float32 [rows, columns], as linear_fp8's */
-  te3_tensor gate_up;       /* float8_e4m3fn [2 * I, H], gate first, packed */
-  te3_tensor gate_up_scale; /* float32 [rows, columns], as linear_fp8's */
-  te3_tensor down;          /* float8_e4m3fn [H, I], packed */
-  te3_tensor down_scale;    /* float32 [rows, columns], as linear_fp8's */
-  te3_tensor qkv;           /* float8_e4m3fn [N, H], packed */
-  te3_tensor qkv_scale;     /* float32 [rows, columns], as linear_fp8's */
-  te3_tensor barrier;       /* int32 [1]; 0 before the first launch */
-  te3_tensor middle;        /* T [M, H] */
-  te3_tensor inner;         /* T [M, I] */
-  te3_tensor total;         /* T [M, H] */
-  te3_tensor y;             /* T [M, N], or null data */
-  float epsilon;
-  float weight_offset;
-  int32_t slots;            /* most of a warp's ring; only for tests and measurements. 0: chosen */
-  int32_t prefetch_safe;
-} te3_dense_layer_fp8_args;
-
-te3_status te3_dense_layer_fp8(const te3_dense_layer_fp8_args* args, void* stream);
 
 /* y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w
  * is the softmax of the row's logits in float32, over all experts, or over its own top_k with

@@ -35,8 +35,6 @@ cudaError_t gated_delta_workspace(const GatedDeltaParams& p, size_t* bytes) {
 cudaError_t gated_delta(const GatedDeltaParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t commit_delta(const CommitDeltaParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t commit_window(const CommitWindowParams&, cudaStream_t) { return cudaSuccess; }
-cudaError_t dense_layer_int4(const DenseLayerInt4Params&, cudaStream_t) { return cudaSuccess; }
-cudaError_t dense_layer_fp8(const DenseLayerFp8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_fp8(const LinearFp8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_int8(const LinearInt8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_int4(const LinearInt4Params&, cudaStream_t) { return cudaSuccess; }

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tests.graph.ops.gated_delta_case import chain, make_case
-from tests.plugins import dense_layer_case, moe_case, vision_case
+from tests.plugins import moe_case, vision_case
 from tests.plugins.packed_case import KINDS, draw_weight
 from tests.plugins.test_tree_attention_fp8 import draw_scales, narrowed
 from tests.plugins.tree_case import Case, draw, run
@@ -33,7 +33,6 @@ CUDA = torch.device("cuda")
 WEIGHT = (336, 768)  # N, K: no multiple of the tiles' 64, 128 and 192 rows
 ROWS = (1, 9, 17, 33, 65)  # one of each form of the products
 BYTE_ROWS = (7, 65, 129)
-LAYER = (256, 640, 1152, 336)  # A, H, I, N
 EXPERTS = (8, 256, 128)  # E, H, I
 EXPERT_ROWS = (1, 6, 9, 40)  # a single row's lists, resident rows, streamed ones, two tiles of them
 CASES = {
@@ -57,23 +56,6 @@ def packed_products() -> Iterator[Check]:
             yield f"{kind}, {rows} rows", partial(case.linear, x, out, True)
         unpacked = torch.empty(WEIGHT, dtype=torch.bfloat16, device=CUDA)
         yield f"{kind}, unpacked", partial(case.unpack, unpacked)
-
-
-def dense_layers() -> Iterator[Check]:
-    """A layer's dense products, of each form, with a next layer and without."""
-    for kind in dense_layer_case.KINDS:
-        case = dense_layer_case.draw_layer(kind, LAYER, torch.bfloat16, CUDA)
-        for rows in (1, 9):
-            x, residual = (t.to(CUDA) for t in case.rows(rows))
-            for has_next in (True, False):
-                run_layer = partial(_last_output, case, x, residual, has_next=has_next)
-                yield f"dense layer {kind}, {rows} rows, next layer {has_next}", run_layer
-
-
-def _last_output(
-    case: dense_layer_case.LayerCase, x: Tensor, residual: Tensor, *, has_next: bool
-) -> Tensor:
-    return case.run(x, residual, has_next=has_next)[-1]
 
 
 def byte_products() -> Iterator[Check]:
@@ -182,7 +164,6 @@ def _committed(inputs: list[Tensor], attributes: dict[str, Any]) -> Tensor:
 
 GROUPS = {
     "packed": packed_products,
-    "layers": dense_layers,
     "bytes": byte_products,
     "attention": fp8_attention,
     "experts": experts,

@@ -9,12 +9,6 @@ Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row,
 head_dim, H hidden. T is float32, float16 or bfloat16, the same for all floating tensors of a call.
 """
 
-from trt_eagle3.engine.capi.dense_layer import (
-    MAX_DENSE_LAYER_ROWS,
-    DenseLayerRows,
-    dense_layer_fp8_call,
-    dense_layer_int4_call,
-)
 from trt_eagle3.engine.capi.kernels import MAX_KV_MOVES, add_layer_norm_call, kv_move_call
 from trt_eagle3.engine.capi.launch import launched
 from trt_eagle3.engine.capi.library import LIBRARY_VARIABLE, available, library_path
@@ -69,7 +63,6 @@ __all__ = [
     "DENSE_EXPERT_COLUMNS",
     "GROUP_SIZES",
     "LIBRARY_VARIABLE",
-    "MAX_DENSE_LAYER_ROWS",
     "MAX_EXPERTS",
     "MAX_KV_MOVES",
     "MAX_LINEAR_ROWS",
@@ -80,7 +73,6 @@ __all__ = [
     "PACKED_COLUMNS",
     "PACKED_ROWS",
     "AttentionPath",
-    "DenseLayerRows",
     "RowCodes",
     "add_layer_norm",
     "add_rms_norm",
@@ -88,8 +80,6 @@ __all__ = [
     "combine_rows",
     "commit_delta",
     "commit_window",
-    "dense_layer_fp8",
-    "dense_layer_int4",
     "fused_moe",
     "fused_moe_fp8",
     "fused_moe_int4",
@@ -126,8 +116,6 @@ add_rms_norm = launched(add_rms_norm_call)
 combine_rows = launched(combine_rows_call)
 commit_delta = launched(commit_delta_call)
 commit_window = launched(commit_window_call)
-dense_layer_fp8 = launched(dense_layer_fp8_call)
-dense_layer_int4 = launched(dense_layer_int4_call)
 fused_moe = launched(fused_moe_call)
 fused_moe_fp8 = launched(fused_moe_fp8_call)
 fused_moe_int4 = launched(fused_moe_int4_call)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trt_eagle3.engine.capi.dense_layer import DENSE_LAYER_KERNELS
 from trt_eagle3.engine.capi.moe import MOE_KERNELS
 from trt_eagle3.engine.capi.packed import PACKED_KERNELS
 from trt_eagle3.engine.capi.quantise import QUANTISE_KERNELS
@@ -77,7 +76,6 @@ KERNELS: tuple[Kernel, ...] = (
     ADD_LAYER_NORM,
     KV_MOVE,
     *PACKED_KERNELS,
-    *DENSE_LAYER_KERNELS,
     *MOE_KERNELS,
     *QUANTISE_KERNELS,
     *RECURRENT_KERNELS,

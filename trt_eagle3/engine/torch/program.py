@@ -18,7 +18,6 @@ from trt_eagle3.engine import capi
 from trt_eagle3.engine.kernels.libraries import INSTALL_KERNELS
 from trt_eagle3.engine.runtime.collectives import Collectives
 from trt_eagle3.engine.runtime.weights import materialise
-from trt_eagle3.engine.torch.dense_layer import with_dense_layers
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
@@ -117,21 +116,13 @@ def load_program(
     kept = {*outputs, *constants}
     bytes_ = {n for n, w in packed.items() if w.takes_bytes}
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
-    steps_of = partial(
-        _steps,
-        device=device,
-        kept=kept,
-        byte_weights=bytes_,
-        constants=constants,
-        collectives=collectives,
-    )
     return Program(
         inputs,
         outputs,
         constants,
-        steps_of(proto.graph.node),
+        _steps(proto.graph.node, device, kept, bytes_, collectives),
         read_states(proto),
-        None if prompt is None else steps_of(prompt),
+        None if prompt is None else _steps(prompt, device, kept, bytes_, collectives),
     )
 
 
@@ -140,7 +131,6 @@ def _steps(
     device: torch.device,
     kept: set[str],
     byte_weights: set[str],
-    constants: Mapping[str, Weight],
     collectives: Collectives | None,
 ) -> tuple[Step, ...]:
     """Return the steps for ``nodes``; ``kept`` values stay. ``byte_weights``: see ``fused``."""
@@ -152,7 +142,6 @@ def _steps(
     steps = [_step(node, device, read, own) for node in nodes]
     if _packs(device):
         steps = fused(steps, kept, byte_weights)
-        steps = with_dense_layers(steps, constants, kept, device)
     return tuple(with_lifetimes(steps, kept))
 
 

@@ -25,7 +25,7 @@ __all__ = [
     "Status",
 ]
 
-ABI_VERSION = 11
+ABI_VERSION = 10
 MAX_RANK = 4
 
 Result_co = TypeVar("Result_co", covariant=True)
