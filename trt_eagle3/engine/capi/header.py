@@ -12,7 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from trt_eagle3.engine.capi.kernels import KERNELS
-from trt_eagle3.graph.ops import EVERY_OP
+from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.ops.kernel import (
     ABI_VERSION,
     MAX_RANK,
@@ -171,7 +171,7 @@ def _lists() -> str:
         _list("TE3_KERNELS", plain),
         _list("TE3_KERNELS_WITH_WORKSPACE", with_workspace),
         "// X(name): the ops that TensorRT has plugins for.",
-        _list("TE3_PLUGINS", [op.name for op in EVERY_OP.values()]),
+        _list("TE3_PLUGINS", [op.name for op in PLUGINS.values()]),
         f'#define TE3_PLUGIN_VERSION "{PLUGIN_VERSION}"\n',
     )
     return "\n".join((_line_comments(_MADE) + "#pragma once\n", doc, *lists))
