@@ -50,12 +50,15 @@ def main() -> None:
     record = json.loads((HERE / "llama_cpp.json").read_text(encoding="utf-8"))
     different = different_texts(args.folder, record["tokens"])
     worst = largest_difference(args.folder, record["next"])
-    print(f"token ids: {len(record['tokens']) - len(different)} of {len(record['tokens'])} texts "
-          f"equal llama.cpp's")
+    print(
+        f"token ids: {len(record['tokens']) - len(different)} of {len(record['tokens'])} texts "
+        f"equal llama.cpp's"
+    )
     print(f"log probabilities behind {len(record['next'])} prompts: within {worst:.2g}")
     if different or not worst <= TOLERANCE:
-        raise SystemExit(f"the checkpoint differs from llama.cpp (allowed: {TOLERANCE}): "
-                         f"{different[:3]}")
+        raise SystemExit(
+            f"the checkpoint differs from llama.cpp (allowed: {TOLERANCE}): {different[:3]}"
+        )
 
 
 if __name__ == "__main__":

@@ -162,8 +162,9 @@ def convert(gguf: Path, folder: Path) -> None:
     reader = GGUFReader(gguf)
     meta = Metadata(reader)
     if meta["general.architecture"] != "llama":
-        raise SystemExit(f"{gguf}: expected the architecture llama, got "
-                         f"{meta['general.architecture']}.")
+        raise SystemExit(
+            f"{gguf}: expected the architecture llama, got {meta['general.architecture']}."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tensors(reader, meta))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

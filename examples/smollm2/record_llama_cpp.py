@@ -62,7 +62,6 @@ def served(gguf: Path) -> Iterator[Any]:
             return json.load(answer)
 
     yield post
-    del server
 
 
 def prompt_of(text: str) -> str:
@@ -93,8 +92,9 @@ def main() -> None:
                 pairs = [[token["id"], round(token["logprob"], 5)] for token in best]
                 record["next"].append({"ids": ids, "top": pairs})
     text = json.dumps(record, ensure_ascii=True, separators=(",", ":"))
-    (HERE / "llama_cpp.json").write_text(text.replace('{"text"', '\n{"text"')
-                                         .replace('{"ids":[1,', '\n{"ids":[1,') + "\n")
+    (HERE / "llama_cpp.json").write_text(
+        text.replace('{"text"', '\n{"text"').replace('{"ids":[1,', '\n{"ids":[1,') + "\n"
+    )
 
 
 if __name__ == "__main__":

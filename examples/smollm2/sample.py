@@ -154,8 +154,9 @@ class Asker:
     def summaries(self, found: Sequence[Answer], count: int) -> list[str]:
         """Return turns that ask for summaries of earlier answers."""
         some = self.rng.sample(list(found), min(count, len(found)))
-        texts = [self.tokenizer.decode(a.ids[a.prompt_len :], skip_special_tokens=True)
-                 for a in some]
+        texts = [
+            self.tokenizer.decode(a.ids[a.prompt_len :], skip_special_tokens=True) for a in some
+        ]
         return [self.rng.choice(STARTS["summary"]) + " ".join(t.split()[:100]) for t in texts]
 
 

@@ -2,13 +2,13 @@
 
     python examples/smollm2/train_smollm2.py --target engines/smollm2/target --output OUTPUT
 
-One GPU, ``--minutes`` in all. The target writes prompts and answers them (``sample.py``). Both drafts
-then train on its distributions, by the recipe of ``examples/tiny``. The output folder gets
+One GPU, ``--minutes`` in all. The target writes prompts and answers them (``sample.py``). Both
+drafts then train on its distributions, by the recipe of ``examples/tiny``. The output folder gets
 ``draft/``, the EAGLE-3 draft in SpecForge's layout, ``dflash/``, the block draft in z-lab's, and
 ``metrics.json``. Both drafts are saved every ``--print-every`` steps. GPU kernels may differ in the
 last bits: a rerun gives an equivalent pair, not the same bytes.
 
-# Shapes: B answers, L tokens, H hidden
+# Shapes: B answers, L tokens, K aux states, H hidden
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ sys.path.append(str(HERE.parent / "tiny"))
 
 from batch import Batch, collate  # noqa: E402
 from block import BlockDraft, BlockShape  # noqa: E402
-from export import rounded, save_dflash, save_draft  # noqa: E402
-from model import Draft, TargetOut  # noqa: E402
+from export import save_dflash, save_draft  # noqa: E402
+from model import Draft, Forward, TargetOut  # noqa: E402
 from prompt import Encoded  # noqa: E402
 from sample import Answer, answers  # noqa: E402
 from train import Budget, Progress, draft_losses, fit_draft  # noqa: E402
@@ -53,6 +54,35 @@ def llama_forward(model: Any, batch: Batch, aux_layers: tuple[int, ...]) -> Targ
     out = model.model(batch.ids, output_hidden_states=True, use_cache=False)
     aux = torch.cat([out.hidden_states[layer + 1] for layer in aux_layers], dim=-1)
     return TargetOut(out.last_hidden_state, aux, out.hidden_states[0])
+
+
+@torch.no_grad()
+def state_scales(model: Any, batch: Batch, aux_layers: tuple[int, ...]) -> Tensor:
+    """Return 1 / root mean square of each aux state, float32 [K]; the first row, which is far
+    larger in this target, does not count.
+    """
+    aux = llama_forward(model, batch, aux_layers).aux[:, 1:].unflatten(-1, (len(aux_layers), -1))
+    real = torch.arange(1, batch.ids.shape[1], device=aux.device) < batch.length[:, None]
+    return aux[real].float().pow(2).mean((0, 2)).rsqrt()
+
+
+def scaled_forward(scales: Tensor) -> Forward:
+    """Return the target's forward with scaled aux states, so that a draft learns from all alike."""
+
+    def forward(model: Any, batch: Batch, aux_layers: tuple[int, ...]) -> TargetOut:
+        out = llama_forward(model, batch, aux_layers)
+        aux = out.aux.unflatten(-1, (len(scales), -1)) * scales[:, None]
+        return replace(out, aux=aux.flatten(-2))
+
+    return forward
+
+
+def unscaled(draft: Any, scales: Tensor) -> Any:
+    """Return a copy of a draft for aux states as they are: ``fc`` takes the scales."""
+    saved = copy.deepcopy(draft)
+    columns = saved.fc.weight.data.unflatten(1, (len(scales), -1))
+    columns *= scales[None, :, None]
+    return saved
 
 
 def answer_batches(
@@ -108,9 +138,7 @@ class Recipe:
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         model = copy.deepcopy(self.target).to(dtype)
         deadline = since + self.seconds("answers")
-        sampled = answers(
-            model, self.tokenizer, self.args.seed, self.args.answer_batch, deadline
-        )
+        sampled = answers(model, self.tokenizer, self.args.seed, self.args.answer_batch, deadline)
         found = [answer for batch in sampled for answer in batch]
         tokens = sum(len(answer.ids) - answer.prompt_len for answer in found)
         self.figures |= {"answers": len(found), "answer_tokens": tokens}
@@ -134,20 +162,25 @@ class Recipe:
         """Return the steps and seconds of a draft."""
         return Budget(self.args.steps, self.seconds(part))
 
-    def draft(self, found: Sequence[Answer], ids: Tensor) -> Callable[[], list[float]]:
-        """Train and save the EAGLE-3 draft; returns a function that measures it."""
+    def draft(self, found: Sequence[Answer], ids: Tensor) -> Callable[[Batch], list[Tensor]]:
+        """Train and save the EAGLE-3 draft; returns a function that measures it on a batch."""
         since, args = time.monotonic(), self.args
         aux_layers = (1, self.layers // 2 - 1, self.layers - 4)
         torch.manual_seed(args.seed + 1)
         draft = Draft(len(ids), self.target.config.hidden_size, args.inner, args.heads, 1)
         draft.lm_head.weight.data.copy_(self.target.lm_head.weight[ids])
         draft.norm.weight.data.copy_(self.target.model.norm.weight)
-        special = {token: self.tokenizer.convert_tokens_to_ids(token)
-                   for token in ("<|endoftext|>", "<|im_end|>")}
+        special = {
+            token: self.tokenizer.convert_tokens_to_ids(token)
+            for token in ("<|endoftext|>", "<|im_end|>")
+        }
         place = (ids, self.target.config.vocab_size, special, aux_layers, "llama")
 
+        scales = state_scales(self.target, next(self.stream(found)), aux_layers)
+        forward = scaled_forward(scales)
+
         def keep(some: Any) -> None:
-            save_draft(args.output / "draft", some, *place)
+            save_draft(args.output / "draft", unscaled(some, scales), *place)
 
         options = argparse.Namespace(rate=args.rate, print_every=args.print_every)
         fit_draft(
@@ -158,14 +191,14 @@ class Recipe:
             options,
             self.budget("draft"),
             aux_layers,
-            llama_forward,
+            forward,
             keep,
         )
-        keep(rounded(draft))
+        keep(draft)
         self.done("draft", since)
 
         def measure(batch: Batch) -> list[Tensor]:
-            _, agreed = draft_losses(draft, self.target, batch, ids, aux_layers, llama_forward)
+            _, agreed = draft_losses(draft, self.target, batch, ids, aux_layers, forward)
             return agreed
 
         return measure
@@ -188,12 +221,14 @@ class Recipe:
         torch.manual_seed(args.seed + 2)
         draft = BlockDraft(shape).to(self.device)
         draft.norm.weight.data.copy_(self.target.model.norm.weight)
+        scales = state_scales(self.target, next(self.stream(found)), shape.aux_layers)
+        forward = scaled_forward(scales)
         once = answer_batches(found, args.batch_size, self.tokenizer.pad_token_id, self.device)
         progress = Progress("states", len(found) // args.batch_size, args.print_every)
-        stored = stored_states(self.target, once, progress, shape.aux_layers, llama_forward)
+        stored = stored_states(self.target, once, progress, shape.aux_layers, forward)
 
         def keep(some: BlockDraft) -> None:
-            save_dflash(args.output / "dflash", some, self.target)
+            save_dflash(args.output / "dflash", unscaled(some, scales), self.target)
 
         options = argparse.Namespace(
             rate=args.rate,
@@ -204,12 +239,12 @@ class Recipe:
             seed=args.seed,
         )
         fit_block(draft, self.target, stored, options, keep)
-        keep(rounded(draft))
+        keep(draft)
         self.done("dflash", since)
 
         def measure(batch: Batch) -> list[Tensor]:
             states = stored_states(
-                self.target, [batch], Progress("held out", 1, 2), shape.aux_layers, llama_forward
+                self.target, [batch], Progress("held out", 2, 2), shape.aux_layers, forward
             )
             _, agreed = block_losses(draft, self.target, states[0], args.anchors)
             return agreed
@@ -231,12 +266,14 @@ class Recipe:
 def write_metrics(recipe: Recipe, figures: dict[str, Any]) -> None:
     """Write ``metrics.json``."""
     args, cuda = recipe.args, recipe.device.type == "cuda"
-    options = {key: str(value) if isinstance(value, Path) else value
-               for key, value in vars(args).items()}
+    options = {
+        key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()
+    }
     record = {
         "command": " ".join(["python", "examples/smollm2/train_smollm2.py", *sys.argv[1:]]),
-        "options": {key: value for key, value in options.items()
-                    if key not in ("target", "output")},
+        "options": {
+            key: value for key, value in options.items() if key not in ("target", "output")
+        },
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

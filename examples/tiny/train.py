@@ -269,7 +269,7 @@ def fit_draft(
     budget: Budget,
     aux_layers: tuple[int, ...],
     forward: Forward,
-    keep: Callable[[nn.Module], object] = lambda draft: None,
+    keep: Callable[[nn.Module], object] = lambda _: None,
 ) -> None:
     """Training-time test: every step's loss counts, later ones less; the target is frozen at its
     saved weights.

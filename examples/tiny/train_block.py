@@ -175,7 +175,7 @@ def fit_block(
     target: Any,
     stored: Sequence[States],
     args: argparse.Namespace,
-    keep: Callable[[BlockDraft], object] = lambda draft: None,
+    keep: Callable[[BlockDraft], object] = lambda _: None,
 ) -> None:
     """Train ``draft`` on stored states; the target is frozen at its saved weights.
 
