@@ -124,16 +124,18 @@ def _answer(bundle: Path, kinds: Mapping[str, Sequence[str]], max_tokens: int) -
     judge = _Judge(target, device, limit)
     rows = {}
     for kind, prompts in kinds.items():
-        ties = [judge.compare(kind_prompt, answer) for answers in (drafted, plain)
-                for kind_prompt, answer in zip(prompts, answers[kind], strict=True)]
+        ties = [
+            judge.compare(kind_prompt, answer)
+            for answers in (drafted, plain)
+            for kind_prompt, answer in zip(prompts, answers[kind], strict=True)
+        ]
         rows[kind] = {
             "prompts": len(prompts),
             "tokens": sum(len(answer.token_ids) for answer in drafted[kind]),
             "greedy": mean_length(drafted[kind]),
             "temperature_0.7": mean_length(sampled[kind]),
             "equal_without_speculation": sum(
-                a.token_ids == b.token_ids
-                for a, b in zip(drafted[kind], plain[kind], strict=True)
+                a.token_ids == b.token_ids for a, b in zip(drafted[kind], plain[kind], strict=True)
             ),
             "ties": sum(found for found, _ in ties),
             "failed": sum(failed for _, failed in ties),

@@ -93,6 +93,7 @@ def test_installed_wheel_answers_without_a_compiler(source: Path, tmp_path: Path
     environment = {"PATH": str(clean / "bin"), "HOME": str(tmp_path)}
     done = subprocess.run(
         [str(clean / "bin/trt-eagle3"), "generate", *pair, "What is 12 plus 30?"],
+        check=False,
         capture_output=True,
         text=True,
         env=environment,

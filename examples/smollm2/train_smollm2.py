@@ -312,6 +312,11 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(args)
     found = recipe.answers()
+    if len(found) < 2 * args.batch_size:
+        raise SystemExit(
+            f"{len(found)} answers were sampled, expected at least {2 * args.batch_size}. Give more "
+            "--minutes."
+        )
     kept = max(1, min(4 * args.batch_size, len(found) // 20))
     held_out, found = found[:kept], found[kept:]
     figures = recipe.figures
