@@ -62,12 +62,16 @@ def main(
     kinds = read_kinds(file, per_kind)
     figures = _answer(bundle, kinds, max_tokens)
     Console().print(_table(figures))
+    _write(figures, output)
     if rounds:
-        figures["speed"] = _speed(bundle, kinds, rounds, max_tokens)
-    if output is not None:
-        output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        _write(figures | {"speed": _speed(bundle, kinds, rounds, max_tokens)}, output)
     if figures["failed"]:
         raise CheckFailedError(f"{figures['failed']} greedy tokens are not transformers'")
+
+
+def _write(figures: Mapping[str, Any], output: Path | None) -> None:
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def read_kinds(file: Path, per_kind: int) -> dict[str, list[str]]:

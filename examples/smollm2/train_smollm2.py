@@ -314,7 +314,7 @@ def main() -> None:
     found = recipe.answers()
     if len(found) < 2 * args.batch_size:
         raise SystemExit(
-            f"{len(found)} answers were sampled, expected at least {2 * args.batch_size}. Give more "
+            f"{len(found)} answers were sampled, expected {2 * args.batch_size} or more. Give more "
             "--minutes."
         )
     kept = max(1, min(4 * args.batch_size, len(found) // 20))
