@@ -25,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from trt_eagle3 import LLM, Generation, SamplingParams
 from trt_eagle3.bench.against import against
@@ -60,6 +61,7 @@ def main(
 ) -> None:
     """Measure BUNDLE on prompts of several kinds."""
     kinds = read_kinds(file, per_kind)
+    logging.disable_progress_bar()
     figures = _answer(bundle, kinds, max_tokens)
     Console().print(_table(figures))
     _write(figures, output)

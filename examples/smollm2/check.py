@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 HERE = Path(__file__).parent
 TOLERANCE = 0.02
@@ -47,6 +48,7 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="the converted checkpoint")
     args = parser.parse_args()
+    logging.disable_progress_bar()
     record = json.loads((HERE / "llama_cpp.json").read_text(encoding="utf-8"))
     different = different_texts(args.folder, record["tokens"])
     worst = largest_difference(args.folder, record["next"])
