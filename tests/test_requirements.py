@@ -19,6 +19,7 @@ LOCKS = (
     "requirements-torch.lock",
     "requirements-triton.lock",
     "requirements-tensorrt.lock",
+    "requirements-smollm2.lock",
 )
 # SPDX identifiers that may stand behind an Apache-2.0 program that is installed from their own
 # packages.

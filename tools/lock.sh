@@ -2,7 +2,7 @@
 # Rewrites requirements.lock and requirements-torch.lock: the versions that .venv has now, with the hash of every file that the index has of each,
 # so that one lock serves every platform and Python 3.11 and 3.12. Needs uv (pip install uv). To take newer versions:
 # .venv/bin/pip install --upgrade NAME, make test, tools/lock.sh, and look at the difference.
-# requirements-triton.lock and requirements-tensorrt.lock likewise, from .venv-triton and .venv-tensorrt.
+# requirements-triton.lock, requirements-tensorrt.lock and requirements-smollm2.lock likewise, from .venv-triton, .venv-tensorrt and .venv-smollm2.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,5 +46,10 @@ fi
 if [ -d .venv-tensorrt ]; then
 	pins .venv --path .venv-tensorrt | hashed > "$locked"
 	write requirements-tensorrt.lock "TensorRT for RTX, a registry of TensorRT 11 and CUDA's headers, for the tests." "$locked"
+fi
+
+if [ -d .venv-smollm2 ]; then
+	pins .venv --path .venv-smollm2 | hashed > "$locked"
+	write requirements-smollm2.lock "SmolLM2-135M-Instruct and the reader of its file, for make real." "$locked"
 fi
 rm "$locked"

@@ -283,7 +283,7 @@ def save_dflash(folder: Path, draft: BlockDraft, target: Any) -> None:
             "selector_top_k": shape.selector_top_k,
         }
     name = "DFlash2DraftModel" if shape.selector_rank else "DFlashDraftModel"
-    config = _block_config(draft, target.config.text_config.num_hidden_layers)
+    config = _block_config(draft, target.config.get_text_config().num_hidden_layers)
     config |= {"architectures": [name], "dflash_config": own, "is_causal": False}
     write_json(folder / "config.json", dict(sorted(config.items())))
 

@@ -20,7 +20,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,7 +219,7 @@ def draft_losses(
         learnable = inside & (logits.argmax(-1)[..., None] == target_ids).any(-1)
         learnable &= columns + 1 < batch.length[:, None]
         wanted = logits[..., target_ids].softmax(-1)
-        embedded = target.model.language_model.embed_tokens(batch.ids)
+        embedded = target.get_input_embeddings()(batch.ids)
         seen = out.embeds if draft.sees else embedded
         shifted = torch.cat([seen[:, 1:], seen[:, -1:]], dim=1)
     position = batch.positions[0]
@@ -254,22 +254,27 @@ def train_draft(
     """A new draft, trained."""
     torch.manual_seed(args.seed + 1)
     draft = Draft(len(target_ids), intermediate=intermediate)
-    fit_draft(draft, tokenizer, target, target_ids, args, budget, aux_layers, forward)
+    device = next(target.parameters()).device
+    stream = batches(tokenizer, args.seed + 1, args.batch_size, budget.steps, args.workers, device)
+    fit_draft(draft, stream, target, target_ids, args, budget, aux_layers, forward)
     return draft
 
 
 def fit_draft(
     draft: nn.Module,
-    tokenizer: Tokenizer,
+    stream: Iterable[Batch],
     target: nn.Module,
     target_ids: Tensor,
     args: argparse.Namespace,
     budget: Budget,
     aux_layers: tuple[int, ...],
     forward: Forward,
+    keep: Callable[[nn.Module], object] = lambda _: None,
 ) -> None:
     """Training-time test: every step's loss counts, later ones less; the target is frozen at its
     saved weights.
+
+    ``keep`` is called with the draft every ``args.print_every`` steps.
     """
     device = next(target.parameters()).device
     draft.to(device)
@@ -277,7 +282,6 @@ def fit_draft(
     target_ids, steps = target_ids.to(device), budget.steps
     optimizer, schedule = optimizer_for(draft, args.rate, budget)
     progress = Progress("draft", steps, args.print_every)
-    stream = batches(tokenizer, args.seed + 1, args.batch_size, steps, args.workers, device)
     for step, batch in enumerate(stream):
         if budget.spent(step) >= 1:
             break
@@ -290,6 +294,8 @@ def fit_draft(
         optimizer.step()
         schedule.step()
         progress.add(step, loss, *agreements)
+        if (step + 1) % args.print_every == 0:
+            keep(draft)
 
 
 def parse_args() -> argparse.Namespace:

@@ -20,13 +20,14 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from batch import Batch
 from block import BlockDraft, BlockShape
 from evaluate import block_pair, evaluate
 from export import rounded, save_dflash, save_dspark
@@ -46,6 +47,7 @@ __all__ = [
     "measured",
     "read_target",
     "stored_states",
+    "task_states",
 ]
 
 MASK_ID = 640  # the first unused row, as Qwen3's drafts take one
@@ -69,22 +71,33 @@ class States:
     hidden: Tensor
 
 
-@torch.no_grad()
-def stored_states(
+def task_states(
     target: Any,
     tokenizer: Tokenizer,
     args: argparse.Namespace,
     aux_layers: tuple[int, ...],
     forward: Forward = target_forward,
 ) -> list[States]:
-    """Run the target over training batches; its states are stored in bfloat16."""
-    device, found = next(target.parameters()).device, []
-    size, workers = args.batch_size, args.workers
+    """Store the states of ``args.batches`` training batches and of more text questions."""
+    device, size, workers = next(target.parameters()).device, args.batch_size, args.workers
     mixed = batches(tokenizer, args.seed + 1, size, args.batches, workers, device)
     text = batches(tokenizer, args.seed + 2, size, args.text_batches, workers, device, ("text",))
     progress = Progress("states", args.batches + args.text_batches, args.print_every)
-    for step, batch in enumerate(itertools.chain(mixed, text)):
-        with torch.autocast(device.type, torch.bfloat16):
+    return stored_states(target, itertools.chain(mixed, text), progress, aux_layers, forward)
+
+
+@torch.no_grad()
+def stored_states(
+    target: Any,
+    stream: Iterable[Batch],
+    progress: Progress,
+    aux_layers: tuple[int, ...],
+    forward: Forward = target_forward,
+) -> list[States]:
+    """Run the target over training batches; its states are stored in bfloat16."""
+    found = []
+    for step, batch in enumerate(stream):
+        with torch.autocast(batch.ids.device.type, torch.bfloat16):
             out = forward(target, batch, aux_layers)
         states = (out.aux.bfloat16(), out.hidden.bfloat16())
         found.append(States(batch.ids, batch.prompt_len, batch.length, *states))
@@ -123,7 +136,7 @@ def block_losses(
     # token before      x[a+k], of the answer itself
     # learns            the target's distribution after x[a+k]
     """
-    shape, embed = draft.shape, target.model.language_model.embed_tokens
+    shape, embed = draft.shape, target.get_input_embeddings()
     room = states.length - states.prompt_len - 1  # anchors that have a token after them
     drawn = torch.rand(len(room), num_anchors, device=room.device)
     anchors = states.prompt_len[:, None] + (drawn * room[:, None]).long()
@@ -158,9 +171,16 @@ def block_losses(
 
 
 def fit_block(
-    draft: BlockDraft, target: Any, stored: Sequence[States], args: argparse.Namespace
+    draft: BlockDraft,
+    target: Any,
+    stored: Sequence[States],
+    args: argparse.Namespace,
+    keep: Callable[[BlockDraft], object] = lambda _: None,
 ) -> None:
-    """Train ``draft`` on stored states; the target is frozen at its saved weights."""
+    """Train ``draft`` on stored states; the target is frozen at its saved weights.
+
+    ``keep`` is called with the draft every ``args.print_every`` steps.
+    """
     print(f"draft: {sum(p.numel() for p in draft.parameters()):,} parameters", flush=True)
     steps, device = args.draft_steps, stored[0].ids.device
     budget = Budget(steps, args.draft_seconds)
@@ -182,6 +202,8 @@ def fit_block(
         optimizer.step()
         schedule.step()
         progress.add(step, loss, *agreements)
+        if (step + 1) % args.print_every == 0:
+            keep(draft)
 
 
 def read_target(folder: Path) -> Any:
@@ -247,7 +269,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer, target = train_bpe(0), read_target(args.output / "target")
-    stored = stored_states(target, tokenizer, args, AUX_LAYERS)
+    stored = task_states(target, tokenizer, args, AUX_LAYERS)
     for name in args.drafts:
         start = time.time()
         torch.manual_seed(args.seed)

@@ -29,7 +29,7 @@ from train_block import (  # noqa: E402
     fit_block,
     measured,
     read_target,
-    stored_states,
+    task_states,
     write_figures,
 )
 
@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     tokenizer, target = train_bpe(0), read_target(args.output / "target")
-    stored = stored_states(target, tokenizer, args, AUX_LAYERS, hybrid_forward)
+    stored = task_states(target, tokenizer, args, AUX_LAYERS, hybrid_forward)
     start = time.time()
     torch.manual_seed(args.seed)
     draft = begun(SHAPE, target, args.begin)

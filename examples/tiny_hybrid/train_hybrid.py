@@ -43,7 +43,7 @@ from prompt import SPECIAL, train_bpe  # noqa: E402
 from recipe import derived_args  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
-from train import VOCAB_ROWS, Budget, fit_draft, fit_target, train_draft  # noqa: E402
+from train import VOCAB_ROWS, Budget, batches, fit_draft, fit_target, train_draft  # noqa: E402
 from transformers import (  # noqa: E402
     Qwen3_5ForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
@@ -162,8 +162,10 @@ class Recipe:
     def mtp(self, target: Any) -> MtpHead:
         """Its vocabulary is the target's."""
         start, head = time.time(), MtpHead(target)
-        place = (self.tokenizer, target, torch.arange(VOCAB_ROWS), self.args, self.budget("mtp"))
-        fit_draft(head, *place, (), mtp_forward)
+        args, budget = self.args, self.budget("mtp")
+        size = (args.batch_size, budget.steps, args.workers)
+        stream = batches(self.tokenizer, args.seed + 1, *size, self.device)
+        fit_draft(head, stream, target, torch.arange(VOCAB_ROWS), args, budget, (), mtp_forward)
         self.timed("mtp", start)
         rounded(head)
         return head
