@@ -79,6 +79,9 @@ class Encoding:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
+    def keeps(self, prompt: Prompt) -> bool:
+        return not prompt.visual_rows.any()
+
     def encode(self, prompt: Prompt) -> Vision:
         index = next(i for i, p in enumerate(prompts()) if p.token_ids is prompt.token_ids)
         self.seen.append(index)

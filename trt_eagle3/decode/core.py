@@ -79,12 +79,13 @@ class EngineCore:
         """
         self.pool = bundle.page_pool()
         self.prefixes = PrefixCache(self.pool) if prefix_cache else None
+        self._vision = bundle.vision_encoder()
         self.scheduler = Scheduler(
             bundle.decoder,
             max_batch_size=bundle.limits.max_batch_size,
             policy=bundle.policy,
             prefix_cache=self.prefixes,
-            vision=bundle.vision_encoder(),
+            vision=self._vision,
         )
         self._bundle = bundle
         self._preprocessor = preprocessor
@@ -145,7 +146,12 @@ class EngineCore:
             "kv_pages_used": self.pool.num_used - cached,
             "kv_pages_cached": cached,
             "kv_pages_total": self.pool.num_pages - 1,
+            **self._vision.counts,
         }
+
+    def restart_counts(self) -> None:
+        """Reset hits and misses of the cache of embeddings."""
+        self._vision.restart_counts()
 
     @staticmethod
     def idle(bundle: LoadedBundle) -> dict[str, int]:

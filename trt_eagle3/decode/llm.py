@@ -55,6 +55,7 @@ from trt_eagle3.multimodal import (
     ModelInputs,
 )
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
+from trt_eagle3.multimodal.media_cache import MEDIA_CACHE, MediaCacheSizes
 
 __all__ = ["LLM", "load"]
 
@@ -68,6 +69,7 @@ def load(
     settings: Mapping[str, Any] | None = None,
     cache: str | Path | None = None,
     media: MediaPolicy = LOCAL_MEDIA,
+    media_cache: MediaCacheSizes = MEDIA_CACHE,
     split_special_tokens: bool | None = None,
     tool_format: str = "auto",
     prefix_cache: bool | None = None,
@@ -87,6 +89,7 @@ def load(
         settings=settings,
         cache=cache,
         media=media,
+        media_cache=media_cache,
         split_special_tokens=split_special_tokens,
         tool_format=tool_format,
         prefix_cache=prefix_cache,
@@ -126,6 +129,7 @@ class LLM:
         settings: Mapping[str, Any] | None = None,
         cache: str | Path | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
+        media_cache: MediaCacheSizes = MEDIA_CACHE,
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
         prefix_cache: bool | None = None,
@@ -140,6 +144,8 @@ class LLM:
             draft, settings, cache: with a checkpoint only: the draft's checkpoint; keys of the
                 build config, such as ``{"engine": {"dtype": "float16"}}``; the cache folder.
             media: allowed sources of images and videos in prompts.
+            media_cache: what is kept of them for later prompts: ``MediaCacheSizes(0, 0, 0)``:
+                nothing. Answers are the same.
             split_special_tokens: whether control tokens in the text of prompts are plain text;
                 None: as the bundle was built.
             tool_format: format of tool calls: ``hermes``, ``qwen3_xml``, ``llama3_json``, or
@@ -159,13 +165,15 @@ class LLM:
             bundle = LoadedBundle.open(
                 bundle_of(bundle, draft, settings, cache=cache, announce=_log.info),
                 media=media,
+                media_cache=media_cache,
                 split_special_tokens=split_special_tokens,
                 tool_format=tool_format,
                 tensor_parallel=tensor_parallel,
             )
         self.bundle = bundle
         self._prefix_cache = bundle.limits.prefix_cache if prefix_cache is None else prefix_cache
-        self._preprocessor = bundle.preprocessor(digests=self._prefix_cache)
+        digests = self._prefix_cache or bundle.media_cache.keeps_embeddings
+        self._preprocessor = bundle.preprocessor(digests=digests)
         self._meter = Meter(bundle.record.config.speculation.acceptance_floor)
         self._core: EngineCore | None = None
         self._closed = False
@@ -526,6 +534,9 @@ class LLM:
     def restart_metrics(self) -> None:
         """Reset all counters. Do not call it while requests are in flight."""
         self._meter.restart()
+        self.bundle.processor.images.restart_counts()
+        if self._core is not None:
+            self._core.restart_counts()
 
     def close(self, *, drain: bool = False) -> None:
         """Stop accepting requests, and end.
@@ -580,9 +591,15 @@ class LLM:
 
     def _now(self) -> dict[str, int]:
         """Return the current state that the meter does not count."""
+        images = self.bundle.processor.images
+        kept = {
+            "image_hits": images.num_hits,
+            "image_misses": images.num_misses,
+            "image_bytes": images.num_bytes,
+        }
         if self._core is not None:
-            return self._core.now()
-        return EngineCore.idle(self.bundle)
+            return {**self._core.now(), **kept}
+        return {**EngineCore.idle(self.bundle), **kept}
 
     def _generate_each(self, requests: Sequence[Request], n: int) -> list[list[Generation]]:
         """Answer each of ``requests`` ``n`` times."""

@@ -24,6 +24,7 @@ from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Chunk
 from trt_eagle3.errors import EngineFailedError, TrtEagle3Error, as_failure, clip
 from trt_eagle3.multimodal import MediaPolicy
+from trt_eagle3.multimodal.media_cache import MEDIA_CACHE, MediaCacheSizes
 from trt_eagle3.serving.channel import (
     Cancel,
     Channel,
@@ -63,6 +64,7 @@ class EngineJob:
         bundle: Path,
         media: MediaPolicy,
         *,
+        media_cache: MediaCacheSizes = MEDIA_CACHE,
         split_special_tokens: bool | None,
         tool_format: str = "auto",
         tensor_parallel: int | None = None,
@@ -73,6 +75,7 @@ class EngineJob:
             LLM,
             bundle,
             media=media,
+            media_cache=media_cache,
             split_special_tokens=split_special_tokens,
             tool_format=tool_format,
             tensor_parallel=tensor_parallel,

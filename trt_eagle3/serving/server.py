@@ -141,6 +141,7 @@ def _start_engine(
     job = EngineJob.of_bundle(
         bundle,
         media,
+        media_cache=serving.media_cache(),
         split_special_tokens=split,
         tool_format=calls,
         tensor_parallel=tensor_parallel,

@@ -51,8 +51,12 @@ class Batch:
 class Encoder(Protocol):
     """Encodes a prompt's images to visual embeddings (``vision_encoder.VisionEncoder``)."""
 
+    def keeps(self, prompt: Prompt) -> bool:
+        """Return whether ``encode`` would run no tower."""
+        ...
+
     def encode(self, prompt: Prompt) -> Vision:
-        """Run the vision tower. An exception fails only this prompt."""
+        """Run the vision tower, or find kept embeddings. An exception fails only this prompt."""
         ...
 
 
@@ -217,11 +221,12 @@ class Scheduler:
                 sequence.queue_seconds = time.perf_counter() - sequence.created
             if not sequence.prompt.has_visual(sequence.num_computed_tokens, sequence.num_prefill):
                 continue
+            is_fast = self._vision is None or self._vision.keeps(sequence.prompt)
             try:
                 self._encode(sequence)
             except Exception as error:  # bad images fail only their own prompt
                 failed.append(self._fail(sequence, error))
-            if any(s.prefilled and not s.backpressured for s in self.running):
+            if not is_fast and any(s.prefilled and not s.backpressured for s in self.running):
                 break  # decoding sequences are delayed by the images of one prompt at most
         return failed
 
@@ -262,7 +267,7 @@ class Scheduler:
     def _end_launch(self, launched: LaunchedPrefill) -> list[Emission]:
         """Save the states that a launched prefill wrote; returns the sequences that failed."""
         self._pages.save_where_pages_end(launched.sequences)
-        if self._vision is not None:  # a prefilled image is encoded again only after a preemption
+        if self._vision is not None:  # after a preemption the images are encoded or found again
             for s in launched.ended:
                 s.vision = None
         return [self._fail(s, error) for s, error in launched.failed]
