@@ -184,8 +184,8 @@ class FaultyPreprocessor(PromptPreprocessor):
     def model_inputs(self, request: Request, caller: Caller = NO_CALLER) -> ModelInputs:
         return self._planted.inputs(super().model_inputs(request, caller))
 
-    def prompt(self, inputs: ModelInputs) -> Prompt:
-        return self._planted.prompt(super().prompt(inputs))
+    def prompt(self, inputs: ModelInputs, client: str = "") -> Prompt:
+        return self._planted.prompt(super().prompt(inputs, client))
 
 
 class FaultyEngine(RecordingEngine):
