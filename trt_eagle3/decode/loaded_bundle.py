@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -178,6 +179,14 @@ class LoadedBundle:
         ``intermediates``: as for ``open_session``.
         """
         return self.sessions(self, graph, intermediates)
+
+    def updated(self, **attributes: Any) -> LoadedBundle:
+        """Return this bundle with other ``attributes``, over the same open graphs and caches."""
+        found = copy(self)
+        for name, value in attributes.items():
+            assert name in self.__dataclass_fields__, name
+            object.__setattr__(found, name, value)
+        return found
 
     def decoder_over(self, target: Session, drafter: Drafter | None = None) -> Decoder:
         """Make a decoder over ``target``, a session of the target graph, with its own cache."""
