@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import torch
 
 from trt_eagle3.decode.delivery import CANCELLED, Delivery, Ended, outcome_of
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -71,11 +72,13 @@ class EngineCore:
         meter: Meter,
         *,
         prefix_cache: bool = True,
+        max_step_ms: float = MAX_STEP_MS,
         on_death: Callable[[], object] = lambda: None,
     ) -> None:
         """Open the graphs of ``bundle`` and start to serve. It must not be used elsewhere then.
 
-        ``on_death``: called on any thread once the engine has failed; perhaps twice.
+        ``max_step_ms``: as for ``Scheduler``. ``on_death``: called on any thread once the engine
+        has failed; perhaps twice.
         """
         self.pool = bundle.page_pool()
         self.prefixes = PrefixCache(self.pool) if prefix_cache else None
@@ -86,6 +89,7 @@ class EngineCore:
             policy=bundle.policy,
             prefix_cache=self.prefixes,
             vision=self._vision,
+            max_step_ms=max_step_ms,
         )
         self._bundle = bundle
         self._preprocessor = preprocessor

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, Self, Unpack, cast, overload
@@ -19,6 +20,7 @@ from typing import Any, Never, Self, Unpack, cast, overload
 from tokenizers import Tokenizer
 
 from trt_eagle3.decode.core import EngineCore
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.policy.protocol import Policy
@@ -74,6 +76,7 @@ def load(
     tool_format: str = "auto",
     prefix_cache: bool | None = None,
     tensor_parallel: int | None = None,
+    max_step_ms: float = MAX_STEP_MS,
     **unknown: Never,
 ) -> LLM:
     """Load a bundle: the same as ``LLM(bundle)``, under a common name.
@@ -94,6 +97,7 @@ def load(
         tool_format=tool_format,
         prefix_cache=prefix_cache,
         tensor_parallel=tensor_parallel,
+        max_step_ms=max_step_ms,
         **unknown,
     )
 
@@ -134,6 +138,7 @@ class LLM:
         tool_format: str = "auto",
         prefix_cache: bool | None = None,
         tensor_parallel: int | None = None,
+        max_step_ms: float = MAX_STEP_MS,
     ) -> None:
         """Read and check a bundle, a folder that ``build`` wrote.
 
@@ -154,11 +159,16 @@ class LLM:
                 the bundle was built.
             tensor_parallel: devices of this machine that share the target: 1, 2, 4 or 8. On CUDA
                 these are the first visible GPUs. None: as the bundle was built.
+            max_step_ms: target for the time between two tokens of an answer while prompts of other
+                requests are prefilled: a prefill has as many rows as fit. Only where a warm-up has
+                measured the costs, as ``capture_graphs`` does on a GPU.
         Raises:
             UserError: the bundle is missing, unfinished, damaged or of another schema version, or
                 its limits do not fit this GPU; or an argument is unknown. One of vLLM's names is
                 answered with the name here.
         """
+        if isinstance(max_step_ms, bool) or not 0 < max_step_ms < inf:
+            raise UserError(f"max_step_ms: expected milliseconds above 0, got {max_step_ms!r:.40}")
         if not isinstance(bundle, LoadedBundle):
             from trt_eagle3.bundle_cache import bundle_of  # a layer above: it builds
 
@@ -171,6 +181,7 @@ class LLM:
                 tensor_parallel=tensor_parallel,
             )
         self.bundle = bundle
+        self._max_step_ms = max_step_ms
         self._prefix_cache = bundle.limits.prefix_cache if prefix_cache is None else prefix_cache
         digests = self._prefix_cache or bundle.media_cache.keeps_embeddings
         self._preprocessor = bundle.preprocessor(digests=digests)
@@ -585,6 +596,7 @@ class LLM:
                     self._meter,
                     prefix_cache=self._prefix_cache,
                     on_death=self._on_death,
+                    max_step_ms=self._max_step_ms,
                 )
                 weakref.finalize(self, self._core.close)
             return self._core

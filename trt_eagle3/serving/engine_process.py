@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Chunk
@@ -68,6 +69,7 @@ class EngineJob:
         split_special_tokens: bool | None,
         tool_format: str = "auto",
         tensor_parallel: int | None = None,
+        max_step_ms: float = MAX_STEP_MS,
         log_level: str,
     ) -> EngineJob:
         """Make the job that opens ``bundle``; arguments as for ``LLM``."""
@@ -79,6 +81,7 @@ class EngineJob:
             split_special_tokens=split_special_tokens,
             tool_format=tool_format,
             tensor_parallel=tensor_parallel,
+            max_step_ms=max_step_ms,
         )
         return cls(opened, log_level)
 

@@ -145,6 +145,7 @@ def _start_engine(
         split_special_tokens=split,
         tool_format=calls,
         tensor_parallel=tensor_parallel,
+        max_step_ms=serving.max_step_ms,
         log_level=log_level,
     )
     engine = stack.enter_context(RemoteEngine(job))
