@@ -35,6 +35,7 @@ from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.warm_up import (
     capture_steps,
     measure_costs,
+    open_tower,
     run_backfills,
     run_images,
     run_prompts,
@@ -57,7 +58,7 @@ __all__ = ["ENGINE_STOPPED", "EngineCore"]
 
 _log = logging.getLogger("trt_eagle3")
 ENGINE_STOPPED = "the engine has stopped. Load it again."
-_MEASURE_SECONDS = 0.5  # delay of the first batch of an engine that was not warmed up
+_MEASURE_SECONDS = 0.5  # delay of the second token of an engine that was not warmed up
 _POLL_SECONDS = 0.02  # interval of polling readers that lag
 _STUCK_SECONDS = 3.0  # for the decoding thread to end after a rank has failed
 
@@ -103,6 +104,7 @@ class EngineCore:
         self._num_preparing = 0
         self._num_stalled = 0  # backpressured sequences in the scheduler's queue
         self._closing = self._draining = False
+        self._tower_is_opened = False
         self._step = Stopwatch()
         self._on_death = on_death
         self._lost: RankFailedError | None = None
@@ -176,6 +178,8 @@ class EngineCore:
         """
         with self._news:
             answer = self._accept(keeps)
+            if request.has_media:
+                self._begin_to_open_tower()
             try:
                 future = self._stage.submit(request, self._caller(request, answer))
             except BaseException:
@@ -222,6 +226,32 @@ class EngineCore:
             return capture_steps(decoder, policy, table_len, seconds)
 
         return self._ask(work)
+
+    def open_tower(self) -> None:
+        """Open the vision tower, if the target has one, and load its kernels.
+
+        Raises:
+            ClosedError, EngineFailedError: as for ``capture_graphs``. UserError,
+                EnvironmentMissingError: the tower cannot be opened.
+        """
+        if self._bundle.spec.vision is not None:
+            self._tower_is_opened = True
+            self._ask(self._open_tower)
+
+    def _begin_to_open_tower(self) -> None:
+        """Open the tower between two steps, while the first image is decoded.
+
+        If that fails, it fails again where the image is encoded, and its request gets the error.
+        The caller holds the lock.
+        """
+        if self._bundle.spec.vision is not None and not self._tower_is_opened:
+            self._tower_is_opened = True
+            self._tasks.append((self._open_tower, Future()))
+            self._news.notify_all()
+
+    def _open_tower(self) -> int:
+        open_tower(self._bundle)
+        return 1
 
     def _run_shapes(self, policy: Policy) -> None:
         """Run the shapes of images, prompts and backfills before requests need them."""
@@ -391,7 +421,8 @@ class EngineCore:
                 self.scheduler.add(sequence)
             self._inbox.clear()
         self._run_tasks()
-        if self.scheduler.policy.needs_costs and not self.scheduler.idle:
+        # not before the first token of the first request
+        if self.scheduler.policy.needs_costs and any(s.tokens for s in self.scheduler.running):
             self._measure_costs()
         self._end(self._delivery.poll_clients(draining=self._draining))
         try:

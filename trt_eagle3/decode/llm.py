@@ -425,7 +425,7 @@ class LLM:
         """Answer a prompt in pieces, for ``async for``; the event loop waits for nothing."""
         given = chosen_sampling(sampling, sampling_params)
         request = one_request(prompt, images, videos, given, speculation, options)
-        await asyncio.to_thread(self.start)
+        await asyncio.to_thread(self._started)
         async with aclosing(aiter(self.submit(request))) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -477,8 +477,19 @@ class LLM:
         return self._preprocessor.model_inputs(request, caller)
 
     def start(self) -> None:
-        """Open the graphs now, not at the first request."""
-        self._started()
+        """Open all graphs now, and load what the first text and the first image need.
+
+        Without this, target and draft are opened at the first request, and the vision tower at the
+        first image. No CUDA graph is captured: see ``capture_graphs``.
+
+        Raises:
+            ClosedError: the LLM is closed. EngineFailedError: the engine failed.
+            UserError, EnvironmentMissingError: the tower or a process cannot be opened.
+        """
+        core, decoders = self._started(), self.bundle.processor.decoders
+        if self.bundle.spec.vision is not None and decoders is not None:
+            decoders.start_one()
+        core.open_tower()
 
     def capture_graphs(self, seconds: float = 30.0) -> int:
         """Capture the CUDA graphs of decoding now for every batch size.
