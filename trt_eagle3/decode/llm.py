@@ -486,10 +486,11 @@ class LLM:
             ClosedError: the LLM is closed. EngineFailedError: the engine failed.
             UserError, EnvironmentMissingError: the tower or a process cannot be opened.
         """
-        core, decoders = self._started(), self.bundle.processor.decoders
+        self._check_open()
+        decoders = self.bundle.processor.decoders
         if self.bundle.spec.vision is not None and decoders is not None:
-            decoders.start_one()
-        core.open_tower()
+            decoders.start_one()  # it is ready before the graphs are
+        self._started().open_tower()
 
     def capture_graphs(self, seconds: float = 30.0) -> int:
         """Capture the CUDA graphs of decoding now for every batch size.
