@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
 
-_LAYERS = 5  # of the decoder: the tower is whole
+_LAYERS = 8  # of the decoder: the tower is whole
 _LIMITS = {"batch": 16, "seq_len": 4096, "kv_tokens": 16384, "steps": 3}
 _RUNS = 4  # the third run of a shape captures its graph
 _PROMPT = "What is in this picture?"
@@ -128,42 +129,43 @@ def _parts(bundle: Path, side: int) -> Mapping[str, list[float]]:
     llm = _opened(clock, bundle)
     core = clock("open target and draft", llm._started)
     for _ in range(_RUNS):
-        clock("encode a text to tokens", lambda: llm.tokenizer and llm.prepare(_PROMPT))
+        clock("encode a text to tokens", partial(llm.prepare, _PROMPT))
     prompts = []
     for i in range(_RUNS):
-        data = _image(side, i)
         name = "prepare an image: decode, resize, cut, tokens"
-        inputs = clock(name, lambda data=data: llm.prepare(_PROMPT, [data]))
+        inputs = clock(name, partial(llm.prepare, _PROMPT, [_image(side, i)]))
         name = "hash it, page-lock its memory"
-        prompts.append(clock(name, lambda i=inputs: llm._preprocessor.prompt(i)))
-
-    def on_engine(part: Callable[[], object]) -> Callable[[], object]:
-        def run() -> int:
-            part()
-            return 0
-
-        return lambda: core._ask(run)
-
-    clock("open the vision tower", on_engine(lambda: llm.bundle.vision))
+        prompts.append(clock(name, partial(llm._preprocessor.prompt, inputs)))
     encoder = llm.bundle.vision_encoder()
+    clock("open the vision tower", partial(core._ask, lambda: bool(llm.bundle.vision)))
     for prompt in prompts:
-        clock("vision tower over an image", on_engine(lambda p=prompt: encoder.encode(p)))
+        run = partial(_encode, encoder, prompt)
+        clock("vision tower over an image", partial(core._ask, run))
     for i in range(_RUNS):
-        text = f"{i} {_PROMPT}"
-        clock("first token of a text", lambda t=text: llm.generate(t, max_tokens=1))
+        clock("first token of a text", partial(llm.generate, f"{i} {_PROMPT}", max_tokens=1))
     for i in range(_RUNS):
         _ask(clock, llm, side, 100 + i)
-    clock("measure step costs", on_engine(core._measure_costs))
+    clock("measure step costs", partial(core._ask, partial(_measure, core)))
     for i in range(_RUNS):
-        text = f"{i} Tell me more."
-        clock("8 tokens of a text", lambda t=text: llm.generate(t, max_tokens=8, ignore_eos=True))
+        answer = partial(llm.generate, f"{i} Tell me more.", max_tokens=8, ignore_eos=True)
+        clock("8 tokens of a text", answer)
     llm.close()
     return clock.found
 
 
+def _encode(encoder: Any, prompt: Any) -> int:
+    encoder.encode(prompt)
+    return 1
+
+
+def _measure(core: Any) -> int:
+    core._measure_costs()
+    return 1
+
+
 def _ask(clock: _Clock, llm: Any, side: int, number: int) -> None:
-    data = _image(side, number)
-    clock("first token of an image", lambda: llm.generate(_PROMPT, images=[data], max_tokens=1))
+    images = [_image(side, number)]
+    clock("first token of an image", partial(llm.generate, _PROMPT, images=images, max_tokens=1))
 
 
 def _at_once(bundle: Path, side: int) -> Mapping[str, list[float]]:
