@@ -92,6 +92,31 @@ def test_answers_are_the_same_with_and_without_the_cache(
         assert without.logprobs == with_cache.logprobs
 
 
+@pytest.mark.gpu
+def test_answers_on_cuda_are_the_same_with_and_without_the_cache(tmp_path: Path) -> None:
+    """Without it, the tower runs eagerly, and later from a captured graph; with it, embeddings go
+    to page-locked memory and back.
+    """
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    cuda = {"backend": "torch", "device": "cuda", "dtype": "bfloat16"}
+    path = build_tiny(tmp_path, engine=cuda)
+    pictures = [[encoded(1)], [encoded(2), encoded(1)], [encoded(3, (96, 64))], [encoded(1)]]
+    options = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=2)
+    found = []
+    for sizes in (NO_MEDIA_CACHE, MediaCacheSizes(), MediaCacheSizes(1, 1 << 24, 1 << 20)):
+        with opened(path, sizes) as llm:
+            answers = [
+                llm.generate(question, options, images=images, speculation=False)
+                for _ in range(3)
+                for question in QUESTIONS
+                for images in pictures
+            ]
+            found.append([(a.token_ids, a.logprobs) for a in answers])
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
 @pytest.mark.parametrize(
     "options",
     [
