@@ -96,6 +96,9 @@ class RecordingPolicy:
     def prime_prompts(self, *_: object) -> None:
         """Ignore the costs: this policy learns nothing."""
 
+    def prompt_rows(self, *_: object) -> None:
+        """Return None: the costs are not known."""
+
     def record(self, stats: StepStats) -> None:
         """Record the step and advance to the next turn."""
         batch = stats.batch

@@ -26,7 +26,7 @@ from benchmarks.synthetic import SIZES, write_draft, write_target
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.run_command import run_command
 
-__all__ = ["main", "write_pair", "write_prompts"]
+__all__ = ["main", "pair_config", "write_pair", "write_prompts"]
 
 _FILES = (
     "chat_template.jinja",
@@ -57,7 +57,7 @@ def main(folder: Path, size: str, processor: Path, **options: Any) -> None:
     for length in (1024, 8192, 32768):
         count = limits["batch"] if length == 1024 else 3
         write_prompts(folder / f"prompts-{length}.json", length, count)
-    (folder / "pair.yaml").write_text(json.dumps(_config(folder.absolute(), size, limits)))
+    (folder / "pair.yaml").write_text(json.dumps(pair_config(folder.absolute(), size, limits)))
 
 
 def write_pair(
@@ -152,7 +152,7 @@ def _set(file: Path, **values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}, indent=2))
 
 
-def _config(folder: Path, size: str, limits: Mapping[str, int]) -> Mapping[str, Any]:
+def pair_config(folder: Path, size: str, limits: Mapping[str, int]) -> Mapping[str, Any]:
     """Return a build config for JSON, which is YAML."""
     return {
         "name": size,

@@ -28,7 +28,7 @@ Generating:
     AssistantMessage: results of ``LLM.chat``.
     Request: a prompt and its options, for ``LLM.submit``. Messages: a conversation.
     Video, ImageSource, VideoSource: images and videos of a prompt. MediaPolicy: their allowed
-    sources.
+    sources. MediaCacheSizes: how much of them is kept for later prompts.
     EngineMetrics, Histogram: counters of a running LLM.
 Building and validating:
     BuildConfig, load_config: the build configuration. build, BuildReport: build a bundle.
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
     from trt_eagle3.multimodal.assistant_message import AssistantMessage
     from trt_eagle3.multimodal.image import ImageSource
+    from trt_eagle3.multimodal.media_cache import MediaCacheSizes
     from trt_eagle3.multimodal.policy import MediaPolicy
     from trt_eagle3.multimodal.video import Video, VideoSource
     from trt_eagle3.parity.run import validate
@@ -100,6 +101,7 @@ __all__ = [
     "Grammar",
     "Histogram",
     "ImageSource",
+    "MediaCacheSizes",
     "MediaPolicy",
     "Logprob",
     "Messages",
@@ -153,6 +155,7 @@ _HOMES = {
     ),
     "multimodal.assistant_message": ("AssistantMessage",),
     "multimodal.image": ("ImageSource",),
+    "multimodal.media_cache": ("MediaCacheSizes",),
     "multimodal.policy": ("MediaPolicy",),
     "multimodal.video": ("Video", "VideoSource"),
     "parity.run": ("validate",),

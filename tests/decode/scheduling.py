@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tests.decode.pair import PREFILL_CHUNK, Pair, Recorder, make_pair, make_prompt, run
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.decode.memory.kv_cache import PagePool
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.policy.protocol import BatchState, FixedPolicy, Policy
@@ -79,6 +80,9 @@ class Encoding:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
+    def keeps(self, prompt: Prompt) -> bool:
+        return not prompt.visual_rows.any()
+
     def encode(self, prompt: Prompt) -> Vision:
         index = next(i for i, p in enumerate(prompts()) if p.token_ids is prompt.token_ids)
         self.seen.append(index)
@@ -109,6 +113,7 @@ def make_scheduler(
     policy: Policy | None = None,
     *,
     run_ahead: bool = True,
+    max_step_ms: float = MAX_STEP_MS,
 ) -> Scheduler:
     fixed = pool.table_len is not None
     shapes: dict[str, Any] = {"fixed_shapes": fixed, "prefill_chunk": chunk}
@@ -122,6 +127,7 @@ def make_scheduler(
         policy=TreeFor(tree_for) if tree_for else policy,
         prefix_cache=prefixes,
         vision=vision,
+        max_step_ms=max_step_ms,
     )
 
 

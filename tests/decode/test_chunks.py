@@ -87,9 +87,9 @@ def test_segment_width_of_several_segments_is_at_least_what_kernels_take() -> No
         assert width >= MIN_SEGMENT or width >= max(counts)
 
 
-def test_prefill_budget_is_halved_for_who_decodes_unless_many_wait() -> None:
-    assert prefill_budget(4096, num_decoding=0, num_rows=100_000) == 4096
-    assert prefill_budget(4096, num_decoding=1, num_rows=8192) == 2048
-    assert prefill_budget(4096, num_decoding=30, num_rows=8193) == 4096
-    assert prefill_budget(512, num_decoding=3, num_rows=600) == 512
-    assert prefill_budget(1536, num_decoding=3, num_rows=600) == 1024
+def test_prefill_budget_is_what_fits_in_time_but_no_less_than_weights_take() -> None:
+    assert prefill_budget(4096, None) == 4096
+    assert prefill_budget(4096, 10_000) == 4096
+    assert prefill_budget(4096, 1500) == 1500
+    assert prefill_budget(4096, 0) == 256
+    assert prefill_budget(64, 0) == 64

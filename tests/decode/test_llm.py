@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from PIL import Image
 
 from tests.decode.bundle import config_of, save_pair
 from trt_eagle3 import LLM, build, load
+from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
+from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import VisionRunner
 from trt_eagle3.engine.runtime.session import Session
 from trt_eagle3.errors import DeviceMemoryError, UserError
@@ -180,3 +183,70 @@ def test_no_images_can_be_none(engine: LLM) -> None:
 def replace_limits(engine: LLM, **changes: int) -> LLM:
     bundle = LoadedBundle.open(engine.bundle.path)
     return LLM(replace(bundle, limits=bundle.limits.model_copy(update=changes)))
+
+
+def test_first_image_opens_the_tower_while_it_is_decoded(
+    pair: Path, image: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+    waited: list[bool] = []
+    prepare = PromptPreprocessor.run
+
+    def sessions(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+        session = open_graph_of(bundle, graph, intermediates)
+        if graph == "vision":
+            opened.set()
+        return session
+
+    def slow(self: PromptPreprocessor, *args: Any) -> Any:
+        waited.append(opened.wait(10))
+        return prepare(self, *args)
+
+    monkeypatch.setattr(PromptPreprocessor, "run", slow)
+    with LLM(LoadedBundle.open(build(config_of(pair)).path, sessions=sessions)) as engine:
+        assert engine.generate(PROMPT, images=[image], max_tokens=1).token_ids
+    assert waited == [True]
+
+
+def test_start_opens_every_graph_and_a_process_that_decodes(pair: Path) -> None:
+    opened: list[str] = []
+
+    def sessions(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+        opened.append(graph)
+        return open_graph_of(bundle, graph, intermediates)
+
+    with LLM(LoadedBundle.open(build(config_of(pair)).path, sessions=sessions)) as engine:
+        engine.start()
+        engine.start()
+        assert sorted(opened) == ["draft", "fuse", "target", "vision"]
+        decoders = engine.bundle.processor.decoders
+        assert decoders is not None
+        assert decoders._all
+
+
+def test_tower_that_cannot_be_opened_fails_the_image_alone(pair: Path, image: Image.Image) -> None:
+    def sessions(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+        if graph == "vision":
+            raise UserError("vision: broken")
+        return open_graph_of(bundle, graph, intermediates)
+
+    with LLM(LoadedBundle.open(build(config_of(pair)).path, sessions=sessions)) as engine:
+        with pytest.raises(UserError, match="vision: broken"):
+            engine.generate(PROMPT, images=[image], max_tokens=1)
+        with pytest.raises(UserError, match="vision: broken"):
+            engine.start()
+        assert engine.generate(PROMPT, max_tokens=1).token_ids
+
+
+def test_costs_are_measured_after_the_first_token(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[int] = []
+    monkeypatch.setattr(
+        EngineCore,
+        "_measure_costs",
+        lambda self: known.append(len(self.scheduler.running[0].tokens)),
+    )
+    with LLM(build(config_of(pair)).path) as engine:
+        engine.generate(PROMPT, max_tokens=4, ignore_eos=True)
+    assert known[0] == 1

@@ -315,3 +315,15 @@ def test_interpreter_that_cannot_run_it_is_reported_in_one_line(
     monkeypatch.setattr(pool_module, "_interpreter", lambda: "/absent/python")
     with pytest.raises(EnvironmentMissingError, match="No such file"):
         decode(pool)
+
+
+def test_process_that_was_started_before_takes_the_first_job() -> None:
+    pool = DecoderPool(2)
+    try:
+        for _ in range(2):
+            pool.start_one()
+        [process] = pool._all
+        assert decode(pool) is not None
+        assert pool._all == {process}
+    finally:
+        pool.close()

@@ -63,7 +63,7 @@ def case(name: str = "two images") -> Case:
     )
 
 
-OPTIONAL = ("files", "batch", "sampling", "options")
+OPTIONAL = ("files", "batch", "sampling", "options", "serve")
 """Stages that take long, or would see a planted weight before the check that it is planted for."""
 
 
@@ -72,6 +72,7 @@ _STAGES = {
     "batch": "batch.",
     "sampling": "sampling.",
     "options": "options.",
+    "serve": "serve.",
 }
 
 
@@ -244,7 +245,7 @@ def inspect(
     cases = [case()]
     if "sampling" in looks:
         cases.append(case("once more"))
-    if "batch" in looks:
+    if {"batch", "serve"} & set(looks):
         cases += [
             Case(f"picture {i}", "image", Question("What is this?", [draw_image(i)]))
             for i in (5, 6, 7)

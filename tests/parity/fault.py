@@ -113,12 +113,12 @@ def gives(graph: str, change: Callable[[Tensors, Tensors], Tensors]) -> Callable
     return lambda p: p.inside.update({graph: Seam(None, gave=gave)})  # type: ignore[arg-type]
 
 
-def row_spoilt(name: str, axis: int) -> Callable[[Tensors, Tensors], Tensors]:
-    """Row 10 of more than 20 of an output is half again as large."""
+def row_spoilt(name: str, axis: int, more_than: int = 20) -> Callable[[Tensors, Tensors], Tensors]:
+    """Row 10 of ``more_than`` so many of an output is half again as large."""
 
     def change(_: Tensors, outputs: Tensors) -> Tensors:
         values = outputs[name].clone()
-        if values.shape[axis] > 20:
+        if values.shape[axis] > more_than:
             values.select(axis, 10).mul_(1.5)
         return {**outputs, name: values}
 

@@ -15,6 +15,7 @@ from tests.parity.faults_inputs import INPUTS
 from tests.parity.faults_kv import KV
 from tests.parity.faults_options import OPTIONS
 from tests.parity.faults_sampling import SAMPLING
+from tests.parity.faults_serve import SERVE
 from tests.parity.faults_target import TARGET
 from tests.parity.faults_weights import WEIGHTS
 
@@ -28,4 +29,5 @@ FAULTS: Mapping[str, Fault] = {
     **BATCH,
     **SAMPLING,
     **OPTIONS,
+    **SERVE,
 }

@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from tests.parity.fault import MORE_TOKENS, Fault, gives
 from tests.parity.planting import Planted, Tensors
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
 from trt_eagle3.decode.memory.state import Prefix
 from trt_eagle3.decode.request import preprocess
-from trt_eagle3.decode.request.vision_encoder import VisionRunner
+from trt_eagle3.decode.request.prompt import Prompt, Vision
+from trt_eagle3.decode.request.vision_encoder import VisionEncoder
 from trt_eagle3.decode.schedule.scheduler import Scheduler
 
 
@@ -63,18 +62,18 @@ def _forgetful(p: Planted) -> None:
 
 def _overwritten(p: Planted) -> None:
     """What a captured graph does to its outputs, and nobody keeps a copy."""
-    true = VisionRunner.forward
-    buffers: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+    true = VisionEncoder.encode
+    buffers: dict[tuple[int, ...], Vision] = {}
 
-    def forward(self: VisionRunner, patches: Tensor, rows: Tensors) -> tuple[Tensor, Tensor | None]:
-        embeds, visual_levels = true(self, patches, rows)
-        assert visual_levels is not None
-        found = buffers.setdefault(tuple(patches.shape), (embeds.clone(), visual_levels.clone()))
-        for buffer, values in zip(found, (embeds, visual_levels), strict=True):
-            buffer.copy_(values)
+    def encode(self: VisionEncoder, prompt: Prompt) -> Vision:
+        made = true(self, prompt)
+        copied = Vision(made.embeds.clone(), made.visual_levels.clone())
+        found = buffers.setdefault(tuple(made.embeds.shape), copied)
+        found.embeds.copy_(made.embeds)
+        found.visual_levels.copy_(made.visual_levels)
         return found
 
-    p.patch.setattr(VisionRunner, "forward", forward)
+    p.patch.setattr(VisionEncoder, "encode", encode)
 
 
 BATCH: Mapping[str, Fault] = {

@@ -181,7 +181,7 @@ INPUTS: Mapping[str, Fault] = {
         "one visual row of many is too large",
         "vision.embeds",
         "visual_embeds",
-        gives("vision", row_spoilt("visual_embeds", 0)),
+        gives("vision", row_spoilt("visual_embeds", 0, more_than=10)),
     ),
     "dropped image row": Fault(
         "the last visual row of a prompt is empty",

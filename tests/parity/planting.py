@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,8 @@ class Planted:
     """A copy of the tiny bundle in which one fault is planted.
 
     ``outside``: seams that the record sees (the program around the graphs errs); ``inside``: those
-    that it does not (the graph errs). By graph.
+    that it does not (the graph errs). By graph. ``fixed_shapes``: of batches, as on CUDA, so that
+    steps may be launched ahead.
     """
 
     bundle: Path
@@ -80,6 +81,7 @@ class Planted:
     inputs: Callable[[ModelInputs], ModelInputs] = lambda inputs: inputs
     prompt: Callable[[Prompt], Prompt] = lambda prompt: prompt
     request: Callable[[Request], Request] = lambda request: request
+    fixed_shapes: bool = False
     spec: TargetCheckpoint = field(default_factory=lambda: SPEC)
     manifest: DraftManifest = field(default_factory=lambda: MANIFEST)
 
@@ -184,8 +186,8 @@ class FaultyPreprocessor(PromptPreprocessor):
     def model_inputs(self, request: Request, caller: Caller = NO_CALLER) -> ModelInputs:
         return self._planted.inputs(super().model_inputs(request, caller))
 
-    def prompt(self, inputs: ModelInputs) -> Prompt:
-        return self._planted.prompt(super().prompt(inputs))
+    def prompt(self, inputs: ModelInputs, client: str = "") -> Prompt:
+        return self._planted.prompt(super().prompt(inputs, client))
 
 
 class FaultyEngine(RecordingEngine):
@@ -194,6 +196,8 @@ class FaultyEngine(RecordingEngine):
     def __init__(self, planted: Planted) -> None:
         super().__init__(planted.bundle, FaultySessionFactory(planted))
         self._planted = planted
+        if planted.fixed_shapes:
+            self.bundle = replace(self.bundle, fixed_shapes=True)
         self._preprocessor = self._make_preprocessor()
 
     def _make_preprocessor(self) -> PromptPreprocessor:

@@ -64,5 +64,5 @@ def test_check_without_what_it_needs_measures_nothing_and_has_the_reason(
 
 def test_every_check_has_its_own_function_and_a_known_threshold() -> None:
     functions = [check.function for check in CHECKS.values()]
-    assert len(set(functions)) == len(CHECKS) == 48
+    assert len(set(functions)) == len(CHECKS) == 49
     assert {check.threshold for check in CHECKS.values()} <= THRESHOLDS.keys()

@@ -92,7 +92,12 @@ def test_exposition_says_what_version_0_1_said(accept: str, kind: str) -> None:
     found, recorded = parsed(content.decode(), kind), parsed(RECORDED)
     assert len(recorded) == 22
     assert {name: found[name] for name in recorded} == recorded
-    assert set(found) - set(recorded) == {"trt_eagle3_speculation_off"}
+    assert set(found) - set(recorded) == {
+        "trt_eagle3_speculation_off",
+        "trt_eagle3_media_cache_hits",
+        "trt_eagle3_media_cache_misses",
+        "trt_eagle3_media_cache_bytes",
+    }
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from trt_eagle3.commands.console import (
     target_argument,
     tensor_parallel_option,
 )
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.child_environment import API_KEY_VARIABLE
 from trt_eagle3.io.log_levels import LOG_LEVELS
@@ -175,6 +176,12 @@ _BUILD_KEYS = ("target", "draft", "engine", "limits", "speculation", "prompts")
     help="Format of tool calls; auto: the format in the chat template.",
 )
 @tensor_parallel_option
+@click.option(
+    "--max-step-ms",
+    type=float,
+    help="Target for the time between tokens while prompts of others run.  "
+    f"[default: {MAX_STEP_MS:g}]",
+)
 @set_option(
     "Set a limit on requests, such as max_media=4. TARGET is a checkpoint: also a key of the build "
     "config, such as engine.dtype=float16. May be repeated."
@@ -192,6 +199,7 @@ def serve(
     generation_config: bool,
     tool_format: str,
     tensor_parallel: int | None,
+    max_step_ms: float | None,
     **http: Any,
 ) -> None:
     """Serve TARGET to OpenAI clients, with a chat page at /.
@@ -215,6 +223,8 @@ def serve(
         chosen["generation_config"] = False
     if tool_format != "auto":
         chosen["tool_format"] = tool_format
+    if max_step_ms is not None:
+        chosen["max_step_ms"] = max_step_ms
     options = HttpOptions(**http)
     serving = ServingConfig.from_mapping(chosen, "--set")
     bundle = built_bundle(target, draft, built, cache)

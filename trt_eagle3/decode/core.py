@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import torch
 
 from trt_eagle3.decode.delivery import CANCELLED, Delivery, Ended, outcome_of
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -34,6 +35,7 @@ from trt_eagle3.decode.schedule.scheduler import Scheduler
 from trt_eagle3.decode.warm_up import (
     capture_steps,
     measure_costs,
+    open_tower,
     run_backfills,
     run_images,
     run_prompts,
@@ -56,7 +58,7 @@ __all__ = ["ENGINE_STOPPED", "EngineCore"]
 
 _log = logging.getLogger("trt_eagle3")
 ENGINE_STOPPED = "the engine has stopped. Load it again."
-_MEASURE_SECONDS = 0.5  # delay of the first batch of an engine that was not warmed up
+_MEASURE_SECONDS = 0.5  # delay of the second token of an engine that was not warmed up
 _POLL_SECONDS = 0.02  # interval of polling readers that lag
 _STUCK_SECONDS = 3.0  # for the decoding thread to end after a rank has failed
 
@@ -71,20 +73,24 @@ class EngineCore:
         meter: Meter,
         *,
         prefix_cache: bool = True,
+        max_step_ms: float = MAX_STEP_MS,
         on_death: Callable[[], object] = lambda: None,
     ) -> None:
         """Open the graphs of ``bundle`` and start to serve. It must not be used elsewhere then.
 
-        ``on_death``: called on any thread once the engine has failed; perhaps twice.
+        ``max_step_ms``: as for ``Scheduler``. ``on_death``: called on any thread once the engine
+        has failed; perhaps twice.
         """
         self.pool = bundle.page_pool()
         self.prefixes = PrefixCache(self.pool) if prefix_cache else None
+        self._vision = bundle.vision_encoder()
         self.scheduler = Scheduler(
             bundle.decoder,
             max_batch_size=bundle.limits.max_batch_size,
             policy=bundle.policy,
             prefix_cache=self.prefixes,
-            vision=bundle.vision_encoder(),
+            vision=self._vision,
+            max_step_ms=max_step_ms,
         )
         self._bundle = bundle
         self._preprocessor = preprocessor
@@ -98,6 +104,7 @@ class EngineCore:
         self._num_preparing = 0
         self._num_stalled = 0  # backpressured sequences in the scheduler's queue
         self._closing = self._draining = False
+        self._tower_is_opened = False
         self._step = Stopwatch()
         self._on_death = on_death
         self._lost: RankFailedError | None = None
@@ -145,7 +152,12 @@ class EngineCore:
             "kv_pages_used": self.pool.num_used - cached,
             "kv_pages_cached": cached,
             "kv_pages_total": self.pool.num_pages - 1,
+            **self._vision.counts,
         }
+
+    def restart_counts(self) -> None:
+        """Reset hits and misses of the cache of embeddings."""
+        self._vision.restart_counts()
 
     @staticmethod
     def idle(bundle: LoadedBundle) -> dict[str, int]:
@@ -166,6 +178,8 @@ class EngineCore:
         """
         with self._news:
             answer = self._accept(keeps)
+            if request.has_media:
+                self._begin_to_open_tower()
             try:
                 future = self._stage.submit(request, self._caller(request, answer))
             except BaseException:
@@ -212,6 +226,32 @@ class EngineCore:
             return capture_steps(decoder, policy, table_len, seconds)
 
         return self._ask(work)
+
+    def open_tower(self) -> None:
+        """Open the vision tower, if the target has one, and load its kernels.
+
+        Raises:
+            ClosedError, EngineFailedError: as for ``capture_graphs``. UserError,
+                EnvironmentMissingError: the tower cannot be opened.
+        """
+        if self._bundle.spec.vision is not None:
+            self._tower_is_opened = True
+            self._ask(self._open_tower)
+
+    def _begin_to_open_tower(self) -> None:
+        """Open the tower between two steps, while the first image is decoded.
+
+        If that fails, it fails again where the image is encoded, and its request gets the error.
+        The caller holds the lock.
+        """
+        if self._bundle.spec.vision is not None and not self._tower_is_opened:
+            self._tower_is_opened = True
+            self._tasks.append((self._open_tower, Future()))
+            self._news.notify_all()
+
+    def _open_tower(self) -> int:
+        open_tower(self._bundle)
+        return 1
 
     def _run_shapes(self, policy: Policy) -> None:
         """Run the shapes of images, prompts and backfills before requests need them."""
@@ -381,7 +421,8 @@ class EngineCore:
                 self.scheduler.add(sequence)
             self._inbox.clear()
         self._run_tasks()
-        if self.scheduler.policy.needs_costs and not self.scheduler.idle:
+        # not before the first token of the first request
+        if self.scheduler.policy.needs_costs and any(s.tokens for s in self.scheduler.running):
             self._measure_costs()
         self._end(self._delivery.poll_clients(draining=self._draining))
         try:

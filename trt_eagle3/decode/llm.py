@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, Self, Unpack, cast, overload
@@ -19,6 +20,7 @@ from typing import Any, Never, Self, Unpack, cast, overload
 from tokenizers import Tokenizer
 
 from trt_eagle3.decode.core import EngineCore
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter, stall_of
 from trt_eagle3.decode.policy.protocol import Policy
@@ -55,6 +57,7 @@ from trt_eagle3.multimodal import (
     ModelInputs,
 )
 from trt_eagle3.multimodal.caller import NO_CALLER, Caller
+from trt_eagle3.multimodal.media_cache import MEDIA_CACHE, MediaCacheSizes
 
 __all__ = ["LLM", "load"]
 
@@ -68,10 +71,12 @@ def load(
     settings: Mapping[str, Any] | None = None,
     cache: str | Path | None = None,
     media: MediaPolicy = LOCAL_MEDIA,
+    media_cache: MediaCacheSizes = MEDIA_CACHE,
     split_special_tokens: bool | None = None,
     tool_format: str = "auto",
     prefix_cache: bool | None = None,
     tensor_parallel: int | None = None,
+    max_step_ms: float = MAX_STEP_MS,
     **unknown: Never,
 ) -> LLM:
     """Load a bundle: the same as ``LLM(bundle)``, under a common name.
@@ -87,10 +92,12 @@ def load(
         settings=settings,
         cache=cache,
         media=media,
+        media_cache=media_cache,
         split_special_tokens=split_special_tokens,
         tool_format=tool_format,
         prefix_cache=prefix_cache,
         tensor_parallel=tensor_parallel,
+        max_step_ms=max_step_ms,
         **unknown,
     )
 
@@ -126,10 +133,12 @@ class LLM:
         settings: Mapping[str, Any] | None = None,
         cache: str | Path | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
+        media_cache: MediaCacheSizes = MEDIA_CACHE,
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
         prefix_cache: bool | None = None,
         tensor_parallel: int | None = None,
+        max_step_ms: float = MAX_STEP_MS,
     ) -> None:
         """Read and check a bundle, a folder that ``build`` wrote.
 
@@ -140,6 +149,8 @@ class LLM:
             draft, settings, cache: with a checkpoint only: the draft's checkpoint; keys of the
                 build config, such as ``{"engine": {"dtype": "float16"}}``; the cache folder.
             media: allowed sources of images and videos in prompts.
+            media_cache: what is kept of them for later prompts: ``MediaCacheSizes(0, 0, 0)``:
+                nothing. Answers are the same.
             split_special_tokens: whether control tokens in the text of prompts are plain text;
                 None: as the bundle was built.
             tool_format: format of tool calls: ``hermes``, ``qwen3_xml``, ``llama3_json``, or
@@ -148,24 +159,32 @@ class LLM:
                 the bundle was built.
             tensor_parallel: devices of this machine that share the target: 1, 2, 4 or 8. On CUDA
                 these are the first visible GPUs. None: as the bundle was built.
+            max_step_ms: target for the time between two tokens of an answer while prompts of other
+                requests are prefilled: a prefill has as many rows as fit. Only where a warm-up has
+                measured the costs, as ``capture_graphs`` does on a GPU.
         Raises:
             UserError: the bundle is missing, unfinished, damaged or of another schema version, or
                 its limits do not fit this GPU; or an argument is unknown. One of vLLM's names is
                 answered with the name here.
         """
+        if isinstance(max_step_ms, bool) or not 0 < max_step_ms < inf:
+            raise UserError(f"max_step_ms: expected milliseconds above 0, got {max_step_ms!r:.40}")
         if not isinstance(bundle, LoadedBundle):
             from trt_eagle3.bundle_cache import bundle_of  # a layer above: it builds
 
             bundle = LoadedBundle.open(
                 bundle_of(bundle, draft, settings, cache=cache, announce=_log.info),
                 media=media,
+                media_cache=media_cache,
                 split_special_tokens=split_special_tokens,
                 tool_format=tool_format,
                 tensor_parallel=tensor_parallel,
             )
         self.bundle = bundle
+        self._max_step_ms = max_step_ms
         self._prefix_cache = bundle.limits.prefix_cache if prefix_cache is None else prefix_cache
-        self._preprocessor = bundle.preprocessor(digests=self._prefix_cache)
+        digests = self._prefix_cache or bundle.media_cache.keeps_embeddings
+        self._preprocessor = bundle.preprocessor(digests=digests)
         self._meter = Meter(bundle.record.config.speculation.acceptance_floor)
         self._core: EngineCore | None = None
         self._closed = False
@@ -406,7 +425,7 @@ class LLM:
         """Answer a prompt in pieces, for ``async for``; the event loop waits for nothing."""
         given = chosen_sampling(sampling, sampling_params)
         request = one_request(prompt, images, videos, given, speculation, options)
-        await asyncio.to_thread(self.start)
+        await asyncio.to_thread(self._started)
         async with aclosing(aiter(self.submit(request))) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -458,8 +477,20 @@ class LLM:
         return self._preprocessor.model_inputs(request, caller)
 
     def start(self) -> None:
-        """Open the graphs now, not at the first request."""
-        self._started()
+        """Open all graphs now, and load what the first text and the first image need.
+
+        Without this, target and draft are opened at the first request, and the vision tower at the
+        first image. No CUDA graph is captured: see ``capture_graphs``.
+
+        Raises:
+            ClosedError: the LLM is closed. EngineFailedError: the engine failed.
+            UserError, EnvironmentMissingError: the tower or a process cannot be opened.
+        """
+        self._check_open()
+        decoders = self.bundle.processor.decoders
+        if self.bundle.spec.vision is not None and decoders is not None:
+            decoders.start_one()  # it is ready before the graphs are
+        self._started().open_tower()
 
     def capture_graphs(self, seconds: float = 30.0) -> int:
         """Capture the CUDA graphs of decoding now for every batch size.
@@ -526,6 +557,9 @@ class LLM:
     def restart_metrics(self) -> None:
         """Reset all counters. Do not call it while requests are in flight."""
         self._meter.restart()
+        self.bundle.processor.images.restart_counts()
+        if self._core is not None:
+            self._core.restart_counts()
 
     def close(self, *, drain: bool = False) -> None:
         """Stop accepting requests, and end.
@@ -574,15 +608,22 @@ class LLM:
                     self._meter,
                     prefix_cache=self._prefix_cache,
                     on_death=self._on_death,
+                    max_step_ms=self._max_step_ms,
                 )
                 weakref.finalize(self, self._core.close)
             return self._core
 
     def _now(self) -> dict[str, int]:
         """Return the current state that the meter does not count."""
+        images = self.bundle.processor.images
+        kept = {
+            "image_hits": images.num_hits,
+            "image_misses": images.num_misses,
+            "image_bytes": images.num_bytes,
+        }
         if self._core is not None:
-            return self._core.now()
-        return EngineCore.idle(self.bundle)
+            return {**self._core.now(), **kept}
+        return {**EngineCore.idle(self.bundle), **kept}
 
     def _generate_each(self, requests: Sequence[Request], n: int) -> list[list[Generation]]:
         """Answer each of ``requests`` ``n`` times."""

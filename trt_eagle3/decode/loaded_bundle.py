@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from trt_eagle3.decode.memory.state import LayerStates, layer_states
 from trt_eagle3.decode.parallel.leader import Ranks
 from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
 from trt_eagle3.decode.policy.read import read_policy
+from trt_eagle3.decode.request.encoder_cache import EncoderCache
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.vision_encoder import PatchBuckets, VisionEncoder, VisionRunner
 from trt_eagle3.decode.sampling.grammar_compiler import GrammarCompiler
@@ -48,6 +50,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, tower_of
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Processor
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.multimodal.media_cache import NO_MEDIA_CACHE, MediaCacheSizes
 from trt_eagle3.sharding import rank_spec, replicated_parts
 from trt_eagle3.spec import TargetSpec
 
@@ -72,6 +75,7 @@ class LoadedBundle:
         run_ahead: steps may be launched before the host reads the previous tokens. False if every
             forward is recorded.
         ranks: runs the target on several devices; None on a single one.
+        media_cache: what is kept of images and videos for later requests.
     """
 
     path: Path
@@ -85,6 +89,7 @@ class LoadedBundle:
     sessions: SessionFactory
     run_ahead: bool = True
     ranks: Ranks | None = None
+    media_cache: MediaCacheSizes = NO_MEDIA_CACHE
 
     @classmethod
     def open(
@@ -92,6 +97,7 @@ class LoadedBundle:
         path: str | Path,
         *,
         media: MediaPolicy = LOCAL_MEDIA,
+        media_cache: MediaCacheSizes = NO_MEDIA_CACHE,
         split_special_tokens: bool | None = None,
         tool_format: str = "auto",
         policy: Policy | None = None,
@@ -103,6 +109,7 @@ class LoadedBundle:
 
         Args:
             media: allowed sources of images and videos in prompts.
+            media_cache: what is kept of them for later requests.
             split_special_tokens: whether control tokens in the text of prompts are plain text;
                 None: as the bundle was built.
             tool_format: format of tool calls; ``auto``: the format of the chat template.
@@ -119,6 +126,7 @@ class LoadedBundle:
             lambda: _open(
                 Path(path),
                 media,
+                media_cache,
                 split_special_tokens,
                 tool_format,
                 policy,
@@ -172,6 +180,14 @@ class LoadedBundle:
         """
         return self.sessions(self, graph, intermediates)
 
+    def updated(self, **attributes: Any) -> LoadedBundle:
+        """Return this bundle with other ``attributes``, over the same open graphs and caches."""
+        found = copy(self)
+        for name, value in attributes.items():
+            assert name in self.__dataclass_fields__, name
+            object.__setattr__(found, name, value)
+        return found
+
     def decoder_over(self, target: Session, drafter: Drafter | None = None) -> Decoder:
         """Make a decoder over ``target``, a session of the target graph, with its own cache."""
         states = self._layer_states(target)
@@ -202,10 +218,12 @@ class LoadedBundle:
 
     def vision_encoder(self) -> VisionEncoder:
         """Make an encoder of prompt images. The vision graph is opened at the first image."""
-        return VisionEncoder(self.spec, self.dtype, self.device, lambda: self.vision)
+        sizes = self.media_cache
+        cache = EncoderCache(sizes, self.device) if sizes.keeps_embeddings else None
+        return VisionEncoder(self.spec, self.dtype, self.device, lambda: self.vision, cache)
 
     def preprocessor(self, *, digests: bool = False) -> PromptPreprocessor:
-        """Make a preprocessor. ``digests``: of images and videos, for a prefix cache."""
+        """Make a preprocessor. ``digests``: of images and videos, for caches."""
         return PromptPreprocessor(
             self.spec,
             self.processor,
@@ -329,6 +347,7 @@ def open_graph_of(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]
 def _open(
     path: Path,
     media: MediaPolicy,
+    media_cache: MediaCacheSizes,
     split_special_tokens: bool | None,
     tool_format: str,
     policy: Policy | None,
@@ -353,6 +372,7 @@ def _open(
             max_prompt_len=config.limits.max_seq_len - 1,
             media=media,
             decoders=DecoderPool(),
+            image_cache_bytes=media_cache.image_bytes,
             split_special_tokens=split_special_tokens,
             tool_format=tool_format,
         )
@@ -370,6 +390,7 @@ def _open(
         fixed_shapes=config.engine.device == "cuda",
         sessions=sessions,
         ranks=Ranks(size, config.engine.device, replicated_parts(spec, size)) if size > 1 else None,
+        media_cache=media_cache,
     )
 
 

@@ -66,6 +66,11 @@ class EngineMetrics:
         draft_tokens_per_cycle: the same for all batch cycles.
         step_seconds: of the current step so far; 0 while there is no work.
         prepare_seconds: since a text was last prepared; 0 if none waits.
+        embedding_hits: images and videos whose embeddings were on the device. embedding_host_hits:
+            those found in host memory. embedding_misses: runs of the vision tower.
+        embedding_bytes, embedding_host_bytes: of kept embeddings, on the device and on the host.
+        image_hits, image_misses: encoded images whose decoded form was kept, and those that were
+            decoded. image_bytes: of kept decoded images.
     """
 
     requests: Mapping[str, int]
@@ -88,6 +93,14 @@ class EngineMetrics:
     draft_tokens_per_cycle: Histogram
     step_seconds: float
     prepare_seconds: float = 0.0
+    embedding_hits: int = 0
+    embedding_host_hits: int = 0
+    embedding_misses: int = 0
+    embedding_bytes: int = 0
+    embedding_host_bytes: int = 0
+    image_hits: int = 0
+    image_misses: int = 0
+    image_bytes: int = 0
 
     @property
     def speculation_on(self) -> bool:

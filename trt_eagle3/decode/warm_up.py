@@ -42,6 +42,7 @@ __all__ = [
     "has_room_for_graphs",
     "image_grid",
     "measure_costs",
+    "open_tower",
     "prime_sizes",
     "run_backfills",
     "run_images",
@@ -238,7 +239,19 @@ def run_images(bundle: LoadedBundle) -> int:
     return sum(has_room_for_graphs() and _run_image(bundle, buckets, n) for n in buckets.sizes)
 
 
-def _run_image(bundle: LoadedBundle, buckets: PatchBuckets, size: int) -> bool:
+def open_tower(bundle: LoadedBundle) -> None:
+    """Open the vision tower. Where padding costs little, run the smallest image too.
+
+    That loads kernels and creates handles of libraries, which takes longer than an image.
+    """
+    bundle.vision  # noqa: B018  # opens it
+    if bundle.patch_buckets is not None and bundle.decoder.captures_steps:
+        _run_image(bundle, bundle.patch_buckets, bundle.patch_buckets.sizes[-1], times=1)
+
+
+def _run_image(
+    bundle: LoadedBundle, buckets: PatchBuckets, size: int, times: int = CAPTURED_AT_RUN
+) -> bool:
     """Run an image that is padded to ``size`` patches; returns False if out of memory."""
     vision = bundle.spec.require_vision()
     grid = image_grid(buckets, size, vision.spatial_merge_size)
@@ -248,7 +261,7 @@ def _run_image(bundle: LoadedBundle, buckets: PatchBuckets, size: int) -> bool:
     rows = tower_of(bundle.spec).inputs(vision, torch.tensor([grid]))
     try:
         with request_memory(f"an image of {size} patches", "Lower limits.max_visual_tokens."):
-            for _ in range(CAPTURED_AT_RUN):
+            for _ in range(times):
                 bundle.vision.forward(patches, rows)
     except DeviceMemoryError as error:
         _log.warning("%s", error)

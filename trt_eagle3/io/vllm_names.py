@@ -44,6 +44,7 @@ VLLM_NAMES = {
     "download_dir": "the environment variable HF_HOME",
     "limit_mm_per_prompt": "serve --set max_media=N",
     "mm_processor_kwargs": "mm_processor_kwargs of a request",
+    "mm_processor_cache_gb": "serve --set image_cache_bytes=N",
     "allowed_media_domains": "serve --allow-host",
     "tool_call_parser": "serve --tool-format",
     "enable_auto_tool_choice": "no such option: tools are always on",
@@ -65,6 +66,7 @@ _IN_PYTHON = {
     "enable_prefix_caching": "prefix_cache",
     "no_enable_prefix_caching": "prefix_cache=False",
     "limit_mm_per_prompt": "max_items of media=MediaPolicy(...)",
+    "mm_processor_cache_gb": "image_bytes of media_cache=MediaCacheSizes(...)",
     "allowed_media_domains": "allowed_hosts of media=MediaPolicy(...)",
     "tool_call_parser": "tool_format",
 }

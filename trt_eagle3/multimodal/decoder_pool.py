@@ -86,6 +86,18 @@ class DecoderPool:
             finally:
                 self._put_back(process)
 
+    def start_one(self) -> None:
+        """Start a process for the first job, if none runs; returns at once.
+
+        Raises:
+            EnvironmentMissingError: it cannot be started.
+        """
+        with self._lock:
+            if not self._all and not self._closed.is_set():
+                process = _Process()
+                self._all.add(process)
+                self._idle.append(process)
+
     def close(self) -> None:
         """End all processes and cancel running jobs."""
         self._finalizer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from PIL import Image
 
 from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.multimodal.fair_cache import FairCache
 from trt_eagle3.multimodal.image import ImageSource, load_image, read_image
 from trt_eagle3.multimodal.media_job import MediaJob, MediaPart, run_here
 from trt_eagle3.multimodal.media_options import NO_MEDIA_OPTIONS, MediaOptions
@@ -49,6 +51,7 @@ class MediaLoader:
             cuts Pillow images.
         caller: the request.
         check: as for `video_patches`.
+        images: keeps the patches of encoded images; None: keep none.
     """
 
     image_config: PixelConfig
@@ -57,6 +60,7 @@ class MediaLoader:
     decoders: DecoderPool | None
     caller: Caller
     check: CheckGrid = any_grid
+    images: FairCache[PixelPatches] | None = None
 
     def image(
         self, source: ImageSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS
@@ -75,10 +79,26 @@ class MediaLoader:
             )
             return self._still(pixels, grid)
         data = read_image(source, name, self.policy, self.caller)
+        if self.images is None:
+            return self._decoded(data, name, config)
+        key, client = self._key(data, config), self.caller.client
+        found = self.images.get(key, client)
+        if found is None:
+            found = self._decoded(data, name, config)
+            self.images.put(key, found, found.pixels.nbytes, client)
+        return found
+
+    def _decoded(self, data: bytes, name: str, config: PixelConfig) -> PixelPatches:
+        """Decode, resize and cut an encoded image."""
         with self._run(MediaJob("image", name, self.policy, config), data) as parts:
             [part] = parts
         assert part.array is not None
         return self._still(part.array, part.facts["grid"])
+
+    def _key(self, data: bytes, config: PixelConfig) -> bytes:
+        """Return a digest of all that the patches of an image depend on."""
+        settings = repr((config, self.image_config, self.policy)).encode()
+        return hashlib.sha256(hashlib.sha256(data).digest() + settings).digest()
 
     def video(
         self, source: VideoSource, name: str, options: MediaOptions = NO_MEDIA_OPTIONS

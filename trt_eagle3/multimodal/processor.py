@@ -21,6 +21,7 @@ from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
 from trt_eagle3.multimodal.control_tokens import ControlTokens
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.end_tokens import tokenizer_eos_id
+from trt_eagle3.multimodal.fair_cache import FairCache
 from trt_eagle3.multimodal.final_message import PromptEnding
 from trt_eagle3.multimodal.image import ImageSource, describe
 from trt_eagle3.multimodal.media_loader import MediaLoader
@@ -112,6 +113,7 @@ class Processor:
         split_special_tokens: bool = True,
         eos_token_id: int | None = None,
         tool_format: ToolFormat | None = None,
+        image_cache_bytes: int = 0,
     ) -> None:
         """Check the tokenizer against ``spec``.
 
@@ -120,6 +122,7 @@ class Processor:
             split_special_tokens: control tokens in message texts are encoded as text.
             eos_token_id: the tokenizer's end token.
             tool_format: format of calls; None: the one that ``template`` teaches.
+            image_cache_bytes: most bytes of decoded and resized images that are kept.
         """
         self.tokenizer = tokenizer
         self.template = template
@@ -129,6 +132,7 @@ class Processor:
         self.max_prompt_len = max_prompt_len
         self.media = media
         self.decoders = decoders
+        self.images = FairCache[PixelPatches](image_cache_bytes)
         _check_table(tokenizer, spec.vocab_size)
         known = eos_token_id is not None and eos_token_id < spec.vocab_size
         self.end_token_ids = tuple(
@@ -153,6 +157,7 @@ class Processor:
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
         tool_format: str = "auto",
+        image_cache_bytes: int = 0,
     ) -> Processor:
         """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
 
@@ -167,6 +172,8 @@ class Processor:
                 tokens, which is transformers' default.
             tool_format: name of the format of tool calls; ``auto``: the one that the chat template
                 teaches.
+            image_cache_bytes: most bytes of decoded and resized images that are kept for later
+                prompts; 0: none.
         Raises:
             UserError: a file is missing, broken, or of another checkpoint than ``spec``; or the
                 format is unknown.
@@ -193,6 +200,7 @@ class Processor:
             split_special_tokens,
             tokenizer_eos_id(directory, tokenizer),
             None if tool_format == "auto" else named_tool_format(tool_format),
+            image_cache_bytes,
         )
 
     @property
@@ -404,6 +412,7 @@ class Processor:
             self.decoders,
             caller,
             self._check_grid,
+            self.images if self.images.max_bytes else None,
         )
         with contextlib.closing(loader.each(self._load, list(enumerate(slots)))) as found:
             for visual in found:

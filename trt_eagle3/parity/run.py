@@ -224,6 +224,7 @@ class Validation:
             sampling=self._wanted("sampling."),
             batching=self._wanted("batch."),
             options=self._wanted("options."),
+            serving=self._wanted("serve."),
         )
 
     def _wanted(self, prefix: str) -> bool:

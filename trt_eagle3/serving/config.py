@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.io.vllm_names import called_here
 from trt_eagle3.multimodal import MediaPolicy
+from trt_eagle3.multimodal.media_cache import MEDIA_CACHE, MediaCacheSizes
 
 __all__ = ["WARM_UP_SIDE", "ServingConfig", "ToolFormatName"]
 
@@ -18,6 +20,7 @@ WARM_UP_SIDE = 64  # pixels of the warm-up image
 _MAX_STOP_LEN = 1024  # characters; each token of an answer is compared with every stop word
 ToolFormatName = Literal["auto", "hermes", "qwen3_xml", "qwen3_coder", "llama3_json", "llama3"]
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
+CacheBytes = Annotated[int, Field(ge=0, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
@@ -32,6 +35,11 @@ class ServingConfig(BaseModel):
             video, in bytes.
         max_pixels: pixels of an image or of a video's frame. max_video_frames: frames of a video.
             max_video_pixels: pixels of a video, over all frames.
+        embedding_cache_bytes: visual embeddings that are kept on the device for later requests; on
+            a GPU at most an eighth of the memory that is free at the first image. 0: none.
+        embedding_cache_host_bytes: visual embeddings that had to leave the device, kept in host
+            memory. 0: none.
+        image_cache_bytes: decoded and resized images that are kept for later requests. 0: none.
         max_prompt_chars: characters of a request's text, without its images and videos.
         max_stop_words: stop words per request, and as many stop tokens. The engine thread checks
             each one after every token.
@@ -52,6 +60,11 @@ class ServingConfig(BaseModel):
             finishes no step, prompts wait and none is prepared, or its process does not answer.
             Then ``/health`` of ``trt-eagle3 serve`` is 503, and on Triton the model is not ready.
             Choose more than the longest step takes. null: no check.
+        max_step_ms: target in milliseconds for the time between two tokens of an answer while
+            prompts of others are prefilled. A smaller one gives more even streams, and later first
+            tokens under load. It bounds a chunk of prompt rows, at most ``engine.prefill_chunk``
+            rows and at least 256, by the costs that the start measured on a GPU; without them, as
+            on the CPU, it has no effect.
         stream_interval_s: minimum time between pieces of a streamed answer on Triton; faster pieces
             are merged. The first piece is sent at once. Every response costs the server time. 0:
             one response per verify step.
@@ -79,6 +92,9 @@ class ServingConfig(BaseModel):
     max_video_pixels: Count = 1 << 31  # 768 frames of 1080p
     decode_timeout_s: Seconds = 10.0
     video_timeout_s: Seconds = 120.0
+    embedding_cache_bytes: CacheBytes = MEDIA_CACHE.device_bytes
+    embedding_cache_host_bytes: CacheBytes = MEDIA_CACHE.host_bytes
+    image_cache_bytes: CacheBytes = MEDIA_CACHE.image_bytes
     max_prompt_chars: Count = 1_000_000
     max_stop_words: Count = 64
     max_body_bytes: Count = 64 << 20
@@ -91,6 +107,7 @@ class ServingConfig(BaseModel):
     send_timeout_s: Seconds = 120.0
     max_request_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     max_step_s: Seconds | None = 120.0
+    max_step_ms: Annotated[float, Field(gt=0, le=60_000, allow_inf_nan=False)] = MAX_STEP_MS
     stream_interval_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
     max_choices: Count = 16
     strict_fields: bool = False
@@ -172,6 +189,12 @@ class ServingConfig(BaseModel):
             decode_timeout_s=self.decode_timeout_s,
             video_timeout_s=self.video_timeout_s,
             fetch_timeout_s=self.fetch_timeout_s,
+        )
+
+    def media_cache(self) -> MediaCacheSizes:
+        """Return how much is kept of images and videos."""
+        return MediaCacheSizes(
+            self.embedding_cache_bytes, self.embedding_cache_host_bytes, self.image_cache_bytes
         )
 
 

@@ -19,11 +19,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.request import Chunk
 from trt_eagle3.errors import EngineFailedError, TrtEagle3Error, as_failure, clip
 from trt_eagle3.multimodal import MediaPolicy
+from trt_eagle3.multimodal.media_cache import MEDIA_CACHE, MediaCacheSizes
 from trt_eagle3.serving.channel import (
     Cancel,
     Channel,
@@ -63,9 +65,11 @@ class EngineJob:
         bundle: Path,
         media: MediaPolicy,
         *,
+        media_cache: MediaCacheSizes = MEDIA_CACHE,
         split_special_tokens: bool | None,
         tool_format: str = "auto",
         tensor_parallel: int | None = None,
+        max_step_ms: float = MAX_STEP_MS,
         log_level: str,
     ) -> EngineJob:
         """Make the job that opens ``bundle``; arguments as for ``LLM``."""
@@ -73,9 +77,11 @@ class EngineJob:
             LLM,
             bundle,
             media=media,
+            media_cache=media_cache,
             split_special_tokens=split_special_tokens,
             tool_format=tool_format,
             tensor_parallel=tensor_parallel,
+            max_step_ms=max_step_ms,
         )
         return cls(opened, log_level)
 

@@ -116,6 +116,33 @@ class EngineCollector:
             m.kv_pages_cached,
         )
         yield gauge("kv_pages_total", "Pages of the KV cache.", m.kv_pages_total)
+        yield self._labelled(
+            "media_cache_hits_total",
+            "Images and videos found in a cache: embeddings on the device or in host memory, or "
+            "decoded images.",
+            "cache",
+            {
+                "embeddings": m.embedding_hits,
+                "embeddings_host": m.embedding_host_hits,
+                "images": m.image_hits,
+            },
+        )
+        yield self._labelled(
+            "media_cache_misses_total",
+            "Images and videos that the vision tower encoded, and images that were decoded.",
+            "cache",
+            {"embeddings": m.embedding_misses, "images": m.image_misses},
+        )
+        kept = GaugeMetricFamily(
+            f"{_PREFIX}media_cache_bytes", "Bytes in a cache.", labels=["model", "cache"]
+        )
+        for cache, num_bytes in (
+            ("embeddings", m.embedding_bytes),
+            ("embeddings_host", m.embedding_host_bytes),
+            ("images", m.image_bytes),
+        ):
+            kept.add_metric([self.model, cache], num_bytes)
+        yield kept
         yield histogram("queue_seconds", "From submission to the first forward.", m.queue_seconds)
         yield histogram(
             "time_to_first_token_seconds",

@@ -141,9 +141,11 @@ def _start_engine(
     job = EngineJob.of_bundle(
         bundle,
         media,
+        media_cache=serving.media_cache(),
         split_special_tokens=split,
         tool_format=calls,
         tensor_parallel=tensor_parallel,
+        max_step_ms=serving.max_step_ms,
         log_level=log_level,
     )
     engine = stack.enter_context(RemoteEngine(job))

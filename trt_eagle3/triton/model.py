@@ -54,6 +54,8 @@ class TritonPythonModel:
         self._engine = load(
             folder / "bundle",
             media=self._serving.media(),
+            media_cache=self._serving.media_cache(),
+            max_step_ms=self._serving.max_step_ms,
             split_special_tokens=self._serving.split_special_tokens,
             tool_format=self._serving.tool_format,
         )

@@ -49,6 +49,11 @@ class StepCost:
         """Whether a step was measured, at start or while serving."""
         return bool(self._table) or self._unit > 0.0
 
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether a prefill was measured."""
+        return self._prompt_row > 0.0
+
     def prime(self, num_nodes: int, batch_size: int, seconds: float) -> None:
         """Add a step that was measured at start. ``num_nodes``: of each sequence's tree."""
         row = {**self._table.get(num_nodes, {}), batch_size: seconds}
@@ -91,6 +96,15 @@ class StepCost:
     def without_prompts(self, seconds: float, prompt_rows: int) -> float:
         """Return ``seconds`` of a step minus the cost of its prompt rows."""
         return seconds - self._prompt_row * prompt_rows
+
+    def prompt_rows(self, seconds: float, num_nodes: int, batch_size: int, num_running: int) -> int:
+        """Return how many prompt rows fit into ``seconds`` beside a step.
+
+        rows = (seconds - seconds of the step) / seconds of a row
+        """
+        assert self.knows_prompts
+        left = seconds - self.seconds(num_nodes, batch_size, num_running)
+        return max(int(left / self._prompt_row), 0)
 
     def _mean(self, load: int, num_nodes: int) -> float:
         """Return a tree's overhead at ``load``; if it was not served there, the nearest size's."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from trt_eagle3.decode.policy.cost import StepCost
 from trt_eagle3.decode.speculation.tree import AnyTree
 
 __all__ = ["BatchState", "FixedPolicy", "Policy", "StepStats"]
@@ -91,6 +92,13 @@ class Policy(Protocol):
         """Add a prefill that was measured at start."""
         ...
 
+    def prompt_rows(self, batch: BatchState, seconds: float) -> int | None:
+        """Return how many prompt rows fit into ``seconds`` beside a step of ``batch``.
+
+        None if the costs are not known.
+        """
+        ...
+
     def record(self, stats: StepStats) -> None:
         """Update the policy with a finished step."""
         ...
@@ -103,6 +111,7 @@ class FixedPolicy:
 
     def __init__(self, tree: AnyTree | None) -> None:
         self._tree = tree
+        self._cost = StepCost()
 
     @property
     def speculates(self) -> bool:
@@ -121,11 +130,26 @@ class FixedPolicy:
         """Return the tree, and None for sequences near the length limit."""
         return (None,) if self._tree is None else (self._tree, None)
 
-    def prime(self, *_: object) -> None:
-        """Do nothing."""
+    def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """Add a step that was measured at start, with short contexts."""
+        self._cost.prime(tree.num_nodes if tree else 1, batch_size, seconds)
 
-    def prime_prompts(self, *_: object) -> None:
-        """Do nothing."""
+    def prime_prompts(self, num_rows: int, seconds: float) -> None:
+        """Add a prefill that was measured at start."""
+        self._cost.prime_prompts(num_rows, seconds)
 
-    def record(self, _stats: StepStats) -> None:
-        """Do nothing."""
+    def prompt_rows(self, batch: BatchState, seconds: float) -> int | None:
+        """Return how many prompt rows fit into ``seconds`` beside a step of ``batch``."""
+        if not self._cost.knows_prompts:
+            return None
+        tree = self.choose(batch)
+        nodes = tree.num_nodes if tree else 1
+        return self._cost.prompt_rows(seconds, nodes, batch.size, batch.num_running)
+
+    def record(self, stats: StepStats) -> None:
+        """Update the costs from a step."""
+        batch, seconds = stats.batch, stats.seconds
+        if seconds is not None and batch.size and not stats.backfilled_rows:
+            self._cost.observe(
+                stats.num_nodes, batch.size, batch.num_running, stats.prompt_rows, seconds
+            )

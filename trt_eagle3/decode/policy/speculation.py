@@ -114,6 +114,14 @@ class SpeculationPolicy:
         """Add a prefill that was measured at start."""
         self.cost.prime_prompts(num_rows, seconds)
 
+    def prompt_rows(self, batch: BatchState, seconds: float) -> int | None:
+        """Return how many prompt rows fit into ``seconds`` beside a step of ``batch``."""
+        if not self.cost.knows_prompts:
+            return None
+        tree = self.choose(batch)
+        nodes = tree.num_nodes if tree else 1
+        return self.cost.prompt_rows(seconds, nodes, batch.size, batch.num_running)
+
     def record(self, stats: StepStats) -> None:
         """Update acceptance and costs from a step; decide and probe when due."""
         index, batch = self._index.get(stats.tree), stats.batch

@@ -61,7 +61,7 @@ class PromptPreprocessor:
         """Create a preprocessor.
 
         ``grammars``: returns the compiler; called when a request has a grammar. ``digests``:
-        compute digests of images and videos, for a prefix cache.
+        compute digests of images and videos, for caches.
         """
         self._spec = spec
         self._processor = processor
@@ -76,7 +76,7 @@ class PromptPreprocessor:
             caller.check()
             _check_ids(request.sampling, self._spec.vocab_size)
             grammar = self._grammar(request.sampling, caller)
-            prompt = self.prompt(self.model_inputs(request, caller))
+            prompt = self.prompt(self.model_inputs(request, caller), request.client)
             return PreparedRequest(request, prompt, grammar)
         except BaseException as error:  # reported to the reader; must not end this thread
             return as_failure(error)
@@ -128,8 +128,8 @@ class PromptPreprocessor:
             )
         return inputs
 
-    def prompt(self, inputs: ModelInputs) -> Prompt:
-        """Make the prompt for target and draft."""
+    def prompt(self, inputs: ModelInputs, client: str = "") -> Prompt:
+        """Make the prompt for target and draft. ``client``: as in ``Request``."""
         visuals = inputs.visuals
         media: tuple[tuple[bytes, int], ...] = ()
         if visuals and self._digests:
@@ -143,6 +143,7 @@ class PromptPreprocessor:
             visual_rows=inputs.visual_rows,
             media=media,
             visuals=visuals,
+            client=client,
         )
 
 

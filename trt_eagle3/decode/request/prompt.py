@@ -36,6 +36,7 @@ class Prompt:
         media: digest and number of visual rows of each image or video, in order.
         visuals: the images and videos themselves, in order.
         vision: output of the vision tower where it is known beforehand; else a sequence holds it.
+        client: name of the client, if known; clients share the cache of embeddings fairly.
     """
 
     token_ids: Tensor
@@ -45,6 +46,7 @@ class Prompt:
     media: tuple[tuple[bytes, int], ...] = ()
     visuals: tuple[PixelPatches, ...] = ()
     vision: Vision | None = None
+    client: str = ""
 
     def with_vision(self, vision: Vision | None) -> Prompt:
         """Return the same prompt with other visual embeddings, or without any."""

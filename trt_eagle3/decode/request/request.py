@@ -56,7 +56,8 @@ class Request:
         sampling: how tokens are sampled and when the answer ends; greedy by default.
         speculation: use the bundle's draft. The answer is the same (when sampled, the same
             distribution), but faster.
-        client: name of the client, if known; clients share image decoding fairly.
+        client: name of the client, if known; clients share image decoding and the caches of images
+            fairly.
     Raises:
         UserError: a value is of another type or outside its range; names the field.
     """

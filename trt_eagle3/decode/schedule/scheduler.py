@@ -1,11 +1,11 @@
 """Continuous batching: which sequences run in the next step, and on which pages.
 
 A step admits waiting sequences while there are free pages and batch slots. It launches one prefill
-over a bounded number of prompt rows. Then it runs a decoding step of all prefilled sequences. So a
-long prompt delays them by one chunk at most. Pages are allocated on demand. If they run out, cached
-prefixes are evicted. Then a backpressured sequence is preempted, else the newest. A request that
-waited a second for its first token may preempt the sequence with the most tokens since its
-admission. A preempted sequence is recomputed later from its tokens.
+over as many prompt rows as fit into its target time. Then it runs a decoding step of all prefilled
+sequences. So a long prompt delays them by one chunk at most. Pages are allocated on demand. If they
+run out, cached prefixes are evicted. Then a backpressured sequence is preempted, else the newest. A
+request that waited a second for its first token may preempt the sequence with the most tokens since
+its admission. A preempted sequence is recomputed later from its tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from trt_eagle3.decode.forward.chunks import chunk_rows, prefill_budget
+from trt_eagle3.decode.forward.chunks import MAX_STEP_MS, chunk_rows, prefill_budget
 from trt_eagle3.decode.memory.page_manager import PageManager
 from trt_eagle3.decode.memory.prefix_cache import PrefixCache
 from trt_eagle3.decode.memory.sequence import SequenceState
@@ -51,8 +51,12 @@ class Batch:
 class Encoder(Protocol):
     """Encodes a prompt's images to visual embeddings (``vision_encoder.VisionEncoder``)."""
 
+    def keeps(self, prompt: Prompt) -> bool:
+        """Return whether ``encode`` would run no tower."""
+        ...
+
     def encode(self, prompt: Prompt) -> Vision:
-        """Run the vision tower. An exception fails only this prompt."""
+        """Run the vision tower, or find kept embeddings. An exception fails only this prompt."""
         ...
 
 
@@ -72,11 +76,13 @@ class Scheduler:
         policy: Policy | None = None,
         prefix_cache: PrefixCache | None = None,
         vision: Encoder | None = None,
+        max_step_ms: float = MAX_STEP_MS,
     ) -> None:
         """Create a scheduler over ``decoder``.
 
         ``policy``: chooses the tree of each step; None: no speculation. ``vision``: encodes
-        images; None: prompts already contain their embeddings.
+        images; None: prompts already contain their embeddings. ``max_step_ms``: target for the
+        time of a step with prompts while sequences decode.
         """
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
@@ -87,6 +93,7 @@ class Scheduler:
         self._decoder = decoder
         self._pages = PageManager(decoder.states, prefix_cache)
         self._max_batch_size = max_batch_size
+        self._max_step_s = 1e-3 * max_step_ms
         self.policy: Policy = policy or FixedPolicy(None)
         self._step_end: float | None = None  # of the last step; None: the engine was idle after it
         self._stats: StepStats | None = None  # of the current step
@@ -185,11 +192,17 @@ class Scheduler:
         beside = self._beside(decoding)
         left = [s.num_prefill - s.num_computed_tokens for s in ready]
         decoder = self._decoder
-        budget = prefill_budget(decoder.prefill_chunk, len(decoding), sum(left))
+        budget = prefill_budget(decoder.prefill_chunk, self._rows_in_time(decoding))
         rows = chunk_rows(left, max(budget - len(beside), 1), decoder.max_segments)
         ends = {i: self._pages.chunk_end(ready[i], count) for i, count in rows.items()}
         chunks = [(ready[i], end - ready[i].num_computed_tokens) for i, end in ends.items()]
         return Batch(chunks, beside, bool(decoding))
+
+    def _rows_in_time(self, decoding: Sequence[SequenceState]) -> int | None:
+        """Return how many prompt rows fit into the step's target time; None: not known."""
+        if not decoding:
+            return None
+        return self.policy.prompt_rows(_state_of(decoding, len(self.running)), self._max_step_s)
 
     def _record(self) -> None:
         """Pass the step's result and seconds to the policy."""
@@ -217,11 +230,12 @@ class Scheduler:
                 sequence.queue_seconds = time.perf_counter() - sequence.created
             if not sequence.prompt.has_visual(sequence.num_computed_tokens, sequence.num_prefill):
                 continue
+            is_fast = self._vision is None or self._vision.keeps(sequence.prompt)
             try:
                 self._encode(sequence)
             except Exception as error:  # bad images fail only their own prompt
                 failed.append(self._fail(sequence, error))
-            if any(s.prefilled and not s.backpressured for s in self.running):
+            if not is_fast and any(s.prefilled and not s.backpressured for s in self.running):
                 break  # decoding sequences are delayed by the images of one prompt at most
         return failed
 
@@ -262,7 +276,7 @@ class Scheduler:
     def _end_launch(self, launched: LaunchedPrefill) -> list[Emission]:
         """Save the states that a launched prefill wrote; returns the sequences that failed."""
         self._pages.save_where_pages_end(launched.sequences)
-        if self._vision is not None:  # a prefilled image is encoded again only after a preemption
+        if self._vision is not None:  # after a preemption the images are encoded or found again
             for s in launched.ended:
                 s.vision = None
         return [self._fail(s, error) for s, error in launched.failed]

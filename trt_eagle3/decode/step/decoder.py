@@ -45,7 +45,7 @@ class Decoder:
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
         self.drafter = drafter
-        self.runs_ahead = fixed_shapes and run_ahead
+        self._fixed_shapes = fixed_shapes
         self.max_batch_size = BATCH_SIZES[-1] if max_batch_size is None else max_batch_size
         self._target = target
         self.stepper = Stepper(
@@ -53,7 +53,7 @@ class Decoder:
             drafter,
             max_seq_len=max_seq_len,
             max_batch_size=self.max_batch_size if fixed_shapes else None,
-            run_ahead=self.runs_ahead,
+            run_ahead=fixed_shapes and run_ahead,
         )
         # batch rows of a prefill that splits prompts; a sequence with per-sequence states takes
         # exactly one row, so it is not split
@@ -72,6 +72,18 @@ class Decoder:
     def states(self) -> LayerStates:
         """The target's layer states. Target and draft share their pages."""
         return self._target.states
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are launched before the host has read the previous tokens."""
+        return self.stepper.run_ahead
+
+    def use_run_ahead(self) -> None:
+        """Launch steps ahead of the host from now on, if shapes are fixed.
+
+        Call it while no sequence is running.
+        """
+        self.stepper.run_ahead = self._fixed_shapes
 
     @property
     def captures_steps(self) -> bool:

@@ -57,6 +57,10 @@ class Stepper:
     """Launches and collects steps.
 
     At most one step is in flight between two calls; ``launch_mixed`` may add the forward after it.
+
+    Attributes:
+        run_ahead: steps may run ahead of the host. Change it only while nothing is in flight.
+        num_ahead: steps that were launched ahead so far.
     """
 
     def __init__(
@@ -73,12 +77,13 @@ class Stepper:
         ``max_batch_size``: the largest size that batches are padded to; None: they are not padded.
         ``run_ahead``: steps may run ahead of the host.
         """
+        self.run_ahead = run_ahead
+        self.num_ahead = 0
         self._target = target
         self._drafter = drafter
         self._states = target.states
         self._max_seq_len = max_seq_len
         self._max_batch_size = max_batch_size
-        self._run_ahead = run_ahead
         self._in_flight: InFlight | None = None
         self._mixed: Forward | None = None  # ran in one batch with a prefill
 
@@ -108,6 +113,7 @@ class Stepper:
             self._in_flight = self._accept(ahead)
         elif in_flight.tree is not None and tree is not None:
             self._in_flight = self._launch_ahead(sequences, tree)
+        self.num_ahead += self._in_flight is not None
         return replace(output, num_backfilled=num_backfilled)
 
     def launch(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> InFlight:
@@ -120,7 +126,7 @@ class Stepper:
             return self._accept(self._first_forward(sequences, self._forward))
         assert self._drafter is not None
         self._states.check_tree(tree.num_nodes)
-        if self._run_ahead:
+        if self.run_ahead:
             for s in sequences:  # near the limit no tree is proposed ahead, so fewer rows suffice
                 self._try_reserve(
                     s, min(s.num_computed_tokens + _rows_ahead(tree), self._max_seq_len)
@@ -223,7 +229,7 @@ class Stepper:
         It runs the ``sequences`` that continue. None if no sequence continues, or pages are
         lacking.
         """
-        if not self._run_ahead:
+        if not self.run_ahead:
             return None
         rows = before.rows.rows_of(sequences)
         continuing = [
@@ -285,9 +291,9 @@ class Stepper:
         assert self._drafter is not None
         assert forward.aux is not None
         tree = proposal.tree
-        waits = self._run_ahead and self._drafter.waits_for_host(sequences)
+        waits = self.run_ahead and self._drafter.waits_for_host(sequences)
         num_rows = max(s.num_computed_tokens for s in sequences) + _rows_ahead(tree)
-        ahead = self._run_ahead and not waits and num_rows <= self._max_seq_len
+        ahead = self.run_ahead and not waits and num_rows <= self._max_seq_len
         drafted = self._drafter.extend(batch, proposal, paths, forward.aux, ahead=ahead)
         self._commit(batch, paths, sequences[0].pool.page_size, in_place=proposal.is_chain)
         return replace(
@@ -362,7 +368,7 @@ class Stepper:
 
         None for a small batch, or if pages are lacking.
         """
-        if not self._run_ahead or len(sequences) < _LAUNCHED_AHEAD:
+        if not self.run_ahead or len(sequences) < _LAUNCHED_AHEAD:
             return None
         continuing = [s for s in sequences if self._continues(s, num_unread=0)]
         num_rows = [num_tree_rows(tree) if self.speculates(s, tree) else 1 for s in continuing]

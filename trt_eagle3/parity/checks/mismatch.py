@@ -76,9 +76,9 @@ class Mismatch:
     """An expected token and the different token that the engine emitted.
 
     Attributes:
-        check: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative`` or
-            ``batch.tokens`` (expected: the token of the prompt alone, without speculation), or
-            ``options.tokens``.
+        check: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative``,
+            ``batch.tokens`` or ``serve.tokens`` (expected: the token of the prompt alone, without
+            speculation), or ``options.tokens``.
         step: token of the answer, from 0.
         margin: difference of the reference's best two logits.
         expected_margin, got_margin: how far each token is below the reference's best logit; for

@@ -18,6 +18,7 @@ from trt_eagle3.parity.checks import (
     processor,
     sampling,
     sampling_entropy,
+    serving,
     target,
     tokens,
     tools_format,
@@ -410,6 +411,13 @@ _CHECKS = (
         "log-probabilities of emitted tokens, against the reference's",
         "logprobs",
         options.check_logprobs,
+    ),
+    Check(
+        "serve.tokens",
+        "serve",
+        "tokens of concurrent clients through the engine as `serve` runs it, against each alone",
+        "token_failures",
+        serving.check_tokens,
     ),
 )
 CHECKS: Mapping[str, Check] = {check.name: check for check in _CHECKS}

@@ -176,13 +176,26 @@ def _generate(
 def _vision_of(
     engine: RecordingEngine, forwards: Sequence[RecordedForward], inputs: ModelInputs
 ) -> RecordedForward | None:
-    seen = next((f for f in forwards if f.graph == "vision"), None)
-    if seen is None:
+    """Return the runs of the vision graph as one run over all images and videos of a prompt."""
+    seen = [f for f in forwards if f.graph == "vision"]
+    if not seen:
         return None
-    vision = engine.spec.require_vision()
-    patches = int(inputs.grid_thw.prod(1).sum())
-    rows = tower_of(engine.spec).inputs(vision, inputs.grid_thw)
-    return without_padding(seen, rows, patches, vision.spatial_merge_size**2)
+    vision, tower = engine.spec.require_vision(), tower_of(engine.spec)
+    runs = [
+        without_padding(
+            run,
+            tower.inputs(vision, grid[None]),
+            int(grid.prod()),
+            vision.spatial_merge_size**2,
+        )
+        for run, grid in zip(seen, inputs.grid_thw, strict=True)
+    ]
+    patches = torch.cat([run.inputs["patches"] for run in runs])
+    outputs = {
+        name: torch.cat([run.outputs[name] for run in runs], dim=-2) for name in seen[0].outputs
+    }
+    rows = tower.inputs(vision, inputs.grid_thw)
+    return RecordedForward("vision", {"patches": patches, **rows}, outputs)
 
 
 def without_padding(

@@ -6,7 +6,7 @@ Shapes: B rows, S new tokens per row, M masked tail, R rows of logits, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.decode.policy.protocol import FixedPolicy
+from trt_eagle3.decode.policy.protocol import FixedPolicy, Policy
+from trt_eagle3.decode.policy.read import read_policy
 from trt_eagle3.decode.request.answer import Answer
 from trt_eagle3.decode.request.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request.request import Request
@@ -28,8 +29,9 @@ from trt_eagle3.engine.bundle.read import read_bundle
 from trt_eagle3.engine.bundle.record import BundleRecord
 from trt_eagle3.engine.runtime.backend import backend_named
 from trt_eagle3.engine.runtime.embedding import EmbeddingTable
-from trt_eagle3.engine.runtime.session import Session
+from trt_eagle3.engine.runtime.session import Capabilities, Continuation, Reduction, Session
 from trt_eagle3.multimodal import Processor
+from trt_eagle3.multimodal.media_cache import MEDIA_CACHE
 from trt_eagle3.spec import SparseMoe, StateSpec, TargetSpec
 
 __all__ = [
@@ -67,15 +69,20 @@ class Recording:
     Attributes:
         columns: columns of the target's logits to keep; None: all.
         only: the only graph to record, without router logits; None: all graphs.
+        is_served: record nothing, and let sessions use all that they can, as a server does: graphs
+            that are captured in pieces, reductions, prompts and steps in one forward.
+        num_mixed: forwards over prompts and steps since ``is_served`` was set.
     """
 
     forwards: list[RecordedForward] = field(default_factory=list)
     columns: Tensor | None = None
     only: str | None = None
+    is_served: bool = False
+    num_mixed: int = 0
 
 
 class RecordingSession(Session):
-    """A session that records the inputs and outputs of every run."""
+    """A session that records the inputs and outputs of every run, unless the engine serves."""
 
     def __init__(self, session: Session, graph: str, recording: Recording) -> None:
         self._session: Session | None = session
@@ -101,9 +108,14 @@ class RecordingSession(Session):
         self.bound[name] = tensor
         self._open.bind(name, tensor)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the session while the engine serves; else none, so that ``run`` sees all."""
+        return self._open.capabilities if self._recording.is_served else super().capabilities
+
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once; return the outputs that have no static buffer."""
-        if self._recording.only not in {None, self._graph}:
+        if self._recording.is_served or self._recording.only not in {None, self._graph}:
             return self._open.run(inputs)
         given = {name: _copy(tensor) for name, tensor in inputs.items()}
         outputs = self._open.run(inputs)
@@ -119,6 +131,41 @@ class RecordingSession(Session):
         }
         self._recording.forwards.append(RecordedForward(self._graph, given, found))
         return outputs
+
+    def run_reduced(
+        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+    ) -> dict[str, Tensor]:
+        """Run once, with some outputs reduced."""
+        if self._recording.is_served:
+            return self._open.run_reduced(inputs, reduced)
+        return super().run_reduced(inputs, reduced)
+
+    def run_then(
+        self, inputs: Mapping[str, Tensor], then: Continuation, further: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Run once, and continue with ``then``."""
+        if self._recording.is_served:
+            return self._open.run_then(inputs, then, further)
+        return super().run_then(inputs, then, further)
+
+    def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run over rows of prompts."""
+        if self._recording.is_served:
+            return self._open.run_prompt(inputs)
+        return super().run_prompt(inputs)
+
+    def run_mixed(
+        self, parts: Sequence[Mapping[str, Tensor]], reduced: Sequence[Reduction | None]
+    ) -> list[dict[str, Tensor]]:
+        """Run prompts and steps as one forward, while the engine serves."""
+        self._recording.num_mixed += 1
+        return self._open.run_mixed(parts, reduced)
+
+    def capture_rows(self, most: int, table_len: int, has_room: Callable[[], bool]) -> int:
+        """Capture forwards, while the engine serves."""
+        if self._recording.is_served:
+            return self._open.capture_rows(most, table_len, has_room)
+        return super().capture_rows(most, table_len, has_room)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -292,6 +339,23 @@ class RecordingEngine(LLM):
         self._started().close()
         self._core, self._prefix_cache = None, self.limits.prefix_cache
         self._preprocessor = self._make_preprocessor()
+
+    def serve(self) -> None:
+        """Answer as ``serve`` does from now on, over the same sessions and caches.
+
+        Nothing is recorded. Steps are launched ahead of the host, prompts run beside steps, and
+        graphs are captured, as far as the backend can. The bundle's own policy chooses trees;
+        prefixes, images and embeddings are kept.
+        """
+        config = self.record.config
+        policy: Policy = FixedPolicy(None)
+        if self.manifest is not None:
+            policy = read_policy(self.path, config.speculation, self.device)
+        self.begin_service()
+        self.recording.is_served = True
+        self.bundle = self.bundle.updated(run_ahead=True, policy=policy, media_cache=MEDIA_CACHE)
+        self.bundle.decoder.use_run_ahead()
+        self.capture_graphs()
 
     def submit_together(self, requests: Sequence[Request]) -> list[Answer]:
         """Start all requests in one batch, from the first forward on."""

@@ -23,6 +23,7 @@ from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.fp8_attention import Fp8Attention, record_fp8_attention
 from trt_eagle3.parity.record.intermediates import layer_intermediates
 from trt_eagle3.parity.record.options import OptionAnswers, answer_options
+from trt_eagle3.parity.record.serving import ServedAnswers, answer_served
 from trt_eagle3.parity.record.workload import Case
 
 __all__ = ["NUM_SAMPLED", "SAMPLING", "Record", "Stage", "record_answers", "record_engine"]
@@ -58,6 +59,7 @@ class Record:
     target_ids: Tensor | None = None
     fp8_attention: Fp8Attention | None = None
     options: OptionAnswers | None = None
+    served: ServedAnswers | None = None
 
 
 def record_engine(
@@ -69,8 +71,9 @@ def record_engine(
     sampling: bool = True,
     batching: bool = True,
     options: bool = True,
+    serving: bool = True,
 ) -> Record:
-    """Answer all cases, sample some, batch them, and answer some with options.
+    """Answer all cases, sample some, batch them, answer some with options, and serve them.
 
     Closes the engine's sessions afterwards.
     """
@@ -86,13 +89,27 @@ def record_engine(
     if options:
         with stage("options", option_answers.ROUNDS) as step:
             asked = answer_options(engine, answers, max_tokens, step)
+    served = None
+    if serving:
+        with stage("served answers", 1) as step:
+            served = answer_served(engine, answers, max_tokens, step)
     columns, target_ids = kept_columns(engine), _target_ids(engine)
     with stage("intermediate tensors", len(cases)) as step:
         bound = engine.release()
         intermediates = layer_intermediates(engine, bound["target"], answers, step)
     fp8 = record_fp8_attention(engine, bound["target"], answers[0])
     return Record(
-        *(engine, answers, bound, intermediates, columns, sampled, batched, target_ids, fp8, asked)
+        engine=engine,
+        answers=answers,
+        bound=bound,
+        intermediates=intermediates,
+        columns=columns,
+        sampled=sampled,
+        batched=batched,
+        target_ids=target_ids,
+        fp8_attention=fp8,
+        options=asked,
+        served=served,
     )
 
 
