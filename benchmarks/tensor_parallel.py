@@ -28,7 +28,10 @@ from torch import Tensor
 from benchmarks.gpu import cycle_ms, target_ms
 from benchmarks.random_pair import drawing_ranks, random_pair
 from benchmarks.timing import median_ms
+from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.io.run_command import run_command
+from trt_eagle3.pipeline import build
 
 __all__ = ["main"]
 
@@ -39,6 +42,7 @@ _ROWS = (1, 4, 32, 64)
 _SUMS = (16 << 10, 256 << 10, 2 << 20, 40 << 20)  # bytes
 _LAUNCHES = 40  # sums in a captured graph
 _LIMIT_S = 75.0
+_TINY = Path(__file__).parent.parent / "build_configs/tiny.yaml"
 
 
 @click.command()
@@ -47,7 +51,8 @@ _LIMIT_S = 75.0
 @click.option("--limit", default=_LIMIT_S, show_default=True, help="Seconds of a measurement.")
 @click.option("--one", hidden=True, help="Measure this pair on --ranks GPUs in this process.")
 @click.option("--sums", is_flag=True, hidden=True, help="Measure sums alone in this process.")
-def main(sizes: str, counts: str, limit: float, one: str | None, sums: bool) -> None:
+@click.option("--tokens", is_flag=True, hidden=True, help="Compare tokens in this process.")
+def main(sizes: str, counts: str, limit: float, one: str | None, sums: bool, tokens: bool) -> None:
     """Print the milliseconds of steps by number of GPUs, and the microseconds of sums."""
     numbers = [int(word) for word in counts.split(",")]
     if one is not None:
@@ -56,9 +61,14 @@ def main(sizes: str, counts: str, limit: float, one: str | None, sums: bool) -> 
     if sums:
         print(json.dumps(_sums(numbers[0])), flush=True)
         os._exit(0)
+    if tokens:
+        print(json.dumps(_tokens(numbers[0])), flush=True)
+        os._exit(0)
     console = Console(width=110)
     most = max(numbers)
     if most > 1:
+        compared = _child(["--tokens", "--ranks", str(most)], limit)
+        console.print(f"tiny pair in float32, answers equal on 1 and {most} GPUs: {compared}")
         console.print(_sums_table(_child(["--sums", "--ranks", str(most)], limit), most))
     for size in sizes.split(","):
         rows = {n: _child(["--one", size, "--ranks", str(n)], limit) for n in numbers}
@@ -118,6 +128,23 @@ def _measure(size: str, count: int) -> dict[str, float]:
             times.append(1e3 * (time.perf_counter() - start))
         found[f"prompt of {_PROMPT}"] = min(times)
     return found
+
+
+def _tokens(size: int) -> dict[str, float]:
+    """Return how many answers of the trained tiny pair are equal on 1 and on ``size`` GPUs."""
+    raw = load_config(_TINY).model_dump()
+    raw["engine"] |= {"backend": "torch", "device": "cuda", "dtype": "float32"}
+    asked = [f"What is {a} plus {b}?" for a in (2, 5) for b in (3, 9)]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = build(BuildConfig.model_validate(raw), output=Path(folder)).path
+        for count in (1, size):
+            with LLM(bundle, tensor_parallel=count) as llm:
+                greedy = llm.generate(asked, max_tokens=64, ignore_eos=True)
+                sampled = llm.generate(asked, max_tokens=64, temperature=1.0, seed=1)
+                found.append([answer.token_ids for answer in greedy + sampled])
+    equal = sum(one == other for one, other in zip(*found, strict=True))
+    return {"answers": len(found[0]), "equal": equal}
 
 
 def _sums(size: int) -> dict[str, float]:
