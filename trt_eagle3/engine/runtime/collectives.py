@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.errors import EngineFailedError, EnvironmentMissingError, UserError
+from trt_eagle3.errors import EngineFailedError, EnvironmentMissingError, UserError, clip
 from trt_eagle3.sharding import Shard
 
 __all__ = ["EXCHANGE_S", "Collectives", "PeerMemory", "check_devices", "open_collectives"]
@@ -115,7 +115,13 @@ def open_collectives(shard: Shard, folder: Path, device: str) -> Collectives:
                 f"tensor_parallel: {shard.size} processes cannot meet: {reason}"
             ) from error
     if device == "cuda":
-        return PeerMemory(shard, torch.device("cuda", torch.cuda.current_device()))
+        try:
+            return PeerMemory(shard, torch.device("cuda", torch.cuda.current_device()))
+        except RuntimeError as error:
+            raise EnvironmentMissingError(
+                "tensor_parallel: torch cannot share memory between these GPUs: "
+                f"{clip(error)}. Serve one copy on each."
+            ) from error
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=EXCHANGE_S))
     return _Gloo(shard, torch.device("cpu"))
 
