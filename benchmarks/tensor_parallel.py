@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -175,7 +176,6 @@ def _sum_rank(rank: int, size: int, folder: str, results: multiprocessing.Simple
     with torch.inference_mode():
         ours = open_collectives(Shard(rank, size), Path(folder), "cuda")
         assert isinstance(ours, PeerMemory)
-        nccl = dist.new_group(backend="nccl")
         ways: dict[str, Callable[[Tensor], Tensor]] = {
             "one-shot": ours.one_shot,
             "two-shot": ours.two_shot,
@@ -191,9 +191,13 @@ def _sum_rank(rank: int, size: int, folder: str, results: multiprocessing.Simple
                 error = (way(own).float() - expected).abs().max().item()
                 assert error < 0.1, f"{name} of {num_bytes} bytes: wrong by {error}"
                 found[f"{name} {num_bytes}"] = _captured_us(partial(way, own))
-            copy = own.clone()
-            dist.all_reduce(copy, group=nccl)  # its first call may not be captured
-            found[f"NCCL {num_bytes}"] = _captured_us(partial(dist.all_reduce, copy, group=nccl))
+        with suppress(RuntimeError):  # not every machine has it
+            nccl = dist.new_group(backend="nccl")
+            for num_bytes in _SUMS:
+                copy = _drawn(rank, num_bytes)
+                dist.all_reduce(copy, group=nccl)  # its first call may not be captured
+                work = partial(dist.all_reduce, copy, group=nccl)
+                found[f"NCCL {num_bytes}"] = _captured_us(work)
     if rank == 0:
         results.put(found)
     time.sleep(60)  # until rank 0's parent ends this process

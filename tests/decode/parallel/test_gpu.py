@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.decode.parallel.test_modes import MODES, answers, built
+from tests.decode.parallel.test_modes import answers, built
 from tests.decode.parallel.test_processes import pids
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.engine.runtime.collectives import PeerMemory, open_collectives
@@ -94,14 +94,14 @@ def test_every_exchange_is_right_in_graphs_too(tmp_path: Path) -> None:
     assert [failures.get() for _ in ranks] == ["", ""]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["chain", "block", "experts", "recurrent"])
 def test_two_gpus_emit_the_tokens_of_one(mode: str, tmp_path: Path) -> None:
     bundle = built(tmp_path, mode, device="cuda")
     with LLM(bundle) as llm:
-        llm.capture_graphs(5)
+        llm.capture_graphs(2)
         expected = [answers(llm, images=mode == "chain") for _ in range(2)]
     with LLM(bundle, tensor_parallel=2) as llm:
-        llm.capture_graphs(5)
+        llm.capture_graphs(2)
         assert [answers(llm, images=mode == "chain") for _ in range(2)] == expected
 
 
