@@ -31,8 +31,10 @@ from benchmarks.random_pair import drawing_ranks, random_pair
 from benchmarks.timing import median_ms
 from trt_eagle3.config import BuildConfig, load_config
 from trt_eagle3.decode.llm import LLM
+from trt_eagle3.engine.runtime.collectives import PeerMemory, check_devices, open_collectives
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.pipeline import build
+from trt_eagle3.sharding import Shard
 
 __all__ = ["main"]
 
@@ -67,6 +69,7 @@ def main(sizes: str, counts: str, limit: float, one: str | None, sums: bool, tok
         os._exit(0)
     console = Console(width=110)
     most = max(numbers)
+    check_devices(most, "cuda")
     if most > 1:
         compared = _child(["--tokens", "--ranks", str(most)], limit)
         console.print(f"tiny pair in float32, answers equal on 1 and {most} GPUs: {compared}")
@@ -167,9 +170,6 @@ def _sums(size: int) -> dict[str, float]:
 
 def _sum_rank(rank: int, size: int, folder: str, results: multiprocessing.SimpleQueue) -> None:  # type: ignore[type-arg]
     import torch.distributed as dist
-
-    from trt_eagle3.engine.runtime.collectives import PeerMemory, open_collectives
-    from trt_eagle3.sharding import Shard
 
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     torch.cuda.set_device(rank)
