@@ -103,7 +103,7 @@ def _steps_table(size: str, rows: Mapping[int, Mapping[str, float]]) -> Table:
 
 
 def _sums_table(found: Mapping[str, float], size: int) -> Table:
-    ways = ("one-shot", "two-shot", "bulk", "NCCL")
+    ways = ("one-shot", "two-shot", "NCCL")
     table = Table(f"sum over {size} GPUs, us", *ways)
     for num_bytes in _SUMS:
         cells = [found.get(f"{way} {num_bytes}") for way in ways]
@@ -179,7 +179,6 @@ def _sum_rank(rank: int, size: int, folder: str, results: multiprocessing.Simple
         ways: dict[str, Callable[[Tensor], Tensor]] = {
             "one-shot": ours.one_shot,
             "two-shot": ours.two_shot,
-            "bulk": ours.bulk,
         }
         found = {}
         for num_bytes in _SUMS:

@@ -49,25 +49,19 @@ def on_ranks(work: Callable[[PeerMemory], Tensor]) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many rows need several turns; no sum is small enough for one launch of CUDA."""
+    """Many rows need several turns."""
     monkeypatch.setattr(collectives, "_BUFFER_BYTES", NUM_BYTES)
-    monkeypatch.setattr(collectives, "_IN_ONE_LAUNCH", ())
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (3, 7), (60, 10), (500, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sum_and_gather_are_those_of_all_ranks_in_order(
+def test_gathered_columns_are_those_of_all_ranks_in_order(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     parts = torch.randn(SIZE, *shape).to(dtype)
-    total = parts[0].float()
-    for part in parts[1:]:
-        total = total + part.float()
     for _ in range(2):  # buffers that were written before
-        sums = on_ranks(lambda ours: ours.all_reduce(parts[ours.shard.rank]))
-        assert all(torch.equal(found, total.to(dtype)) for found in sums)
-    rows = on_ranks(lambda ours: ours.all_gather(parts[ours.shard.rank]))
-    assert all(torch.equal(found, torch.cat(list(parts), dim=1)) for found in rows)
+        rows = on_ranks(lambda ours: ours.all_gather(parts[ours.shard.rank]))
+        assert all(torch.equal(found, torch.cat(list(parts), dim=1)) for found in rows)
 
 
 def test_broadcast_copies_the_bytes_of_rank_0() -> None:
