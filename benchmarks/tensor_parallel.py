@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,7 +29,12 @@ from torch import Tensor
 from benchmarks.gpu import cycle_ms, target_ms
 from benchmarks.random_pair import drawing_ranks, random_pair
 from benchmarks.timing import median_ms
+from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.engine.runtime.collectives import PeerMemory, check_devices, open_collectives
 from trt_eagle3.io.run_command import run_command
+from trt_eagle3.pipeline import build
+from trt_eagle3.sharding import Shard
 
 __all__ = ["main"]
 
@@ -39,6 +45,7 @@ _ROWS = (1, 4, 32, 64)
 _SUMS = (16 << 10, 256 << 10, 2 << 20, 40 << 20)  # bytes
 _LAUNCHES = 40  # sums in a captured graph
 _LIMIT_S = 75.0
+_TINY = Path(__file__).parent.parent / "build_configs/tiny.yaml"
 
 
 @click.command()
@@ -47,7 +54,8 @@ _LIMIT_S = 75.0
 @click.option("--limit", default=_LIMIT_S, show_default=True, help="Seconds of a measurement.")
 @click.option("--one", hidden=True, help="Measure this pair on --ranks GPUs in this process.")
 @click.option("--sums", is_flag=True, hidden=True, help="Measure sums alone in this process.")
-def main(sizes: str, counts: str, limit: float, one: str | None, sums: bool) -> None:
+@click.option("--tokens", is_flag=True, hidden=True, help="Compare tokens in this process.")
+def main(sizes: str, counts: str, limit: float, one: str | None, sums: bool, tokens: bool) -> None:
     """Print the milliseconds of steps by number of GPUs, and the microseconds of sums."""
     numbers = [int(word) for word in counts.split(",")]
     if one is not None:
@@ -56,9 +64,15 @@ def main(sizes: str, counts: str, limit: float, one: str | None, sums: bool) -> 
     if sums:
         print(json.dumps(_sums(numbers[0])), flush=True)
         os._exit(0)
+    if tokens:
+        print(json.dumps(_tokens(numbers[0])), flush=True)
+        os._exit(0)
     console = Console(width=110)
     most = max(numbers)
+    check_devices(most, "cuda")
     if most > 1:
+        compared = _child(["--tokens", "--ranks", str(most)], limit)
+        console.print(f"tiny pair in float32, answers equal on 1 and {most} GPUs: {compared}")
         console.print(_sums_table(_child(["--sums", "--ranks", str(most)], limit), most))
     for size in sizes.split(","):
         rows = {n: _child(["--one", size, "--ranks", str(n)], limit) for n in numbers}
@@ -89,7 +103,7 @@ def _steps_table(size: str, rows: Mapping[int, Mapping[str, float]]) -> Table:
 
 
 def _sums_table(found: Mapping[str, float], size: int) -> Table:
-    ways = ("one-shot", "two-shot", "bulk", "NCCL")
+    ways = ("one-shot", "two-shot", "NCCL")
     table = Table(f"sum over {size} GPUs, us", *ways)
     for num_bytes in _SUMS:
         cells = [found.get(f"{way} {num_bytes}") for way in ways]
@@ -120,6 +134,23 @@ def _measure(size: str, count: int) -> dict[str, float]:
     return found
 
 
+def _tokens(size: int) -> dict[str, float]:
+    """Return how many answers of the trained tiny pair are equal on 1 and on ``size`` GPUs."""
+    raw = load_config(_TINY).model_dump()
+    raw["engine"] |= {"backend": "torch", "device": "cuda", "dtype": "float32"}
+    asked = [f"What is {a} plus {b}?" for a in (2, 5) for b in (3, 9)]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = build(BuildConfig.model_validate(raw), output=Path(folder)).path
+        for count in (1, size):
+            with LLM(bundle, tensor_parallel=count) as llm:
+                greedy = llm.generate(asked, max_tokens=64, ignore_eos=True)
+                sampled = llm.generate(asked, max_tokens=64, temperature=1.0, seed=1)
+                found.append([answer.token_ids for answer in greedy + sampled])
+    equal = sum(one == other for one, other in zip(*found, strict=True))
+    return {"answers": len(found[0]), "equal": equal}
+
+
 def _sums(size: int) -> dict[str, float]:
     """Return microseconds by way and bytes, as rank 0 sees them."""
     context = multiprocessing.get_context("spawn")
@@ -140,19 +171,14 @@ def _sums(size: int) -> dict[str, float]:
 def _sum_rank(rank: int, size: int, folder: str, results: multiprocessing.SimpleQueue) -> None:  # type: ignore[type-arg]
     import torch.distributed as dist
 
-    from trt_eagle3.engine.runtime.collectives import PeerMemory, open_collectives
-    from trt_eagle3.sharding import Shard
-
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     torch.cuda.set_device(rank)
     with torch.inference_mode():
         ours = open_collectives(Shard(rank, size), Path(folder), "cuda")
         assert isinstance(ours, PeerMemory)
-        nccl = dist.new_group(backend="nccl")
         ways: dict[str, Callable[[Tensor], Tensor]] = {
             "one-shot": ours.one_shot,
             "two-shot": ours.two_shot,
-            "bulk": ours.bulk,
         }
         found = {}
         for num_bytes in _SUMS:
@@ -164,9 +190,13 @@ def _sum_rank(rank: int, size: int, folder: str, results: multiprocessing.Simple
                 error = (way(own).float() - expected).abs().max().item()
                 assert error < 0.1, f"{name} of {num_bytes} bytes: wrong by {error}"
                 found[f"{name} {num_bytes}"] = _captured_us(partial(way, own))
-            copy = own.clone()
-            dist.all_reduce(copy, group=nccl)  # its first call may not be captured
-            found[f"NCCL {num_bytes}"] = _captured_us(partial(dist.all_reduce, copy, group=nccl))
+        with suppress(RuntimeError):  # not every machine has it
+            nccl = dist.new_group(backend="nccl")
+            for num_bytes in _SUMS:
+                copy = _drawn(rank, num_bytes)
+                dist.all_reduce(copy, group=nccl)  # its first call may not be captured
+                work = partial(dist.all_reduce, copy, group=nccl)
+                found[f"NCCL {num_bytes}"] = _captured_us(work)
     if rank == 0:
         results.put(found)
     time.sleep(60)  # until rank 0's parent ends this process

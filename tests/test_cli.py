@@ -415,7 +415,7 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
     ),
     "vLLM's name of a key": (
         lambda _, tmp: ["build", _config_file(tmp), "--set", "tensor_parallel_size=2"],
-        "tensor_parallel_size: vLLM's name; no such option: one engine runs on one GPU",
+        "tensor_parallel_size: vLLM's name; here it is called engine.tensor_parallel",
     ),
     "vLLM's name of a limit": (
         lambda b, _: ["serve", b, "--set", "max_model_len=2"],

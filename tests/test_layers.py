@@ -45,6 +45,7 @@ ROOMS_OF = {
         "sampling",
         "request",
         "memory",
+        "parallel",
         "forward",
         "speculation",
         "step",

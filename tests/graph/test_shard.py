@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import Tensor
 
 from tests.ranks import ThreadCollectives, on_each_rank
 from tests.tiny import MIXTURE, ROOT, build_tiny
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph import shard
+from trt_eagle3.graph.weights import external_weights
 from trt_eagle3.sharding import Range, Shard
 
 HYBRID = ROOT / "examples/tiny_hybrid"
@@ -90,6 +94,23 @@ def test_layer_has_two_sums_with_a_shared_expert_too(bundles: dict[str, Path]) -
             return collectives.num_sums
 
         assert on_each_rank(2, count) == [2 * num_layers] * 2
+
+
+def test_scales_of_an_fp8_cache_are_those_of_the_ranks_heads(tmp_path: Path) -> None:
+    bundle = build_tiny(tmp_path, engine={"backend": "torch", "kv_dtype": "fp8"})
+    model = onnx.load(bundle / "target/model.onnx", load_external_data=False)
+    names = [n.input[9] for n in model.graph.node if n.op_type == "TreeAttention"]
+    by_head = np.array([[1, 2], [3, 4]], dtype=np.float32)
+    for proto in model.graph.initializer:
+        if proto.name in names:
+            proto.CopyFrom(numpy_helper.from_array(by_head, proto.name))
+    for rank in range(2):
+        made, _ = shard.shard_graph(model, external_weights(model), Shard(rank, 2))
+        own = {p.name: p for p in made.graph.initializer}
+        nodes = [node for node in made.graph.node if node.op_type == "TreeAttention"]
+        found = [numpy_helper.to_array(own[node.input[9]]) for node in nodes]
+        assert len(found) == len(names)
+        assert all(np.array_equal(f, by_head[:, rank : rank + 1]) for f in found)
 
 
 def _no_sum(collectives: ThreadCollectives, x: Tensor) -> Tensor:

@@ -610,7 +610,7 @@ class LLM:
                     on_death=self._on_death,
                     max_step_ms=self._max_step_ms,
                 )
-                weakref.finalize(self, self._core.close)
+                weakref.finalize(self, _end, self._core, self.bundle)
             return self._core
 
     def _now(self) -> dict[str, int]:
@@ -656,6 +656,12 @@ class LLM:
             else:
                 answer.read_at_end()
                 return answer
+
+
+def _end(core: EngineCore, bundle: LoadedBundle) -> None:
+    """Close what an LLM that is no longer referenced has left open."""
+    core.close()
+    bundle.close_ranks()
 
 
 def _check_arguments(options: Mapping[str, object], known: Sequence[str]) -> None:

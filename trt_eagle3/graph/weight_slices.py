@@ -6,8 +6,10 @@ rows and columns, whatever the weight's format and layout are.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 from trt_eagle3.sharding import Range
@@ -21,16 +23,15 @@ def take_rows(expr: WeightExpr, ranges: Sequence[Range]) -> WeightExpr:
     Rows are counted over the stacked parts (``WeightExpr.stacked_shape``). Of experts, all must
     keep the same number of rows.
     """
+    ends = list(accumulate(part.made_shape[0] for part in expr.parts))
     parts: list[WeightPart] = []
     for first, end in ranges:
-        assert 0 <= first < end <= expr.stacked_shape[0], f"rows {first} to {end} of {expr.shape}"
-        start = 0
-        for part in expr.parts:
-            size = part.made_shape[0]
-            low, high = max(first - start, 0), min(end - start, size)
-            if low < high:
-                parts.append(_narrowed(part, 0, (low, high)))
-            start += size
+        assert 0 <= first < end <= ends[-1], f"rows {first} to {end} of {expr.shape}"
+        at = bisect_right(ends, first)
+        while first < end:
+            start, stop = ends[at - 1] if at else 0, min(end, ends[at])
+            parts.append(_narrowed(expr.parts[at], 0, (first - start, stop - start)))
+            first, at = stop, at + 1
     return replace(expr, parts=tuple(parts))
 
 

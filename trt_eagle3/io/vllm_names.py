@@ -32,7 +32,7 @@ VLLM_NAMES = {
     "cpu_offload_gb": "no such option: weights stay on the GPU. engine.weights makes them smaller",
     "block_size": "engine.page_size",
     "device": "engine.device",
-    "tensor_parallel_size": "engine.tensor_parallel; serve --tensor-parallel",
+    "tensor_parallel_size": "engine.tensor_parallel",
     "pipeline_parallel_size": _NO_PIPELINE,
     "data_parallel_size": "no such option: start one server for each GPU, behind a router",
     "enforce_eager": "no such option: CUDA graphs are always used",

@@ -120,7 +120,9 @@ def _record(
     def step() -> None:
         progress(str(engine.path), next(done), 2 * len(cases))
 
-    return record_answers(engine, cases, max_tokens, step)
+    found = record_answers(engine, cases, max_tokens, step)
+    engine.bundle.close_ranks()  # the other bundle may need them
+    return found
 
 
 def _run_checks(recorder: CheckRecorder, evidence: Evidence, *, target_only: bool) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.decode.parallel.test_modes import MODES, answers, built
+from tests.decode.parallel.test_modes import answers, built
 from tests.decode.parallel.test_processes import pids
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.engine.runtime.collectives import PeerMemory, open_collectives
@@ -41,11 +41,9 @@ def exchange(rank: int, folder: str, failures: multiprocessing.SimpleQueue[str])
             parts = [drawn(shape, dtype, seed) for seed in range(2)]
             total = parts[0] + parts[1]
             ways: dict[str, Callable[[Tensor], Tensor]] = {"any": ours.all_reduce}
-            if total.nbytes < 32 << 20:
-                ways["bulk"] = ours.bulk
             if total.nbytes < 2 << 20:
                 ways["one-shot"] = ours.one_shot
-            if 64 << 10 < total.nbytes < 8 << 20:
+            if 64 << 10 < total.nbytes < 32 << 20:
                 ways["two-shot"] = ours.two_shot
             for name, way in ways.items():
                 for made in (way(parts[rank]), replayed(partial(way, parts[rank]))):
@@ -94,14 +92,14 @@ def test_every_exchange_is_right_in_graphs_too(tmp_path: Path) -> None:
     assert [failures.get() for _ in ranks] == ["", ""]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["chain", "block", "experts", "recurrent"])
 def test_two_gpus_emit_the_tokens_of_one(mode: str, tmp_path: Path) -> None:
     bundle = built(tmp_path, mode, device="cuda")
     with LLM(bundle) as llm:
-        llm.capture_graphs(5)
+        llm.capture_graphs(2)
         expected = [answers(llm, images=mode == "chain") for _ in range(2)]
     with LLM(bundle, tensor_parallel=2) as llm:
-        llm.capture_graphs(5)
+        llm.capture_graphs(2)
         assert [answers(llm, images=mode == "chain") for _ in range(2)] == expected
 
 
@@ -110,15 +108,28 @@ def ask_for_ever(llm: LLM) -> None:
         llm.generate("How are you?", max_tokens=40, ignore_eos=True)
 
 
+def lose(bundle: Path, sent: signal.Signals, seconds: multiprocessing.SimpleQueue[float]) -> None:
+    """Send a signal to the other rank, and measure until the engine has ended."""
+    llm = LLM(bundle, tensor_parallel=2)
+    llm.generate("How are you?", max_tokens=4)
+    (pid,) = pids(llm)
+    threading.Timer(0.2, os.kill, (pid, sent)).start()
+    start = time.monotonic()
+    try:
+        ask_for_ever(llm)
+    except (RankFailedError, ClosedError):
+        seconds.put(time.monotonic() - start if not llm.ready else 1e9)
+    os._exit(0)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_rank_that_ends_or_hangs_ends_the_engine(sent: signal.Signals, tmp_path: Path) -> None:
     bundle = built(tmp_path, "chain", device="cuda")
-    with LLM(bundle, tensor_parallel=2) as llm:
-        llm.generate("How are you?", max_tokens=4)
-        (pid,) = pids(llm)
-        threading.Timer(0.2, os.kill, (pid, sent)).start()
-        start = time.monotonic()
-        with pytest.raises((RankFailedError, ClosedError)):
-            ask_for_ever(llm)
-        assert time.monotonic() - start < 15
-        assert not llm.ready
+    context = multiprocessing.get_context("spawn")
+    seconds = context.SimpleQueue()
+    process = context.Process(target=lose, args=(bundle, sent, seconds), daemon=True)
+    process.start()
+    process.join(90)
+    assert process.exitcode == 0
+    assert not seconds.empty()
+    assert seconds.get() < 15

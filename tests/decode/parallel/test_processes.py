@@ -59,12 +59,17 @@ def test_four_processes_emit_the_tokens_of_one_and_end_with_a_dead_rank(bundle: 
     before = [*listening()]
     with LLM(bundle, tensor_parallel=4) as llm:
         assert answers(llm) == expected
+        others = pids(llm)
+    with LLM(bundle, tensor_parallel=4) as llm:  # by the same processes
+        assert answers(llm) == expected
+        assert pids(llm) == others
+        with pytest.raises(UserError, match="runs an engine of several ranks already"):
+            LLM(bundle, tensor_parallel=4).start()
         more = [*listening()]
         for address in before:
             if address in more:
                 more.remove(address)
         assert set(more) <= {socket.inet_aton("127.0.0.1")[::-1].hex().upper()}
-        others = pids(llm)
         os.kill(others[1], signal.SIGKILL)
         wait_for(lambda: not llm.ready)
         with pytest.raises(RankFailedError, match=r"rank 2: its process was ended by SIGKILL"):

@@ -33,6 +33,7 @@ from trt_eagle3.engine.torch.packing import packed_columns
 from trt_eagle3.graph.formats.format import IntegerRows
 from trt_eagle3.graph.formats.nvfp4 import E2M1
 from trt_eagle3.graph.weight_formats import format_of
+from trt_eagle3.graph.weight_slices import take_columns, take_rows
 from trt_eagle3.graph.weights import WeightExpr, WeightPart, part_of
 
 CPU = torch.device("cpu")
@@ -160,6 +161,24 @@ def test_pack_takes_rows_of_a_part(tmp_path: Path) -> None:
     assert weight is not None
     expected = materialise(replace(expr, dtype=F32), root, F32)
     torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_pack_has_the_values_of_a_slice_or_declines_one_that_cuts_a_group(
+    name: str, tmp_path: Path
+) -> None:
+    expr, root = expression(name, tmp_path)
+    packs = pack(expr, root, CPU) is not None
+    for first, end in ((128, 256), (0, 384), (256, 512)):
+        cut = take_columns(take_rows(expr, [(0, 160), (176, 304)]), (first, end))
+        weight = pack(cut, root, CPU)
+        assert (weight is not None) == packs
+        if weight is not None:
+            expected = materialise(replace(cut, dtype=F32), root, F32)
+            torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
+    grouped = [p.quantised for p in expr.parts if p.quantised]
+    if packs and all(1 < q.block[1] < 512 for q in grouped):
+        assert pack(take_columns(expr, (8, 136)), root, CPU) is None
 
 
 @pytest.mark.parametrize(

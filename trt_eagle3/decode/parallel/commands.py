@@ -33,6 +33,7 @@ __all__ = [
     "Join",
     "MirrorStates",
     "Open",
+    "Reset",
     "Run",
     "RunKind",
     "Start",
@@ -169,6 +170,11 @@ class Drop:
 
     sessions: tuple[int, ...]
     states: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Release everything: the engine has closed; answer ``Done``."""
 
 
 @dataclass(frozen=True)

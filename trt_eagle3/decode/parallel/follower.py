@@ -5,6 +5,7 @@ It holds no requests and no tokens. It ends with the connection to rank 0.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -31,6 +32,7 @@ from trt_eagle3.decode.parallel.commands import (
     Join,
     MirrorStates,
     Open,
+    Reset,
     Run,
     Start,
     unpacked,
@@ -61,6 +63,7 @@ def main(descriptor: int) -> None:
         torch.set_num_threads(start.num_threads)
         if start.device == "cuda":
             torch.cuda.set_device(start.shard.rank)
+            torch.zeros(1, device="cuda")  # what takes long comes before the ranks meet
         connection.send(Here())
         join = commands.get()
         assert isinstance(join, Join), join
@@ -114,8 +117,6 @@ class Follower:
         """Carry out commands until ``Close``."""
         while not isinstance(command := self._receive(), Close):
             self._carry_out(command)
-        if self._collectives.device.type == "cuda":
-            torch.cuda.synchronize()  # rank 0's launches need the last ones of this rank
 
     def _carry_out(self, command: object) -> None:
         match command:
@@ -147,8 +148,22 @@ class Follower:
                     del self._sessions[number]
                 for number in command.states:
                     del self._states[number]
+            case Reset():
+                self._reset()
+                self._answer(Done())
             case _:
                 raise AssertionError(f"unknown command {command}")
+
+    def _reset(self) -> None:
+        on_cuda = self._collectives.device.type == "cuda"
+        if on_cuda:
+            torch.cuda.synchronize()  # rank 0's launches need the last ones of this rank
+        self._sessions.clear()
+        self._states.clear()
+        self._outputs = {}
+        gc.collect()
+        if on_cuda:
+            torch.cuda.empty_cache()
 
     def _run(self, command: Run) -> None:
         data = self._received(command.num_bytes)

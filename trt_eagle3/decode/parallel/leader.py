@@ -33,7 +33,7 @@ from trt_eagle3.decode.parallel.commands import (
     RunKind,
     packed,
 )
-from trt_eagle3.decode.parallel.processes import Processes
+from trt_eagle3.decode.parallel.processes import processes_for
 from trt_eagle3.decode.parallel.session import ParallelSession
 from trt_eagle3.engine.runtime.collectives import EXCHANGE_S, Collectives
 from trt_eagle3.engine.runtime.session import Session, open_session
@@ -83,7 +83,7 @@ class Links(Protocol):
         ...
 
     def close(self) -> None:
-        """End the followers. Rank 0's launches must be done."""
+        """Let the followers release everything. Rank 0's launches must be done."""
         ...
 
 
@@ -187,7 +187,7 @@ class Leader:
         return None
 
     def close(self) -> None:
-        """End the followers."""
+        """Release everything on the followers."""
         if self._on_cuda:
             try:
                 self.links.check()
@@ -237,8 +237,7 @@ class Ranks:
         """Return the leader; the first call starts the other ranks.
 
         Raises:
-            EnvironmentMissingError: there are too few GPUs, or a process cannot be started.
-            RankFailedError: a process ended while it started.
+            EnvironmentMissingError, RankFailedError, UserError: as for ``processes_for``.
         """
         with self._starting:
             if self._leader is None:
@@ -253,7 +252,7 @@ class Ranks:
                 self._leader.links.on_failure(call)
 
     def close(self) -> None:
-        """End the other ranks. A later use starts new ones."""
+        """Release everything on the other ranks."""
         with self._starting:
             leader, self._leader = self._leader, None
         if leader is not None:
@@ -266,14 +265,8 @@ class Ranks:
                 self.size,
                 part,
             )
-        processes = Processes(self.size, self._device)
-        try:
-            leader = Leader(processes, processes.join())
-        except BaseException as error:
-            processes.close()
-            if not isinstance(error, RankFailedError):
-                processes.check()  # a dead process is the better reason
-            raise
+        processes = processes_for(self.size, self._device)
+        leader = Leader(processes, processes.collectives)
         processes.watch(leader.hangs)
         for call in self._calls:
             processes.on_failure(call)

@@ -5,12 +5,12 @@ of the ranks, so all ranks get the same bits, whatever the number of rows is.
 
 On the CPU the values go through gloo. On CUDA each rank reads the others' memory over NVLink or
 PCIe (``torch.distributed._symmetric_memory``); nothing waits for the host, so CUDA graphs capture
-these exchanges like any launch. No multicast (NVLS) and no NCCL is used. There are three ways, by
-size, because a way that moves fewer bytes needs more barriers:
+these exchanges like any launch. No multicast (NVLS) and no NCCL is used. There are two ways to sum,
+each in one launch:
 
-    one-shot  every rank reads all values of all ranks and adds them: one launch
-    two-shot  every rank adds its share of the values, and writes it to all ranks: one launch
-    bulk      the same by copies and stock additions, at the speed of the link
+    one-shot  every rank reads all values of all ranks, and adds them
+    two-shot  every rank adds its share of the values, and writes the sums to all ranks; it moves
+              fewer bytes, and waits twice
 
 The processes find each other through a file in a private folder. gloo listens on the loopback
 interface only.
@@ -24,7 +24,7 @@ import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.errors import EngineFailedError, EnvironmentMissingError, UserError
+from trt_eagle3.errors import EngineFailedError, EnvironmentMissingError, UserError, clip
 from trt_eagle3.sharding import Shard
 
 __all__ = ["EXCHANGE_S", "Collectives", "PeerMemory", "check_devices", "open_collectives"]
@@ -41,11 +41,16 @@ __all__ = ["EXCHANGE_S", "Collectives", "PeerMemory", "check_devices", "open_col
 EXCHANGE_S = 8.0
 """Seconds that an exchange may wait for another rank."""
 _ABORT_S = 2.0
-_JOIN_S = 60.0  # all processes run by then
+_JOIN_S: Mapping[str, float] = {"cpu": 60.0, "cuda": 8.0}
+"""Seconds for all ranks to meet; all processes run by then. Torch holds Python's lock meanwhile on
+CUDA, so no thread can report a dead rank.
+"""
 _BUFFER_BYTES = 64 << 20
-_ONE_SHOT_BYTES = 256 << 10
-_TWO_SHOT_BYTES = 4 << 20
-_IN_ONE_LAUNCH = (torch.bfloat16, torch.float32)  # types of torch's launches
+_ONE_SHOT_BYTES = 512 << 10
+"""Most bytes that a rank reads of the others in a one-shot sum. Two H200s need the same time for
+both ways at about this size (docs/measurements.md, "Several GPUs").
+"""
+_SUMMED = (torch.bfloat16, torch.float32)  # types that torch's launches add
 _WITHOUT_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -99,7 +104,8 @@ def open_collectives(shard: Shard, folder: Path, device: str) -> Collectives:
             "another parallel engine. Close it, or use a process of its own."
         )
     os.environ.update(_WITHOUT_MULTICAST)
-    store = dist.FileStore(str(folder / "ranks"), shard.size)
+    store, join = dist.FileStore(str(folder / "ranks"), shard.size), _JOIN_S[device]
+    store.set_timeout(timedelta(seconds=join))
     with _on_loopback():
         try:
             dist.init_process_group(
@@ -107,7 +113,8 @@ def open_collectives(shard: Shard, folder: Path, device: str) -> Collectives:
                 store=store,
                 rank=shard.rank,
                 world_size=shard.size,
-                timeout=timedelta(seconds=_JOIN_S),
+                timeout=timedelta(seconds=join),
+                group_name=folder.name,
             )
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
@@ -115,7 +122,13 @@ def open_collectives(shard: Shard, folder: Path, device: str) -> Collectives:
                 f"tensor_parallel: {shard.size} processes cannot meet: {reason}"
             ) from error
     if device == "cuda":
-        return PeerMemory(shard, torch.device("cuda", torch.cuda.current_device()))
+        try:
+            return PeerMemory(shard, torch.device("cuda", torch.cuda.current_device()))
+        except RuntimeError as error:
+            raise EnvironmentMissingError(
+                "tensor_parallel: torch cannot share memory between these GPUs: "
+                f"{clip(error)}. Serve one copy on each."
+            ) from error
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=EXCHANGE_S))
     return _Gloo(shard, torch.device("cpu"))
 
@@ -217,14 +230,14 @@ class PeerMemory(Collectives):
         self._aborting = torch.cuda.Stream(device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Implement ``Collectives.all_reduce``. One launch adds bfloat16 values in their type."""
+        """Implement ``Collectives.all_reduce``; bfloat16 values are added in their type."""
+        if x.dtype not in _SUMMED:
+            return self.all_reduce(x.float()).to(x.dtype)
         x = x.contiguous()
-        if x.dtype in _IN_ONE_LAUNCH and x.nbytes <= _ONE_SHOT_BYTES:
+        if x.nbytes * (self.shard.size - 1) <= _ONE_SHOT_BYTES:
             return self.one_shot(x)
-        if x.dtype in _IN_ONE_LAUNCH and x.nbytes <= _TWO_SHOT_BYTES:
-            return self.two_shot(x)
         most = max(_BUFFER_BYTES // (x.nbytes // len(x)), 1)
-        sums = [self.bulk(rows) for rows in x.split(most)]
+        sums = [self.two_shot(rows) for rows in x.split(most)]
         return sums[0] if len(sums) == 1 else torch.cat(sums)
 
     def one_shot(self, x: Tensor) -> Tensor:
@@ -239,27 +252,6 @@ class PeerMemory(Collectives):
         own.copy_(x)
         torch.ops.symm_mem.two_shot_all_reduce_(own, "sum", self._group)
         return own.clone()
-
-    def bulk(self, x: Tensor) -> Tensor:
-        """Sum with copies over the link: each rank adds a share, then reads the others' sums."""
-        size, count = self.shard.size, x.numel()
-        own = self._own(x).flatten()
-        own.copy_(x.flatten())
-        each = -(-count // size)
-        shares = [slice(min(r * each, count), min((r + 1) * each, count)) for r in range(size)]
-        mine = shares[self.shard.rank]
-        self._barrier()
-        parts = [self._peer(rank, (count,), x.dtype)[mine] for rank in range(size)]
-        total = parts[0].float()
-        for part in parts[1:]:
-            total = total.add_(part)
-        own[mine].copy_(total)
-        self._barrier()
-        found = torch.empty_like(x)
-        for rank, share in enumerate(shares):
-            found.view(-1)[share].copy_(self._peer(rank, (count,), x.dtype)[share])
-        self._barrier()
-        return found
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Implement ``Collectives.all_gather``."""
