@@ -36,6 +36,7 @@ from tests.families.qwen2_5_vl.random_pair import (
     save_qwen25,
 )
 from tests.families.qwen3_5.random_pair import save_hybrid
+from tests.families.qwen3_next.random_pair import save_qwen3_next
 from tests.families.qwen3_omni_moe.random_pair import save_omni
 from tests.families.random_pairs import NUM_LAYERS, save_draft, save_target, token_ids
 from tests.families.text_pairs import quantise
@@ -225,6 +226,22 @@ def _hybrid(folder: Path, random: Random, *, moe: bool) -> DrawnPair:
     return DrawnPair(folder / "target", drafts, not moe, multimodal=True)
 
 
+def _qwen3_next(folder: Path, random: Random) -> DrawnPair:
+    text = {
+        "hidden_size": random.choice([48, 80]),
+        "num_hidden_layers": NUM_LAYERS,
+        "max_position_embeddings": 2048,
+        "linear_key_head_dim": random.choice([12, 20]),
+        "linear_value_head_dim": random.choice([20, 28]),
+        "moe_intermediate_size": random.choice([24, 40]),
+        "num_experts": random.choice([5, 6, 9]),
+    }
+    model = save_qwen3_next(folder / "target", **text)
+    add_head(folder / "target")
+    drafts = {**_eagle3(folder, model.config), "mtp": "mtp"}
+    return DrawnPair(folder / "target", drafts, dense=False, multimodal=False)
+
+
 def _omni(folder: Path, random: Random) -> DrawnPair:
     heads = random.choice(_HEADS)
     rope = {**_ROPE, "interleaved": True, "mrope_section": list(heads.sections)}
@@ -259,6 +276,7 @@ PAIRS: Mapping[str, Callable[[Path, Random], DrawnPair]] = {
     "qwen3_5": lambda folder, random: _hybrid(folder, random, moe=False),
     "qwen3_5_moe": lambda folder, random: _hybrid(folder, random, moe=True),
     "qwen3_moe": lambda folder, random: _qwen3(folder, random, moe=True),
+    "qwen3_next": _qwen3_next,
     "qwen3_omni_moe": _omni,
     "qwen3_vl": lambda folder, random: _qwen3_vl(folder, random, moe=False),
     "qwen3_vl_moe": lambda folder, random: _qwen3_vl(folder, random, moe=True),

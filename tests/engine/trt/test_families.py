@@ -37,6 +37,7 @@ CASES = [
     *((family, "eagle3", "float16") for family in PAIRS),
     *((family, "eagle3", "float32") for family in DENSE),
     *((family, kind, "float16") for family in HYBRIDS for kind in ("mtp", "block")),
+    ("qwen3_next", "mtp", "float16"),
     *(("qwen3_5", kind, "float32") for kind in ("mtp", "block")),
 ]
 TEXTS = (Question("What is 12 plus 30?"), Question("Why is the sky blue? Explain it to a child."))
