@@ -31,14 +31,16 @@ from trt_eagle3.prompts.prompt_file import Question
 
 pytestmark = [pytest.mark.trt, pytest.mark.gpu]
 
-DENSE = ("internvl", "llama", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_5", "qwen3_vl")
+DENSE = (
+    *("deepseek_vl", "deepseek_vl_hybrid", "internvl", "llama", "qwen2", "qwen2_5_vl"),
+    *("qwen3", "qwen3_5", "qwen3_vl"),
+)
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 CASES = [
     *((family, "eagle3", "float16") for family in PAIRS),
     *((family, "eagle3", "float32") for family in DENSE),
     *((family, kind, "float16") for family in HYBRIDS for kind in ("mtp", "block")),
     ("qwen3_next", "mtp", "float16"),
-    *(("qwen3_5", kind, "float32") for kind in ("mtp", "block")),
 ]
 TEXTS = (Question("What is 12 plus 30?"), Question("Why is the sky blue? Explain it to a child."))
 FRAMES = [draw_image(40 + step, (24, 24)) for step in range(4)]
@@ -125,8 +127,6 @@ def test_engines_of_every_family_hold_every_check(
     ("kind", "plugin"),
     [
         ("fp8", "FusedMoeFp8"),
-        ("fp8-channel", "FusedMoeFp8"),
-        ("w4a16", "FusedMoeInt4"),
         ("w4a16-asymmetric", "FusedMoeInt4"),
     ],
 )
