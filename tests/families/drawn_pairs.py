@@ -55,13 +55,14 @@ class DrawnPair:
     Attributes:
         drafts: kind (``eagle3``, ``mtp``, ``block``) -> ``draft.checkpoint``.
         dense: whether no layer has experts, which TensorRT has in 16 bits alone.
-        multimodal: whether the target has a tower.
+        multimodal: whether the target has a tower. videos: whether it takes videos.
     """
 
     target: Path
     drafts: Mapping[str, str]
     dense: bool
     multimodal: bool
+    videos: bool = True
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def _deepseek(folder: Path, random: Random, family: str) -> DrawnPair:
     }
     model = save_deepseek(folder / "target", family, text=text)
     drafts = _eagle3(folder, model.config.text_config)
-    return DrawnPair(folder / "target", drafts, dense=True, multimodal=True)
+    return DrawnPair(folder / "target", drafts, dense=True, multimodal=True, videos=False)
 
 
 def _internvl(folder: Path, random: Random) -> DrawnPair:
