@@ -5,7 +5,7 @@ each kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,9 +21,11 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
+from tests.checkpoint.drafts import Geometry, write_specforge_draft
 from tests.drafts.block.files import Geometry as BlockGeometry
 from tests.drafts.block.files import write as write_block
 from tests.drafts.mtp.head import add_head
+from tests.families.deepseek_vl.random_pair import save_deepseek
 from tests.families.internvl.random_pair import save_internvl
 from tests.families.llama.random_pair import save_llama
 from tests.families.qwen2.random_pair import TEMPLATE as TEXT_TEMPLATE
@@ -36,8 +38,9 @@ from tests.families.qwen2_5_vl.random_pair import (
     save_qwen25,
 )
 from tests.families.qwen3_5.random_pair import save_hybrid
+from tests.families.qwen3_next.random_pair import save_qwen3_next
 from tests.families.qwen3_omni_moe.random_pair import save_omni
-from tests.families.random_pairs import NUM_LAYERS, save_draft, save_target, token_ids
+from tests.families.random_pairs import save_target, token_ids
 from tests.families.text_pairs import quantise
 from tests.moe import with_layout
 from tests.multimodal.record_goldens import train_tokenizer
@@ -52,13 +55,14 @@ class DrawnPair:
     Attributes:
         drafts: kind (``eagle3``, ``mtp``, ``block``) -> ``draft.checkpoint``.
         dense: whether no layer has experts, which TensorRT has in 16 bits alone.
-        multimodal: whether the target has a tower.
+        multimodal: whether the target has a tower. videos: whether it takes videos.
     """
 
     target: Path
     drafts: Mapping[str, str]
     dense: bool
     multimodal: bool
+    videos: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,9 @@ _HEADS = (
     _Heads(6, 2, 20, (4, 3, 3)),
     _Heads(7, 7, 12, (2, 2, 2)),
 )
+LAYERS = 3
+"""Of a decoder: a builder's time is that of its layers."""
+KINDS = ["linear_attention", "full_attention", "linear_attention"]
 _ROPE = {"rope_type": "default", "rope_theta": 1e6}
 
 
@@ -92,7 +99,7 @@ def _text(random: Random, heads: _Heads, *, moe: bool = False) -> dict[str, Any]
     sizes: dict[str, Any] = {
         "hidden_size": random.choice([48, 80, 112]),
         "intermediate_size": random.choice([56, 88, 104]),
-        "num_hidden_layers": NUM_LAYERS,
+        "num_hidden_layers": LAYERS,
         **heads.text(),
         "max_position_embeddings": 2048,
     }
@@ -116,8 +123,18 @@ def _tower(random: Random, *head_dims: int) -> dict[str, int]:
 
 
 def _eagle3(folder: Path, text: Any, rope: dict[str, Any] | None = None) -> dict[str, str]:
-    sizes = {"hidden": text.hidden_size, "vocab": text.vocab_size, "head_dim": _dim(text)}
-    save_draft(folder / "eagle3", "specforge", **sizes, rope=rope)
+    geometry = replace(
+        Geometry(),
+        hidden=text.hidden_size,
+        target_hidden=text.hidden_size,
+        head_dim=_dim(text),
+        vocab=text.vocab_size,
+        draft_vocab=text.vocab_size // 2,
+        target_layers=LAYERS,
+        base=1e6,
+    )
+    options = {} if rope is None else {"rope": rope}
+    write_specforge_draft(folder / "eagle3", geometry, aux=[0, 1, 2], **options)
     return {"eagle3": str(folder / "eagle3")}
 
 
@@ -131,10 +148,10 @@ def _block(folder: Path, text: Any) -> dict[str, str]:
         hidden=text.hidden_size,
         vocab=text.vocab_size,
         draft_vocab=text.vocab_size,
-        target_layers=NUM_LAYERS,
+        target_layers=LAYERS,
         num_aux=2,
     )
-    write_block(folder / "block", "z-lab dflash2", geometry, nested={"target_layer_ids": [1, 3]})
+    write_block(folder / "block", "z-lab dflash2", geometry, nested={"target_layer_ids": [0, 1]})
     return {"block": str(folder / "block")}
 
 
@@ -160,10 +177,10 @@ def _qwen3_vl(folder: Path, random: Random, *, moe: bool) -> DrawnPair:
     rope = {**_ROPE, "mrope_interleaved": True, "mrope_section": list(heads.sections)}
     text = _text(random, heads, moe=moe) | {"rope_parameters": rope}
     vision = _tower(random, 20, 64, 72) | {
-        "depth": 3,
+        "depth": 2,
         "patch_size": 4,
         "num_position_embeddings": 25,
-        "deepstack_visual_indexes": [0, 2],
+        "deepstack_visual_indexes": [0, 1],
         "out_hidden_size": text["hidden_size"],
     }
     of_config, of_model = (
@@ -189,21 +206,33 @@ def _qwen2_5_vl(folder: Path, random: Random) -> DrawnPair:
     )
     text = {
         "hidden_size": heads * dim,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": heads,
         "num_key_value_heads": 1,
         "intermediate_size": random.choice([56, 88]),
     }
-    vision = _tower(random, 20, 64, 80) | {"window_size": random.choice([16, 24, 40])}
+    vision = _tower(random, 20, 64, 80) | {"depth": 2, "window_size": random.choice([16, 24, 40])}
     model = save_qwen25(folder / "target", text=text, vision=vision, sections=sections)
     rope = {"rope_type": "mrope", "mrope_section": sections}
     drafts = _eagle3(folder, model.config.text_config, rope)
     return DrawnPair(folder / "target", drafts, dense=True, multimodal=True)
 
 
+def _deepseek(folder: Path, random: Random, family: str) -> DrawnPair:
+    text = {
+        "hidden_size": random.choice([48, 96]),
+        "intermediate_size": random.choice([56, 88]),
+        "num_hidden_layers": LAYERS,
+    }
+    model = save_deepseek(folder / "target", family, text=text)
+    drafts = _eagle3(folder, model.config.text_config)
+    return DrawnPair(folder / "target", drafts, dense=True, multimodal=True, videos=False)
+
+
 def _internvl(folder: Path, random: Random) -> DrawnPair:
     text = _text(random, random.choice(_HEADS))
     vision = _tower(random, 20, 64, 128)
-    vision["num_attention_heads"] = vision.pop("num_heads")
+    vision |= {"num_attention_heads": vision.pop("num_heads"), "num_hidden_layers": 2}
     model = save_internvl(folder / "target", text=text, vision=vision)
     drafts = _eagle3(folder, model.config.text_config)
     return DrawnPair(folder / "target", drafts, dense=True, multimodal=True)
@@ -211,6 +240,8 @@ def _internvl(folder: Path, random: Random) -> DrawnPair:
 
 def _hybrid(folder: Path, random: Random, *, moe: bool) -> DrawnPair:
     text: dict[str, Any] = {
+        "num_hidden_layers": LAYERS,
+        "layer_types": KINDS,
         "hidden_size": random.choice([48, 80]),
         "linear_key_head_dim": random.choice([12, 20]),
         "linear_value_head_dim": random.choice([20, 28]),
@@ -223,6 +254,23 @@ def _hybrid(folder: Path, random: Random, *, moe: bool) -> DrawnPair:
     own = model.config.text_config
     drafts = {**_eagle3(folder, own), "mtp": "mtp", **_block(folder, own)}
     return DrawnPair(folder / "target", drafts, not moe, multimodal=True)
+
+
+def _qwen3_next(folder: Path, random: Random) -> DrawnPair:
+    text = {
+        "hidden_size": random.choice([48, 80]),
+        "num_hidden_layers": LAYERS,
+        "layer_types": KINDS,
+        "max_position_embeddings": 2048,
+        "linear_key_head_dim": random.choice([12, 20]),
+        "linear_value_head_dim": random.choice([20, 28]),
+        "moe_intermediate_size": random.choice([24, 40]),
+        "num_experts": random.choice([5, 6, 9]),
+    }
+    model = save_qwen3_next(folder / "target", **text)
+    add_head(folder / "target")
+    drafts = {**_eagle3(folder, model.config), "mtp": "mtp"}
+    return DrawnPair(folder / "target", drafts, dense=False, multimodal=False)
 
 
 def _omni(folder: Path, random: Random) -> DrawnPair:
@@ -251,6 +299,8 @@ def _qwen2(folder: Path, random: Random) -> DrawnPair:
 
 
 PAIRS: Mapping[str, Callable[[Path, Random], DrawnPair]] = {
+    "deepseek_vl": lambda folder, random: _deepseek(folder, random, "deepseek_vl"),
+    "deepseek_vl_hybrid": lambda folder, random: _deepseek(folder, random, "deepseek_vl_hybrid"),
     "internvl": _internvl,
     "llama": _llama,
     "qwen2": _qwen2,
@@ -259,6 +309,7 @@ PAIRS: Mapping[str, Callable[[Path, Random], DrawnPair]] = {
     "qwen3_5": lambda folder, random: _hybrid(folder, random, moe=False),
     "qwen3_5_moe": lambda folder, random: _hybrid(folder, random, moe=True),
     "qwen3_moe": lambda folder, random: _qwen3(folder, random, moe=True),
+    "qwen3_next": _qwen3_next,
     "qwen3_omni_moe": _omni,
     "qwen3_vl": lambda folder, random: _qwen3_vl(folder, random, moe=False),
     "qwen3_vl_moe": lambda folder, random: _qwen3_vl(folder, random, moe=True),

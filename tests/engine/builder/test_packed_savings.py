@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.families.text_pairs import quantise
+from tests.moe import save_qwen3_moe, with_layout
 from tests.quantised import PACKERS, save_quantised
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
@@ -93,6 +95,31 @@ def test_savings_are_the_difference_to_16_bits_of_the_weights_that_stay_packed(
     )
     assert dense - less == packed_savings(spec, engine)
     assert packed_savings(targets["w4a16"], EngineConfig.model_validate({"backend": "torch"})) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_kernels", "by_rtx"),
+    [("fp8", True, True), ("w4a16", True, True), ("int8", False, False)],
+)
+def test_experts_are_kept_packed_by_our_kernels_alone(
+    kind: str, by_kernels: bool, by_rtx: bool, tmp_path: Path
+) -> None:
+    """INT8 experts are dequantised everywhere."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 4, "head_dim": 32}
+    with_layout(tmp_path, save_qwen3_moe(tmp_path, **sizes), "single")
+    (expert, *_) = (
+        read_target(quantise(tmp_path, kind)).tensors["layers.0.mlp.experts.down_proj"].parts
+    )
+    engines = {
+        "torch": (CUDA, by_kernels),
+        "plugin": ({"backend": "tensorrt"}, by_kernels),
+        "rtx": ({"backend": "tensorrt", "tensorrt": {"runtime": "rtx"}}, by_rtx),
+        "cpu": ({"activations": "int8"}, False),
+    }
+    for name, (engine, kept) in engines.items():
+        config = EngineConfig.model_validate(engine)
+        found = backend_named(config.backend).keeps_packed(config, expert, experts=True)
+        assert found == kept, name
 
 
 def test_bundle_records_what_its_load_saves(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 
-__all__ = ["builders_take", "kernels_take", "kind_of", "matmul_nbits_takes"]
+__all__ = [
+    "builders_take",
+    "expert_kernels_take",
+    "kernels_take",
+    "kind_of",
+    "matmul_nbits_takes",
+]
 
 _INT4 = frozenset({"int4_packed", "awq", "gptq", "gptq_v2"})
 _INT8 = frozenset({"int8", "int8_packed"})
@@ -37,6 +43,12 @@ def kernels_take(ref: QuantisedRef) -> bool:
         return block == _FP4_GROUP
     grouped = block in _SMALL_GROUPS or block % _BLOCK == 0
     return ref.format in _INT4 and grouped and ref.tensors["scale"].dtype != "F32"
+
+
+def expert_kernels_take(ref: QuantisedRef) -> bool:
+    """Return whether our CUDA kernels multiply the weight of an expert as stored: FP8 and INT4."""
+    aligned = all(size % _BLOCK == 0 for size in ref.shape)
+    return aligned and kind_of(ref) in {"fp8", "int4"} and kernels_take(ref)
 
 
 def builders_take(ref: QuantisedRef) -> bool:

@@ -24,11 +24,13 @@ class OnnxRuntimeBackend:
     name = "onnxruntime"
     exact_packages: Mapping[str, str] = {}
 
-    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
-        """Return whether it stays packed: integers, if activations are int8."""
+    def keeps_packed(
+        self, config: EngineConfig, ref: QuantisedRef, *, experts: bool = False
+    ) -> bool:
+        """Return whether it stays packed: integers but experts', if activations are int8."""
         from trt_eagle3.engine.builder.packed_rules import matmul_nbits_takes
 
-        return config.activations == "int8" and matmul_nbits_takes(ref)
+        return not experts and config.activations == "int8" and matmul_nbits_takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Write graphs next to whole weight files."""

@@ -70,8 +70,13 @@ class Backend(Protocol):
         """Python packages that must have the same version at build and at load -> display name."""
         ...
 
-    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
-        """Return whether the quantised weight ``ref`` stays packed in memory at run time."""
+    def keeps_packed(
+        self, config: EngineConfig, ref: QuantisedRef, *, experts: bool = False
+    ) -> bool:
+        """Return whether the quantised weight ``ref`` stays packed in memory at run time.
+
+        ``experts``: it is an expert's, or several experts' stacked.
+        """
         ...
 
     def write(self, folder: Path, job: BuildJob) -> Written:

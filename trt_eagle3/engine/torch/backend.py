@@ -26,11 +26,14 @@ class TorchBackend:
     name = "torch"
     exact_packages: Mapping[str, str] = {}
 
-    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
+    def keeps_packed(
+        self, config: EngineConfig, ref: QuantisedRef, *, experts: bool = False
+    ) -> bool:
         """Return whether it stays packed: on CUDA in 16 bits, if our kernels multiply it."""
-        from trt_eagle3.engine.builder.packed_rules import kernels_take
+        from trt_eagle3.engine.builder.packed_rules import expert_kernels_take, kernels_take
 
-        return config.device == "cuda" and config.dtype != "float32" and kernels_take(ref)
+        takes = expert_kernels_take if experts else kernels_take
+        return config.device == "cuda" and config.dtype != "float32" and takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Write graphs next to whole weight files."""

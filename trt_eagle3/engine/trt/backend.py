@@ -25,12 +25,20 @@ class TensorRTBackend:
     name = "tensorrt"
     exact_packages: Mapping[str, str] = {name: found.label for name, found in PACKAGES.items()}
 
-    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
+    def keeps_packed(
+        self, config: EngineConfig, ref: QuantisedRef, *, experts: bool = False
+    ) -> bool:
         """Return whether our plugin, or the builder, multiplies the weight as stored."""
-        from trt_eagle3.engine.builder.packed_rules import builders_take, kernels_take, kind_of
+        from trt_eagle3.engine.builder.packed_rules import (
+            builders_take,
+            expert_kernels_take,
+            kernels_take,
+            kind_of,
+        )
 
         tensorrt, dtype = config.tensorrt, config.dtype
-        takes = kernels_take if tensorrt.packs_by_plugin(dtype) else builders_take
+        by_plugin = tensorrt.packs_by_plugin(dtype)
+        takes = expert_kernels_take if experts else kernels_take if by_plugin else builders_take
         return kind_of(ref) in tensorrt.held_weights(dtype) and takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
