@@ -173,7 +173,9 @@ _BUILD_KEYS = ("target", "draft", "engine", "limits", "speculation", "prompts")
     type=click.Choice(["auto", "hermes", "qwen3_xml", "qwen3_coder", "llama3_json", "llama3"]),
     default="auto",
     show_default=True,
-    help="Format of tool calls; auto: the format in the chat template.",
+    metavar="FORMAT",
+    help="Format of tool calls: hermes, qwen3_xml, qwen3_coder, llama3_json, llama3, or auto, the "
+    "format in the chat template.",
 )
 @tensor_parallel_option
 @click.option(

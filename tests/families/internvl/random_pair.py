@@ -32,7 +32,7 @@ TEXTS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe",
         "num_experts": 5,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
+        "moe_intermediate_size": 16,
         "norm_topk_prob": True,
         "decoder_sparse_step": 2,
     },

@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {
     "linear_conv_kernel_dim": 3,
     "num_experts": 5,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
+    "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 28,
     "max_position_embeddings": 512,
     "rope_parameters": {

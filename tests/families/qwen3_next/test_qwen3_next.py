@@ -291,7 +291,7 @@ def test_inspect_names_family_layers_and_producer(draft: str, root: Path) -> Non
     words = " ".join(result.output.split())
     assert "Qwen3-Next, 7 layers" in words
     assert "6 layers of linear attention, 2/6 heads of 12/20, convolution of 3" in words
-    assert "7 layers of 5 experts of 20, 2 per token, renormalised, and a shared one of 28" in words
+    assert "7 layers of 5 experts of 16, 2 per token, renormalised, and a shared one of 28" in words
     producer = "MTP head by qwen3_next" if draft == "mtp" else f"by {draft}"
     assert producer.lower() in words.lower()
 

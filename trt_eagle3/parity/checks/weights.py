@@ -55,7 +55,9 @@ def check_values(e: Evidence, m: Measurements) -> None:
     unknown = [part.name for _, part in parts if part.name not in by_name]
     place = unknown[0] if unknown else "names of quantised weights"
     m.add(len(unknown), "", place, compared=len(parts))
-    for expr, part in parts:
+    # rows of one stored tensor may be many parts; the tensor is compared once
+    stored = {(part.name, part.location, part.offset): (expr, part) for expr, part in parts}
+    for expr, part in stored.values():
         if part.name not in by_name:
             continue
         name, ref = by_name[part.name]
