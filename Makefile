@@ -41,7 +41,7 @@ test:
 	@$(MAKE) --no-print-directory --jobs=3 lint tests
 
 tests: $(READY) $(TRITON_READY) $(TENSORRT_READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # files with few tests are the longest here; some wait for processes
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # files with few tests are the longest here
 
 lint: $(READY)
 	$(BIN)/ruff format --check
