@@ -6,7 +6,8 @@ Shapes: n patches of all frames.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,15 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, Value
 
-__all__ = ["FrameAttention", "activation", "axial_attention", "layer_norm", "linear", "rms_norm"]
+__all__ = [
+    "FrameAttention",
+    "activation",
+    "axial_attention",
+    "layer_norm",
+    "linear",
+    "patch_embedding",
+    "rms_norm",
+]
 
 _ROPE_BASE = 10000.0
 Tensors = Mapping[str, TensorRef]
@@ -25,6 +34,18 @@ Tensors = Mapping[str, TensorRef]
 def linear(b: GraphBuilder, x: Value, tensors: Tensors, prefix: str, name: str) -> Value:
     """Multiply ``x`` by the weight under ``prefix`` and add its bias."""
     return b.linear(x, [tensors[f"{prefix}.weight"]], [tensors[f"{prefix}.bias"]], name=name)
+
+
+def patch_embedding(
+    b: GraphBuilder, patches: Value, tensors: Tensors, prefix: str, name: str
+) -> Value:
+    """Embed ``patches [n, C * ...]`` by the weight and, if there is one, the bias under ``prefix``.
+
+    A convolution whose stride equals its kernel is a matrix product.
+    """
+    weight, bias = tensors[f"{prefix}.weight"], tensors.get(f"{prefix}.bias")
+    flat = replace(weight, shape=(weight.shape[0], prod(weight.shape[1:])))
+    return b.linear(patches, [flat], [] if bias is None else [bias], name=name)
 
 
 def layer_norm(

@@ -7,8 +7,6 @@ Equations: transformers ``modeling_siglip.py`` (SiglipVisionModel) and ``modelin
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx
 from onnx import TensorProto
@@ -16,10 +14,17 @@ from onnx import TensorProto
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.deepseek_vl.tower import siglip_of
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
-from trt_eagle3.graph.vision import FrameAttention, Tensors, activation, layer_norm, linear
+from trt_eagle3.graph.vision import (
+    FrameAttention,
+    Tensors,
+    activation,
+    layer_norm,
+    linear,
+    patch_embedding,
+)
 from trt_eagle3.spec import VisionSpec
 
-__all__ = ["SiglipTower", "patch_embedding", "vision_graph"]
+__all__ = ["SiglipTower", "vision_graph"]
 
 
 def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
@@ -41,14 +46,6 @@ def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -
         embeds = linear(b, inner, spec.tensors, "visual.aligner.linear2", "linear2")
     b.output(embeds, "visual_embeds", ("patches", vision.out_hidden_size))
     return b.build()
-
-
-def patch_embedding(b: GraphBuilder, patches: Value, tensors: Tensors, name: str) -> Value:
-    """Embed ``patches [n, C * p * p]``: a Conv2d whose stride equals its kernel is a product."""
-    weight, bias = (tensors[f"{name}.{part}"] for part in ("weight", "bias"))
-    width, *rest = weight.shape
-    flat = dataclasses.replace(weight, shape=(width, int(np.prod(rest))))
-    return b.linear(patches, [flat], [bias], name="patches_embedded")
 
 
 class SiglipTower:
@@ -79,7 +76,8 @@ class SiglipTower:
     def _embeddings(self, patches: Value) -> Value:
         b, width = self._b, self._vision.hidden_size
         prefix = "visual.embeddings."
-        rows = patch_embedding(b, patches, self._tensors, f"{prefix}patch_embedding")
+        proj = f"{prefix}patch_embedding"
+        rows = patch_embedding(b, patches, self._tensors, proj, "patches_embedded")
         by_image = b.reshape(rows, (-1, self._own.num_patches, width))
         table = b.weight(self._tensors[f"{prefix}position_embedding.weight"])
         placed = b.op("Add", by_image, table, name="placed")

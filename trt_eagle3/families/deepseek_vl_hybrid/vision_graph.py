@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.deepseek_vl.tower import siglip_of
-from trt_eagle3.families.deepseek_vl.vision_graph import SiglipTower, patch_embedding
+from trt_eagle3.families.deepseek_vl.vision_graph import SiglipTower
 from trt_eagle3.families.deepseek_vl_hybrid.sam import Sam, sam_of
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
-from trt_eagle3.graph.vision import Tensors, activation, layer_norm, linear
+from trt_eagle3.graph.vision import Tensors, activation, layer_norm, linear, patch_embedding
 from trt_eagle3.spec import VisionSpec
 
 __all__ = ["vision_graph"]
@@ -87,7 +87,8 @@ class _SamTower:
 
     def _embeddings(self, patches: Value) -> Value:
         b, sam = self._b, self._sam
-        rows = patch_embedding(b, patches, self._tensors, "visual.sam.patch_embed.projection")
+        proj = "visual.sam.patch_embed.projection"
+        rows = patch_embedding(b, patches, self._tensors, proj, "patches_embedded")
         if not sam.positions:
             return rows
         shape = (sam.side**2, sam.width)

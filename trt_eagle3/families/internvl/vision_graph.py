@@ -16,7 +16,14 @@ from onnx import TensorProto
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.internvl.tower import tiles_of
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
-from trt_eagle3.graph.vision import FrameAttention, activation, layer_norm, linear, rms_norm
+from trt_eagle3.graph.vision import (
+    FrameAttention,
+    activation,
+    layer_norm,
+    linear,
+    patch_embedding,
+    rms_norm,
+)
 from trt_eagle3.spec import VisionSpec
 
 __all__ = ["vision_graph"]
@@ -69,15 +76,10 @@ class _Tower:
         self._tiles = b.input("frame_starts", TensorProto.INT32, ("frame_bounds",))
 
     def embeddings(self, patches: Value) -> Value:
-        """Embed the patches, insert class tokens, and add positions.
-
-        A Conv2d whose stride equals its kernel is a matrix product.
-        """
-        b, vision, prefix = self._b, self._vision, "visual.embeddings."
+        """Embed the patches, insert class tokens, and add positions."""
+        b, prefix = self._b, "visual.embeddings."
         proj = f"{prefix}patch_embeddings.projection"
-        weight, bias = (self._tensors[f"{proj}.{part}"] for part in ("weight", "bias"))
-        flat = dataclasses.replace(weight, shape=(vision.hidden_size, vision.patch_dim))
-        embedded = b.linear(patches, [flat], [bias], name="patches_embedded")
+        embedded = patch_embedding(b, patches, self._tensors, proj, "patches_embedded")
         # as matrices, since tiles are not a dimension here
         first = self._matrix(f"{prefix}cls_token", 1)
         table = self._matrix(f"{prefix}position_embeddings", self._own.num_patches + 1)

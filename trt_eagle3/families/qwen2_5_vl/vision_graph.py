@@ -9,8 +9,6 @@ Equations: transformers ``modeling_qwen2_5_vl.py`` (Qwen2_5_VisionTransformerPre
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx
 from onnx import TensorProto
 
@@ -18,7 +16,14 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.qwen2_5_vl.tower import windows_of
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 from trt_eagle3.graph.decoder import swiglu
-from trt_eagle3.graph.vision import FrameAttention, activation, axial_attention, linear, rms_norm
+from trt_eagle3.graph.vision import (
+    FrameAttention,
+    activation,
+    axial_attention,
+    linear,
+    patch_embedding,
+    rms_norm,
+)
 from trt_eagle3.spec import VisionSpec
 
 __all__ = ["vision_graph"]
@@ -64,14 +69,9 @@ class _Tower:
         self._windows = b.input("window_starts", TensorProto.INT32, ("window_bounds",))
 
     def embeddings(self, patches: Value) -> Value:
-        """Embed the patches and sort them by windows.
-
-        A Conv3d whose stride equals its kernel is a matrix product.
-        """
-        b, vision = self._b, self._vision
-        proj = self._tensors["visual.patch_embed.proj.weight"]
-        flat = dataclasses.replace(proj, shape=(vision.hidden_size, vision.patch_dim))
-        embedded = b.linear(patches, [flat], name="patch_embed")
+        """Embed the patches and sort them by windows."""
+        b, prefix = self._b, "visual.patch_embed.proj"
+        embedded = patch_embedding(b, patches, self._tensors, prefix, "patch_embed")
         rows = b.input("window_rows", TensorProto.INT32, ("patches",))
         return b.op("Gather", embedded, rows, name="embeddings", axis=0)
 

@@ -6,7 +6,6 @@ Equations: transformers ``modeling_qwen3_vl.py`` (Qwen3VLVisionModel).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,7 +15,13 @@ from onnx import TensorProto
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
-from trt_eagle3.graph.vision import activation, axial_attention, layer_norm, linear
+from trt_eagle3.graph.vision import (
+    activation,
+    axial_attention,
+    layer_norm,
+    linear,
+    patch_embedding,
+)
 from trt_eagle3.spec import VisionSpec
 
 __all__ = ["VISION_INPUTS", "vision_graph"]
@@ -49,7 +54,7 @@ def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -
     vision, tensors = spec.vision, spec.tensors
     b = GraphBuilder("vision", dtype, resolve)
     patches = b.input("patches", b.dtype, ("patches", vision.patch_dim))
-    hidden = _patch_embedding(b, patches, tensors, vision)
+    hidden = _embeddings(b, patches, tensors)
     attention = axial_attention(b, vision.num_heads, vision.hidden_size // vision.num_heads)
     starts = b.input("frame_starts", TensorProto.INT32, ("frame_bounds",))
     levels: list[Value] = []
@@ -95,18 +100,9 @@ def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -
     return b.build()
 
 
-def _patch_embedding(
-    b: GraphBuilder, patches: Value, tensors: Mapping[str, TensorRef], vision: VisionSpec
-) -> Value:
-    """Embed the patches and add the interpolated position embedding.
-
-    A Conv3d whose stride equals its kernel is a matrix product.
-    """
-    proj = tensors["visual.patch_embed.proj.weight"]
-    flat = dataclasses.replace(proj, shape=(vision.hidden_size, vision.patch_dim))
-    embedded = b.linear(
-        patches, [flat], [tensors["visual.patch_embed.proj.bias"]], name="patch_embed"
-    )
+def _embeddings(b: GraphBuilder, patches: Value, tensors: Mapping[str, TensorRef]) -> Value:
+    """Embed the patches and add the interpolated position embedding."""
+    embedded = patch_embedding(b, patches, tensors, "visual.patch_embed.proj", "patch_embed")
     table = b.weight(tensors["visual.pos_embed.weight"])
     corner_rows = b.input("pos_embed_rows", TensorProto.INT32, (4, "patches"))
     weights = b.input("pos_embed_weights", TensorProto.FLOAT, (4, "patches"))
