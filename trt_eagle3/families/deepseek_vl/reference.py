@@ -36,12 +36,6 @@ class DeepseekVLReference(TargetReference):
         config.vision_config._attn_implementation = "sdpa"
         config.vision_config.vision_use_head = False
 
-    def rope_index(
-        self, token_ids: Tensor, _grids: Tensor, _seconds: Tensor, /
-    ) -> tuple[Tensor, int]:
-        """Return 0, 1, 2, ... on each axis."""
-        return torch.arange(len(token_ids)).repeat(3, 1), 0
-
     @torch.no_grad()
     @full_float32()
     def vision(

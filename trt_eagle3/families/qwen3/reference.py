@@ -26,12 +26,6 @@ class Qwen3Reference(TargetReference):
 
     num_visual_levels = 0
 
-    def rope_index(
-        self, token_ids: Tensor, _grids: Tensor, _seconds: Tensor, /
-    ) -> tuple[Tensor, int]:
-        """Return 0, 1, 2, ... on each axis."""
-        return torch.arange(len(token_ids)).repeat(3, 1), 0
-
     def vision(
         self, _patches: Tensor, _grids: Tensor, _intermediates: Sequence[str] = (), /
     ) -> VisionStates:

@@ -124,14 +124,15 @@ class TargetReference(ABC):
     def num_visual_levels(self) -> int:
         """Number of visual levels, which the first decoder layers receive."""
 
-    @abstractmethod
     def rope_index(
-        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
+        self, token_ids: Tensor, _grid_thw: Tensor, _grid_seconds: Tensor, /
     ) -> tuple[Tensor, int]:
         """Return transformers' positions [3, S] and rope_delta of a prompt.
 
+        Here 0, 1, 2, ... on each axis. Families whose positions depend on the grids override it.
         The grids are in prompt order. ``grid_seconds``: as in ``ModelInputs``.
         """
+        return torch.arange(len(token_ids)).repeat(3, 1), 0
 
     @abstractmethod
     def vision(
