@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from trt_eagle3.dtype import dtype_named, dtype_of_onnx
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
 from trt_eagle3.graph.states import LEADING_DIM, write_states
 from trt_eagle3.graph.weight_formats import format_of
+from trt_eagle3.graph.weight_slices import take_rows
 from trt_eagle3.graph.weights import (
     WeightExpr,
     expert_parts,
@@ -253,10 +254,9 @@ class GraphBuilder:
 
     def rows_of(self, ref: TensorRef, rows: Sequence[tuple[int, int]], name: str) -> Value:
         """Stack the ranges ``rows`` (first, end) of a weight's rows."""
-        whole = part_of(ref, self._resolve)
-        parts = tuple(replace(whole, rows=taken) for taken in rows)
-        expr = WeightExpr(parts, dtype_of_onnx(self.dtype), format_of([ref]))
-        return self._weight(self._new_name(name), expr)
+        whole = (part_of(ref, self._resolve),)
+        expr = WeightExpr(whole, dtype_of_onnx(self.dtype), format_of([ref]))
+        return self._weight(self._new_name(name), take_rows(expr, rows))
 
     def linear(
         self,
