@@ -170,20 +170,21 @@ def _ask(clock: _Clock, llm: Any, side: int, number: int) -> None:
 
 def _at_once(bundle: Path, side: int) -> Mapping[str, list[float]]:
     """Ask about an image as soon as target and draft are open."""
-    clock = _Clock()
-    llm = _opened(clock, bundle)
-    clock("open target and draft", llm._started)
-    for i in range(_RUNS):
-        _ask(clock, llm, side, i)
-    llm.close()
-    return clock.found
+    return _asked(bundle, side, "open target and draft", lambda llm: llm._started())
 
 
 def _after_start(bundle: Path, side: int) -> Mapping[str, list[float]]:
     """Ask about an image after ``LLM.start``."""
+    return _asked(bundle, side, "LLM.start", lambda llm: llm.start())
+
+
+def _asked(
+    bundle: Path, side: int, name: str, start: Callable[[Any], object]
+) -> Mapping[str, list[float]]:
+    """Ask about images after ``start``, which is timed as ``name``."""
     clock = _Clock()
     llm = _opened(clock, bundle)
-    clock("LLM.start", llm.start)
+    clock(name, partial(start, llm))
     for i in range(_RUNS):
         _ask(clock, llm, side, i)
     llm.close()
