@@ -61,7 +61,7 @@ class DraftKind(Protocol):
         ...
 
     def vllm_options(self, manifest: DraftManifest) -> dict[str, Any]:
-        """Return ``method`` and what else vLLM's ``speculative-config`` says of this kind."""
+        """Return the keys of vLLM's ``speculative-config`` that name this kind."""
         ...
 
     def claims(self, checkpoint: str, folder: Path) -> bool:

@@ -35,7 +35,7 @@ class PeerJob:
         draft: folder of the draft; the target's folder if the draft is part of it; None: no
             speculation.
         num_steps: draft tokens per cycle.
-        draft_options: what vLLM must be told of the draft's kind.
+        draft_options: vLLM's options for the draft's kind.
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         device: ``cpu`` or ``cuda``.
         max_seq_len: tokens of a sequence.

@@ -70,7 +70,7 @@ class EncoderCache:
         return found
 
     def put(self, digest: bytes, vision: Vision, client: str) -> None:
-        """Keep ``vision``, which nobody may change from now on."""
+        """Keep ``vision``. Its tensors must not be changed afterwards."""
         if not self._is_measured:  # after weights, caches and graphs of the start
             self._is_measured = True
             most = (free_bytes() or 0) // _FREE_SHARE
